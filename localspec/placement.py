@@ -43,14 +43,7 @@ from localspec.machine.hardware import (
     torch_index,
 )
 from localspec.machine.plans import DEFAULT_CONTEXT, FULL_PRECISIONS, full_precision
-from localspec.machine.shapes import (
-    FULL_BYTES,
-    QUANTISED,
-    TORCH_NAMES,
-    ModelShape,
-    Precision,
-    kv_precision,
-)
+from localspec.machine.shapes import QUANTISED, TORCH_NAMES, Precision
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
 
@@ -250,32 +243,14 @@ def _would_fit(folder: Path, place: Place, free: int) -> str:
 
 
 def needed_bytes(folder: Path, place: Place) -> int:
+    """Of weights and KV cache, as the planner counts them."""
     full = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")]
     try:
         shape = shape_from_folder(folder)
     except ModelError:  # a family the planner cannot count; its files say the least it needs
         return sum(file.stat().st_size for file in weight_files(folder))
-    if place.bits == 4 and place.device.type == "cpu":
-        own = _own_bits_bytes(folder, shape, full)
-        if own is not None:
-            return own + shape.kv_bytes(place.context_length, kv_precision(full, "cpu"))
     precision = QUANTISED.get(place.precision, full)
-    kept_in = kv_precision(full, place.device.type)
-    return shape.weight_bytes(precision, full) + shape.kv_bytes(place.context_length, kept_in)
-
-
-def _own_bits_bytes(folder: Path, shape: ModelShape, full: Precision) -> int | None:
-    """Of a model whose files hold 4-bit weights in groups, which a processor keeps: half a byte, a
-    scale and an offset a group; the others in full precision. None for other models."""
-    stored = stored_of(check_folder(folder), folder.name)
-    if stored is None or not stored.group_size:
-        return None
-    kept = shape.linear_params
-    if stored.num_in_groups is not None:  # the embeddings may be among them, and are unpacked
-        embeddings = shape.vocab_size * shape.hidden_size * (1 if shape.is_tied else 2)
-        kept = min(kept, max(0, stored.num_in_groups - embeddings))
-    in_groups = kept * (0.5 + 2 * FULL_BYTES["bf16"] / stored.group_size)
-    return int(in_groups) + (shape.num_params - kept) * FULL_BYTES[full]
+    return sum(shape.loaded_bytes(precision, full, place.context_length, place.device.type))
 
 
 def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:

@@ -5,21 +5,33 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from localspec import placement
 from localspec.errors import ConfigError, MemoryShortage
+from localspec.forward.decoder import Decoder
+from localspec.forward.weights import Bits
 from localspec.load import open_local_backend
+from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.gguf_models import opened_gguf
 from localspec.machine.hardware import Host, probe
-from localspec.machine.plans import PlanRequest, room_for
+from localspec.machine.plans import Arrangement, PlanRequest, bytes_of, room_for
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
 from localspec.placement import (
@@ -31,11 +43,15 @@ from localspec.placement import (
     draft_places,
     dtype_of,
     keep_out_of_ram,
+    load_at,
     needed_bytes,
     place_for,
     require_movable_draft,
     require_threads,
 )
+from tests.forward.test_stored import VOCABULARY, tiny_qwen
+from tests.forward.test_unpack import AWQ, as_awq, packed_folder
+from tests.gguf_files import write_gguf
 from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.test_shapes import LLAMA_8B
@@ -56,6 +72,56 @@ def place() -> Place:
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(placement, "free_bytes_now", lambda *_, **__: free)
+
+
+def tied(folder: Path) -> Path:
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    return folder
+
+
+def packed(folder: Path) -> Path:
+    folder.mkdir()
+    packed_folder(folder, as_awq, AWQ)
+    return folder
+
+
+def in_k_blocks(folder: Path) -> Path:
+    folder.mkdir()
+    write_gguf(folder / "m.gguf", tiny_qwen("qwen3"), "Q4_K", "qwen3", VOCABULARY)
+    return opened_gguf(folder / "m.gguf", folder)
+
+
+def nested(folder: Path) -> Path:
+    """Of bitsandbytes, with scales that are quantised themselves."""
+    quantised: Any = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+                                        bnb_4bit_use_double_quant=True)  # fmt: skip
+    asked = {"quantization_config": quantised, "dtype": torch.bfloat16, "device_map": {"": "cpu"}}
+    module: Any = AutoModelForCausalLM.from_pretrained(tied(folder / "whole"), **asked)
+    module.save_pretrained(folder / "kept")
+    return folder / "kept"
+
+
+@pytest.mark.parametrize(
+    ("make", "bits"),
+    [(tied, None), (packed, None), (packed, 4), (in_k_blocks, None), (in_k_blocks, 4), (nested, 4)],
+)
+def test_what_is_said_to_be_needed_is_what_loading_keeps(
+    make: Callable[[Path], Path], bits: Bits | None, tmp_path: Path
+) -> None:
+    folder = make(tmp_path / "model")
+    there = Place(probe(), torch.device("cpu"), torch.bfloat16, bits, 128)
+    model = load_at(folder, there).model
+    assert isinstance(model, Decoder)
+    rotation = model.weights.cos.nbytes + model.weights.sin.nbytes  # large only in so small a model
+    held = model.weight_bytes + model.cache.kv_bytes - rotation
+    assert needed_bytes(folder, there) == pytest.approx(held, rel=0.05)
+    shape, precision = shape_from_folder(folder), "bf16" if bits is None else "4-bit"
+    planned = bytes_of(Arrangement(shape, precision, 128), room_for(probe(), 0))
+    assert planned.target_weights + planned.target_kv == needed_bytes(folder, there)
 
 
 def test_what_fits_is_no_matter(

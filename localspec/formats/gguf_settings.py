@@ -15,11 +15,13 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 from localspec.errors import ModelError
 from localspec.formats.gguf_families import FAMILIES, Family
 from localspec.formats.gguf_file import GGUFHeader, GGUFTensor
+from localspec.formats.stored import GGUF_IN_GROUPS
 
 OUTER_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -136,9 +138,16 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
         "quantization_config": {
             "quant_method": "gguf",
             "kinds": header.kinds,
+            "num_in_groups": _count_in_groups(header),
             "num_bytes": header.num_bytes,
         },
     }
+
+
+def _count_in_groups(header: GGUFHeader) -> int:
+    """Weights of the layers' matrices that a processor can keep in their 4 bits."""
+    matrices = (each for each in header.tensors if len(each.shape) == 2 and "blk." in each.name)
+    return sum(prod(each.shape) for each in matrices if each.kind in GGUF_IN_GROUPS)
 
 
 def _check_sizes(

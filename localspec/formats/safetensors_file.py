@@ -1,4 +1,4 @@
-"""What the headers of .safetensors files say: the shapes of tensors, and whether a file is whole.
+"""What the headers of .safetensors files say: the sizes of tensors, and whether a file is whole.
 
 Contract: no tensor is read. ModelError for a file that is damaged.
 """
@@ -6,7 +6,9 @@ Contract: no tensor is read. ModelError for a file that is damaged.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -15,21 +17,27 @@ from localspec.files import parsed
 
 # 8 bits of quantised weights are among the usual ones.
 WHOLE_NUMBERS = frozenset(("BOOL", "I16", "U16", "I32", "U32", "I64", "U64"))
+T = TypeVar("T")
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    return _each(file, lambda entry: tuple(int(size) for size in entry["shape"]))
+
+
+def tensor_bytes(file: Path) -> dict[str, int]:
+    return _each(file, lambda entry: int(entry["data_offsets"][1]) - int(entry["data_offsets"][0]))
+
+
+def _each(file: Path, read: Callable[[Any], T]) -> dict[str, T]:
+    """What `read` finds in the entry of each tensor. Raises ModelError."""
     try:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > MAX_HEADER_BYTES:
                 raise ValueError("its header is too long")
             entries = parsed(stream.read(length))
-        return {
-            str(name): tuple(int(size) for size in each["shape"])
-            for name, each in entries.items()
-            if name != "__metadata__"
-        }
+        return {str(name): read(each) for name, each in entries.items() if name != "__metadata__"}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error) as error:
         raise ModelError(
             f"The header of {file.name} in {file.parent} cannot be read. Fetch the file again."

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from localspec.errors import ModelError
 
 GGUF_IN_GROUPS = ("Q4_0", "Q4_K")  # of 32 weights of 4 bits
-PACKED_BITS = (2, 4, 8)  # that fill a word of 32
+WORD = 32  # bits of a number that holds packed weights
+PACKED_BITS = (2, 4, 8)  # that fill it
 AWQ_NAMES = (("bits", "w_bit"), ("group_size", "q_group_size"))  # the second ones are AutoAWQ's
 COMPRESSED_FORMATS = {
     "pack-quantized": "int",
@@ -34,13 +35,15 @@ INSTEAD = (
 class Stored:
     """method: by its name in the config. title: for a person. is_unpacked: whether the weights are
     unpacked while loading, so that the model takes the memory of its full precision. stays: the
-    precision of what is kept as it is. group_size: of 4-bit weights that a processor can keep in
-    groups, 0 for others; num_in_groups: how many there are, None for all linear layers."""
+    precision of what is kept as it is. per_word: weights in one number of a packed tensor.
+    group_size: of 4-bit weights that a processor can keep in groups, 0 for others; num_in_groups:
+    how many there are, None for all linear layers."""
 
     method: str
     title: str
     is_unpacked: bool = True
     stays: Literal["4-bit", "8-bit"] | None = None
+    per_word: int = 1
     group_size: int = 0
     num_in_groups: int | None = None
 
@@ -71,9 +74,7 @@ class _Unread(Exception):
 
 
 def _gguf(given: Mapping[str, Any]) -> Stored:
-    kinds = given["kinds"]
-    count = sum(int(kinds.get(kind, 0)) for kind in GGUF_IN_GROUPS)
-    title = f"GGUF ({', '.join(str(kind) for kind in kinds)})"
+    title, count = f"GGUF ({', '.join(given['kinds'])})", int(given["num_in_groups"])
     return Stored("gguf", title, group_size=32 if count else 0, num_in_groups=count)
 
 
@@ -82,7 +83,7 @@ def _awq(given: Mapping[str, Any]) -> Stored:
     bits, size = (int(given.get(new) or given[old]) for new, old in AWQ_NAMES)
     if bits != 4 or version != "gemm":
         raise _refused(f"AWQ of {bits} bits in the layout {version}", "4 bits in gemm")
-    return Stored("awq", f"AWQ, 4-bit, {_groups(size)}", group_size=max(0, size))
+    return Stored("awq", f"AWQ, 4-bit, {_groups(size)}", per_word=8, group_size=max(0, size))
 
 
 def _gptq(given: Mapping[str, Any]) -> Stored:
@@ -94,7 +95,8 @@ def _gptq(given: Mapping[str, Any]) -> Stored:
     order = ", inputs out of order" if given.get("desc_act") else ""
     bits, size = int(given["bits"]), int(given["group_size"])
     kept = max(0, size) if bits == 4 and not order else 0
-    return Stored("gptq", f"GPTQ, {bits}-bit, {_groups(size)}{order}", group_size=kept)
+    title = f"GPTQ, {bits}-bit, {_groups(size)}{order}"
+    return Stored("gptq", title, per_word=WORD // bits, group_size=kept)
 
 
 def _compressed(given: Mapping[str, Any]) -> Stored:
@@ -110,14 +112,15 @@ def _compressed(given: Mapping[str, Any]) -> Stored:
         if COMPRESSED_FORMATS.get(layout) != kind or bits not in (4, 8):
             raise _refused(f"compressed-tensors {layout} ({kind}{bits})", "int4, int8 or FP8")
         size = weights.get("group_size") or -1
-        found.add((kind, bits, int(size) if weights["strategy"] == "group" else 0))
+        per_word = WORD // bits if layout == "pack-quantized" else 1
+        found.add((kind, bits, int(size) if weights["strategy"] == "group" else 0, per_word))
     if len(found) > 1 or (given.get("sparsity_config") or {}).get("format", "dense") != "dense":
         raise _refused("compressed-tensors of several kinds, or sparse", "one kind for all layers")
-    ((kind, bits, size),) = found
+    ((kind, bits, size, per_word),) = found
     title = f"compressed {f'{bits}-bit' if kind == 'int' else 'FP8'}"
     title += f", {_groups(size)}" if size else ""
-    is_kept = (kind, bits) == ("int", 4)
-    return Stored("compressed-tensors", title, group_size=max(0, size) if is_kept else 0)
+    kept = max(0, size) if (kind, bits) == ("int", 4) else 0
+    return Stored("compressed-tensors", title, per_word=per_word, group_size=kept)
 
 
 def _fp8(given: Mapping[str, Any]) -> Stored:
@@ -136,7 +139,7 @@ def _bitsandbytes(given: Mapping[str, Any]) -> Stored | None:
 
 
 def _mxfp4(given: Mapping[str, Any]) -> Stored:
-    return Stored("mxfp4", "MXFP4", is_unpacked=False)  # by transformers
+    return Stored("mxfp4", "MXFP4", is_unpacked=False, per_word=2)  # by transformers
 
 
 _READ: Mapping[str, Callable[[Mapping[str, Any]], Stored | None]] = {

@@ -23,11 +23,12 @@ from localspec.formats.attention import (
     count_key_width,
     is_recurrent,
 )
+from localspec.formats.folder_files import weight_files
 from localspec.formats.gguf_file import POINTER, read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.lengths import longest_of
 from localspec.formats.native import TOWERS, why_not_native
-from localspec.formats.safetensors_file import tensor_shapes
+from localspec.formats.safetensors_file import tensor_bytes, tensor_shapes
 from localspec.formats.stored import stored_of
 from localspec.machine.shapes import (
     FAMILIES,
@@ -42,6 +43,12 @@ NAMES: Mapping[str, Sequence[str]] = {
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
 }
+Shapes = Mapping[str, tuple[int, ...]]
+PACKED = ("qweight", "weight_packed")  # of a layer; those of MXFP4 end in _blocks
+BESIDE_PACKED = frozenset(
+    ("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point",
+     "weight_shape", "weight_g_idx", "input_scale", "activation_scale")
+)  # fmt: skip
 OUTER = ("embed", "wte", "wpe", "lm_head", "output.weight")  # in the names of what never shrinks
 
 
@@ -68,19 +75,27 @@ def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
 
 
 def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
-    files = sorted(folder.glob("*.safetensors"))
     if (folder / POINTER).is_file():
         return shape_of_gguf(Path(str(read_json(folder / POINTER)["file"])), name)
-    if str(config.get("model_type", "unknown")) in FAMILIES or not files:
+    is_known = str(config.get("model_type", "unknown")) in FAMILIES
+    if is_known or not any(folder.glob("*.safetensors")):
         shape = shape_from_config(config, name)
     else:
+        files = weight_files(folder)
         tensors = {key: shape for file in files for key, shape in tensor_shapes(file).items()}
         stored = stored_of(config, name)
-        is_packed = stored is not None and stored.is_unpacked
-        shape = counted_shape(config, tensors, name, is_packed)
-    if shape.kept_as is None:
-        return shape
-    return replace(shape, kept_bytes=sum(file.stat().st_size for file in files))
+        shapes = tensors if stored is None else _unpacked(tensors, stored.per_word)
+        shape = counted_shape(config, shapes, name)
+    return shape if shape.kept_as is None else replace(shape, kept_bytes=_kept_bytes(folder))
+
+
+def _kept_bytes(folder: Path) -> int:
+    """Of weights that stay as bitsandbytes wrote them. Scales that are quantised themselves are
+    held in fp32, which is four times as much."""
+    sizes = {key: size for file in weight_files(folder) for key, size in tensor_bytes(file).items()}
+    scales = [key for key in sizes if f"{key.removesuffix('absmax')}nested_absmax" in sizes]
+    held = sum(size for key, size in sizes.items() if not _is_beside(key))
+    return held + 3 * sum(sizes[key] for key in scales if key.endswith(".absmax"))
 
 
 def shape_of_gguf(file: Path, name: str) -> ModelShape:
@@ -94,14 +109,23 @@ def shape_of_gguf(file: Path, name: str) -> ModelShape:
     return counted_shape(config, tensors, name)
 
 
-def counted_shape(
-    config: Mapping[str, Any],
-    tensors: Mapping[str, tuple[int, ...]],
-    name: str,
-    is_packed: bool = False,
-) -> ModelShape:
-    """config: of config.json. tensors: the shapes of the weights by their names. is_packed: whether
-    those are not the shapes that a model computes with. Raises ModelError."""
+def _unpacked(tensors: Shapes, per_word: int) -> Shapes:
+    """The shapes of the weights that packed tensors stand for, but for the order of their axes, and
+    those of the others; without the scales beside them."""
+    found = dict[str, tuple[int, ...]]()
+    for name, shape in tensors.items():
+        layer, _, part = name.rpartition(".")
+        if part in PACKED or part.endswith("_blocks"):
+            part = "weight" if part in PACKED else part.removesuffix("_blocks")
+            found[f"{layer}.{part}"] = (*shape[:-1], shape[-1] * per_word)
+        elif part not in BESIDE_PACKED and not part.endswith("_scales"):
+            found[name] = shape
+    return found
+
+
+def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> ModelShape:
+    """config: of config.json. tensors: the shapes of the weights that a model computes with, by
+    their names. Raises ModelError."""
     text = {**config, **(config.get("text_config") or {})}
     family = str(config.get("model_type", "unknown"))
     fault = attention_fault(text)
@@ -111,14 +135,13 @@ def counted_shape(
     longest = longest_of(config)
     lacking = [NAMES[key][0] for key, size in sizes.items() if size is None]
     lacking += ["max_position_embeddings"] * (longest is None)
-    lacking += ["number of weights before packing"] * is_packed
     if lacking:
         raise ModelError(
             f"{name} is a '{family}' model whose files do not say its {' and '.join(lacking)}, so "
             "the memory it needs is not known. Choose a model of another family."
         )
     layers, width, heads = (int(sizes[key] or 0) for key in NAMES)
-    beside = {key for key in tensors if not set(TOWERS).isdisjoint(key.split("."))}
+    beside = {key for key in tensors if _is_beside(key)}
     own = {key: shape for key, shape in tensors.items() if key not in beside}
     linear = sum(prod(shape) for key, shape in own.items() if _is_linear(key, shape))
     known = {
@@ -129,6 +152,9 @@ def counted_shape(
         "intermediate_size": text.get("intermediate_size") or 4 * width,
         "vocab_size": text.get("vocab_size") or 0,
         "max_position_embeddings": longest,
+        "tie_word_embeddings": text.get(
+            "tie_word_embeddings", not any("lm_head" in key for key in own)
+        ),
     }
     shape = decoder_shape(known, name, family)
     return replace(
@@ -140,6 +166,11 @@ def counted_shape(
         num_state_layers=layers - count_attention_layers(text, layers),
         counted=Counted(sum(prod(shape) for shape in tensors.values()), linear),
     )
+
+
+def _is_beside(name: str) -> bool:
+    """Whether a weight is of what a model has for images and sound, which is not kept."""
+    return not set(TOWERS).isdisjoint(name.split("."))
 
 
 def _first(config: Mapping[str, Any], names: Sequence[str]) -> int | None:

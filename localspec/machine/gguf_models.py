@@ -23,7 +23,7 @@ from localspec.formats.gguf_tokenizer import tokenizer_of
 from localspec.machine import folder_shapes
 from localspec.machine.shapes import ModelShape
 
-LAYOUT = "4"  # of the folders written here: another one is written anew
+LAYOUT = "5"  # of the folders written here: another one is written anew
 PROJECTOR = "mmproj"  # in the name of a file with a vision tower, which is no model
 
 

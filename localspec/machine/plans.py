@@ -31,7 +31,6 @@ from localspec.machine.shapes import (
     TORCH_NAMES,
     ModelShape,
     Precision,
-    kv_precision,
 )
 from localspec.speculation import Measurement
 
@@ -217,8 +216,11 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     the cache."""
     target, full = plan.target, plan.full
     draft = plan.draft if plan.draft_on is None else None
-    kept_in = kv_precision(full, room.device)
-    draft_weights = draft.weight_bytes(full) if draft else 0
+    weights, cache = target.loaded_bytes(plan.precision, full, plan.context_length, room.device)
+    draft_weights, draft_cache = 0, 0
+    if draft is not None:
+        sizes = draft.loaded_bytes(full, full, plan.context_length, room.device)
+        draft_weights, draft_cache = sizes
     if plan.self_draft is not None:
         draft_weights = target.copy_bytes(plan.self_draft)
     is_quantised = plan.precision not in FULL_BYTES or plan.self_draft is not None
@@ -228,10 +230,10 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         activations = max(activations, used_by_draft)
     is_captured = any(each.family in NATIVE_FAMILIES for each in (target, draft) if each)
     return PlanBytes(
-        target_weights=target.weight_bytes(plan.precision, full),
+        target_weights=weights,
         draft_weights=draft_weights,
-        target_kv=target.kv_bytes(plan.context_length, kept_in),
-        draft_kv=draft.kv_bytes(plan.context_length, kept_in) if draft else 0,
+        target_kv=cache,
+        draft_kv=draft_cache,
         logits=MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES,
         activations=activations + (CUBLAS_WORKSPACE_BYTES if room.device == "cuda" else 0),
         graphs=GRAPHS_BYTES if room.device == "cuda" and is_captured else 0,

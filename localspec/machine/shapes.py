@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from localspec.errors import ModelError
 from localspec.formats.attention import count_key_heads
+from localspec.formats.native import KNOWN_AS, LAYOUTS
 from localspec.formats.stored import stored_of
 
 # 4-bit-head: the output head in 4 bits too, which otherwise keeps its full precision.
@@ -30,7 +31,7 @@ TORCH_NAMES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16", "b
 
 
 def kv_precision(full: Precision, device: str) -> Precision:
-    """What keys and values are kept in: fp32 on a processor, as forward.cache.native_cache says."""
+    """What the native decoder keeps keys and values in: fp32 on a processor (native_cache)."""
     return "fp32" if device == "cpu" else full
 
 
@@ -60,6 +61,7 @@ FAMILIES: Mapping[str, tuple[bool, bool]] = {
     "gemma3_text": (False, True),
     "gemma3": (False, True),
 }
+TIED = ("smollm3",)  # where nothing is said
 # Norms of a layer that are as wide as the model; two in every family but these.
 NORMS_PER_LAYER: Mapping[str, int] = {"gemma3_text": 4, "gemma3": 4}
 # Gemma 3 leaves unsaid what its configuration class in transformers defaults to.
@@ -92,7 +94,8 @@ class ModelShape:
     precision of a model that stays as its files keep it, and kept_bytes, what they take.
     not_native: why the native decoder does not run it, after "because"; empty where it does.
     counted: of a family whose layers are not known here. all_kv_width: as `kv_width` of all layers
-    together, 0 where all have the same."""
+    together, 0 where all have the same. group_size, num_in_groups: of 4-bit weights in the files
+    that a processor keeps as they are (formats.stored)."""
 
     name: str
     family: str
@@ -122,6 +125,8 @@ class ModelShape:
     not_native: str = ""
     counted: Counted | None = None
     all_kv_width: int = 0
+    group_size: int = 0
+    num_in_groups: int | None = None
 
     @property
     def query_width(self) -> int:
@@ -184,18 +189,40 @@ class ModelShape:
         experts = self.num_experts_per_token * self.expert_intermediate_size
         return max(experts, self.intermediate_size if not self.num_expert_layers else 0)
 
-    def weight_bytes(self, precision: Precision, full: Precision = "bf16") -> int:
+    def weight_bytes(
+        self, precision: Precision, full: Precision = "bf16", device: str = "cuda"
+    ) -> int:
         """Bytes of all weights that stay loaded. full: what the unquantised part is kept in."""
+        num_params, head = self.num_params - self.extra_params, self.vocab_size * self.hidden_size
+        # The native decoder lays a head out for a processor: beside an embedding it is tied to.
+        is_copied = self.is_tied and device == "cpu" and not self.not_native
+        copied = head if is_copied else 0
         if precision == self.kept_as:
-            return self.kept_bytes
-        num_params = self.num_params - self.extra_params
+            return self.kept_bytes + copied * FULL_BYTES[full]
+        if precision == "fp32" and not self.stored_as:
+            copied = 0  # laid out, 16-bit weights take less than while they were loaded
         if precision in FULL_BYTES:
-            return num_params * FULL_BYTES[precision]
-        kept = num_params - self.linear_params
+            return (num_params + copied) * FULL_BYTES[precision]
+        shrunk, held = self._shrunk(precision, device)
         if precision == "4-bit-head":
-            kept -= 0 if self.is_tied else self.vocab_size * self.hidden_size
-            return kept * FULL_BYTES[full] + self.copy_bytes("4-bit")
-        return kept * FULL_BYTES[full] + self.quantised_bytes(precision)
+            shrunk += head if is_copied or not self.is_tied else 0
+            held += int(head * NF4_BYTES)
+        return (num_params + copied - shrunk) * FULL_BYTES[full] + held
+
+    def _shrunk(self, precision: Precision, device: str) -> tuple[int, int]:
+        """How many weights of linear layers are kept in 8 or 4 bits, and their bytes."""
+        if device != "cpu" or precision == "8-bit" or not self.group_size:
+            bits: Precision = "8-bit" if precision == "8-bit" else "4-bit"
+            return self.linear_params, self.quantised_bytes(bits)
+        count = self.linear_params if self.num_in_groups is None else self.num_in_groups
+        return count, int(count * (0.5 + 2 * FULL_BYTES["bf16"] / self.group_size))
+
+    def loaded_bytes(
+        self, precision: Precision, full: Precision, num_tokens: int, device: str
+    ) -> tuple[int, int]:
+        """Of the weights, and of keys and values of so many tokens, on a device."""
+        kept_in = full if self.not_native else kv_precision(full, device)
+        return self.weight_bytes(precision, full, device), self.kv_bytes(num_tokens, kept_in)
 
     def copy_bytes(self, precision: Precision) -> int:
         """Of linear layers and output head in 8 or 4 bits: what a self-draft does not share."""
@@ -245,7 +272,8 @@ def decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSha
     """The same of any family, without what only its files say. Raises ModelError."""
     try:
         if family == "gemma3":
-            text = {**GEMMA3_DEFAULTS, **config["text_config"]}
+            kept = {"quantization_config": config.get("quantization_config")}
+            text = {**GEMMA3_DEFAULTS, **config["text_config"], **kept}
             return replace(_decoder_shape(text, name, family), extra_params=_vision_params(config))
         if family == "gemma3_text":
             config = {**GEMMA3_DEFAULTS, **config}
@@ -267,6 +295,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
     family_bias, has_qk_norm = FAMILIES.get(family, (False, False))
     stored = stored_of(config, name)
     attention_bias = bool(config.get("attention_bias", False))
+    keeps = stored is not None and KNOWN_AS.get(family, family) in LAYOUTS
     num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
     intermediate_size = int(config["intermediate_size"])
     return ModelShape(
@@ -280,7 +309,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         intermediate_size=intermediate_size,
         vocab_size=int(config["vocab_size"]),
         context_length=longest_context(config, int(config["max_position_embeddings"])),
-        is_tied=bool(config.get("tie_word_embeddings", False)),
+        is_tied=bool(config.get("tie_word_embeddings", family in TIED)),
         has_qkv_bias=family_bias or attention_bias,
         has_output_bias=attention_bias,
         has_mlp_bias=bool(config.get("mlp_bias", False)),
@@ -293,6 +322,8 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         num_dense_layers=_count_dense_layers(config, num_layers) if num_experts else 0,
         stored_as="" if stored is None else stored.title,
         kept_as=None if stored is None else stored.stays,
+        group_size=stored.group_size if stored and keeps else 0,
+        num_in_groups=None if stored is None else stored.num_in_groups,
     )
 
 

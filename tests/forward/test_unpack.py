@@ -293,6 +293,4 @@ def test_a_bitsandbytes_folder_is_loaded_as_it_is(dtype: torch.dtype, tmp_path: 
         wanted = module(input_ids=torch.tensor([TOKENS])).logits[0].float()
     assert float((model.forward(TOKENS) - wanted).norm() / wanted.norm()) < 0.05
     shape = shape_from_folder(tmp_path / "kept")
-    file = tmp_path / "kept" / "model.safetensors"
-    assert shape.weight_bytes("4-bit") == file.stat().st_size
     assert PlanRequest(shape, Room("cpu", 2**40)).precisions == ("4-bit",)

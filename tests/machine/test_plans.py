@@ -49,7 +49,9 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     # The model also holds the few frequencies of its rotary positions, which are no weights.
     tables = {t.data_ptr(): t.numel() * t.element_size() for t in module.buffers()}
     held = CausalLM(module, cache).weight_bytes - sum(tables.values())
-    assert planned.target_weights == held
+    assert shape.weight_bytes("bf16") == held
+    head = module.lm_head.weight  # laid out for a processor beside the embedding it is tied to
+    assert planned.target_weights == held + head.nbytes
     assert planned.target_kv == cache.kv_bytes
     assert CONTEXT % KEY_TILE == 0
 

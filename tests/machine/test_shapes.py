@@ -362,6 +362,12 @@ def test_real_configs_give_the_table_s_totals(
         assert shape.kv_bytes_per_token() == int(row["kv_bytes_per_token_fp16"])
 
 
+def saved(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    save_file(tensors, folder / "model.safetensors")
+
+
 def test_a_family_that_is_not_known_is_counted_from_its_files(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128,
               "vocab_size": 100, "tie_word_embeddings": True}  # fmt: skip
@@ -378,6 +384,61 @@ def test_a_family_that_is_not_known_is_counted_from_its_files(tmp_path: Path) ->
     assert "learnt positions" not in shape.not_native and "mixed in one weight" in shape.not_native
     assert shape.weight_bytes("fp32") == 4 * shape.num_params
     assert (shape.context_length, shape.kv_bytes_per_token("fp32")) == (128, 2 * 2 * 64 * 4)
+
+
+def test_packed_weights_are_counted_as_they_are_computed_with(tmp_path: Path) -> None:
+    """Of a family that is counted from its files: Mistral Small, GLM-4 or Granite as AWQ."""
+    config = {**SMALL, "model_type": "of_its_own", "hidden_size": 64, "dtype": "bfloat16"}
+    whole, packed = tmp_path / "whole", tmp_path / "packed"
+    norm = {"model.norm.weight": torch.zeros(64)}
+    layer = "model.layers.0.self_attn.q_proj."
+    saved(whole, config, {**norm, f"{layer}weight": torch.zeros(32, 64)})
+    parts = {"qweight": torch.zeros(64, 4, dtype=torch.int32), "scales": torch.zeros(2, 32),
+             "qzeros": torch.zeros(2, 4, dtype=torch.int32)}  # fmt: skip
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    quantised = {**config, "quantization_config": awq}
+    saved(packed, quantised, {**norm, **{layer + name: each for name, each in parts.items()}})
+    found, wanted = shape_from_folder(packed), shape_from_folder(whole)
+    assert found.counted == wanted.counted and wanted.linear_params == 32 * 64
+    assert found.not_native == wanted.not_native
+
+
+def test_weights_in_mxfp4_are_counted_unpacked(tmp_path: Path) -> None:
+    """Without the kernels of a hub transformers unpacks them while loading."""
+    layer = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {f"{layer}_blocks": torch.zeros(2, 6, 1, 16, dtype=torch.uint8),
+               f"{layer}_scales": torch.zeros(2, 6, 1, dtype=torch.uint8),
+               f"{layer}_bias": torch.zeros(2, 6)}  # fmt: skip
+    config = {**SMALL, "model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
+    saved(tmp_path, config, tensors)
+    assert shape_from_folder(tmp_path).num_params == 2 * 6 * 32 + 2 * 6
+
+
+def test_only_the_files_of_the_index_are_counted(tmp_path: Path) -> None:
+    """Mistral publishes the same weights a second time, by other names."""
+    saved(tmp_path, {**SMALL, "model_type": "of_its_own"}, {"model.norm.weight": torch.zeros(8)})
+    save_file({"norm.weight": torch.zeros(8)}, tmp_path / "consolidated.safetensors")
+    assert shape_from_folder(tmp_path).num_params == 8
+
+
+def test_what_bitsandbytes_quantised_is_counted_without_a_tower_and_with_whole_scales(
+    tmp_path: Path,
+) -> None:
+    layer = "language_model.model.layers.0.mlp.up_proj.weight"
+    tensors = {layer: torch.zeros(2048, 1, dtype=torch.uint8),
+               f"{layer}.absmax": torch.zeros(64, dtype=torch.uint8),
+               f"{layer}.nested_absmax": torch.zeros(1),
+               "vision_tower.patch.weight": torch.zeros(100, 100)}  # fmt: skip
+    quantised = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    saved(tmp_path, {**GEMMA_4B, "quantization_config": quantised}, tensors)
+    shape = shape_from_folder(tmp_path)
+    assert shape.weight_bytes("4-bit") == 2048 + 4 * 64 + 4
+
+
+def test_smollm_3_ties_its_head_where_its_config_does_not_say() -> None:
+    config = {key: each for key, each in SMALL.items() if key != "tie_word_embeddings"}
+    assert shape_from_config({**config, "model_type": "smollm3"}, "small").is_tied
+    assert not shape_from_config(config, "small").is_tied
 
 
 def test_a_family_whose_config_says_too_little_is_refused_with_what_is_missing(
