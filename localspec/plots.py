@@ -25,6 +25,7 @@ MAX_MARKED_POINTS = 40  # of a line; more would hide it
 LETTER = 6.4  # mean width of a letter
 LINE = 13  # height of a line of a label
 ROW = 22  # height of a horizontal bar with the space around it
+BAR = 22  # width of an upright bar, for its value over it, as far as its group has room
 HOLLOW = ' fill-opacity="0.28"'
 FAINT = 'stroke-opacity="0.14"'
 COMPARED = 'stroke-opacity="0.75" stroke-dasharray="5 4"'
@@ -33,7 +34,8 @@ COMPARED = 'stroke-opacity="0.75" stroke-dasharray="5 4"'
 @dataclass(frozen=True)
 class Axes:
     """What stands around a plot. y_top: a fixed upper end. line: a level to compare with. y_digits:
-    of the values written at bars. width: in pixels, at the size of text it is made for."""
+    of the values over bars, where they have room. width: in pixels, at the size of text it is made
+    for."""
 
     title: str
     x_label: str
@@ -119,7 +121,9 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
         margin_bottom=BOTTOM + below, width=axes.width,
     )  # fmt: skip
     parts = [legend, _grid(frame, _ticks(0.0, top))]
-    share = min(0.3, 0.8 / len(names))
+    width = frame.x(1.0) - frame.x(0.0)  # of a group
+    share = min(max(0.3, BAR / width), 0.8 / len(names))
+    digits = _digits(values, axes.y_digits, width * (share if len(names) > 1 else 1.0))
     for place, group in enumerate(groups):
         middle, y = frame.x(place + 0.5), frame.bottom + 16
         for at, line in enumerate(labels[place]):
@@ -130,8 +134,16 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
             if value is not None:
                 x = frame.x(begin + index * share), frame.x(begin + (index + 0.92) * share)
                 label = f"{group.label}, {names[index]}: {value:.4g}"
-                parts.append(_bar(frame, x, value, interval, index, label, axes.y_digits))
+                parts.append(_bar(frame, x, value, interval, index, label, digits))
     return _svg(axes, frame, [*parts, _level(frame, axes)])
+
+
+def _digits(values: Sequence[float], digits: int, room: float) -> int | None:
+    """Of the values over bars: one fewer where they would touch; None where they still would."""
+    for count in range(digits, min(digits, 1) - 1, -1):
+        if LETTER * max(len(f"{value:.{count}f}") + 0.4 for value in values) < room:
+            return count
+    return None
 
 
 def _labels_below(labels: Sequence[str], width: int) -> list[list[str]]:
@@ -319,7 +331,7 @@ def _bar(
     interval: tuple[float, float] | None,
     index: int,
     label: str,
-    digits: int,
+    digits: int | None,
 ) -> str:
     left, right = x
     top, middle = frame.y(value), (left + right) / 2
@@ -329,7 +341,7 @@ def _bar(
         low, high = (frame.y(end) for end in interval)
         box += _rule(middle, middle, low, high, 'stroke-width="1.2"')
         top = min(top, high)
-    return box + _text(middle, top - 4, f"{value:.{digits}f}", "middle")
+    return box if digits is None else box + _text(middle, top - 4, f"{value:.{digits}f}", "middle")
 
 
 def _box(x: float, y: float, width: float, height: float, index: int, title: str = "") -> str:

@@ -63,6 +63,16 @@ def test_the_names_of_all_drafters_lie_beside_each_other_without_touching() -> N
         assert min(line)[0] >= 0 and max(line)[1] <= 440
 
 
+def test_values_over_bars_never_touch() -> None:
+    axes, group = replace(AXES, width=440, y_digits=2), Group("g", (1.21, 1.21))
+    for count, said in ((2, "1.21"), (6, "1.2"), (8, None)):
+        drawn = bars(axes, ("a", "b"), [group] * count)
+        found = re.findall(r'<text x="([\d.]+)"[^>]*middle">(1[^<]*)</text>', drawn)
+        assert [one for _, one in found] == ([said] * 2 * count if said else [])
+        for (x, _), (after, _) in itertools.pairwise(found):
+            assert float(x) + LETTER * len(str(said)) < float(after)
+
+
 def test_nothing_to_show_is_no_plot() -> None:
     assert lines(AXES, []) == "" and lines(AXES, [Series("a", [])]) == ""
     assert bars(AXES, ("a",), [Group("g", (None,))]) == ""
