@@ -111,7 +111,9 @@ def test_the_arrows_of_a_replys_versions_stay_on_one_line(narrow: Visit) -> None
 
 
 def test_the_sign_of_the_settings_ends_where_the_line_of_the_tabs_does(page: Visit) -> None:
-    """And it keeps its place when the settings open."""
+    """And it keeps its place when the settings open, as the name of the model does."""
+    name = "document.querySelector('#ls-model-name').getBoundingClientRect().left"
+    was = page.page.evaluate(name)
     ends = """() => {
       const handle = document.querySelector('#ls-settings > .toggle-button');
       const sign = parseFloat(getComputedStyle(handle, '::before').width);
@@ -124,6 +126,7 @@ def test_the_sign_of_the_settings_ends_where_the_line_of_the_tabs_does(page: Vis
     page.page.get_by_role("button", name="Open settings").click()
     page.page.get_by_role("button", name="Close settings").wait_for()
     page.page.wait_for_function(f"(sign) => ({ends})()[0] === sign", arg=sign, timeout=WAIT_MS)
+    assert page.page.evaluate(name) == was
     page.page.get_by_role("button", name="Close settings").click()
 
 
