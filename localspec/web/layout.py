@@ -8,6 +8,7 @@ Not here: what the components do (wiring), the figures of the line (live).
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gradio as gr
@@ -165,6 +166,20 @@ watch('value', () => {
 });
 """
 
+# Gradio's own list loses the focus when a key chooses. What is chosen and not listed any more
+# becomes the first.
+CHOICE_JS = """
+const list = element.querySelector('select');
+const draw = () => {
+  list.replaceChildren(...props.choices.map(([said, value]) => new Option(said, value)));
+  list.value = props.value;
+  if (list.selectedIndex < 0) props.value = list.options[0].value;
+};
+watch(['choices', 'value'], draw);
+list.addEventListener('change', () => { props.value = list.value; trigger('input'); });
+draw();
+"""
+
 
 QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}  # of every event
 
@@ -320,3 +335,16 @@ def _bridge(name: str, moves: str) -> gr.HTML:
 def html_box(value: str, name: str) -> gr.HTML:
     """Our own markup, without Gradio's frame and styles around it."""
     return gr.HTML(value, elem_id=name, padding=False, apply_default_css=False, js_on_load=None)
+
+
+def choice(label: str, choices: Sequence[tuple[str, str]], name: str) -> gr.HTML:
+    """The browser's own list of names and values, the first chosen."""
+    return gr.HTML(
+        choices[0][1],
+        html_template=f'<label class="ls-choice"><span>{label}</span><select></select></label>',
+        js_on_load=CHOICE_JS,
+        apply_default_css=False,
+        min_width=150,
+        elem_id=name,
+        choices=choices,
+    )

@@ -22,7 +22,7 @@ from localspec.chat.service import ChatService, Task
 from localspec.core import AUTO, SamplingParams
 from localspec.drafters.registry import label_of
 from localspec.errors import LocalspecError, RequestError
-from localspec.web.layout import QUIET, html_box
+from localspec.web.layout import QUIET, choice, html_box
 from localspec.web.proof.race_html import IDLE, race_html
 from localspec.web.stats.panels import warning_html
 
@@ -132,8 +132,8 @@ def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
     blocks.unload(stop)
 
 
-def _race_form() -> tuple[gr.Textbox, gr.Slider, gr.Number, gr.Dropdown]:
-    with gr.Row(elem_id="ls-race-form"):
+def _race_form() -> tuple[gr.Textbox, gr.Slider, gr.Number, gr.HTML]:
+    with gr.Row(elem_id="ls-race-form", elem_classes="ls-fields"):
         prompt = gr.Textbox(
             value="Explain what speculative decoding is, in three sentences.",
             label="Prompt for both",
@@ -144,8 +144,5 @@ def _race_form() -> tuple[gr.Textbox, gr.Slider, gr.Number, gr.Dropdown]:
         )
         temperature = gr.Slider(0, 1.5, value=0.7, step=0.1, label="Temperature", min_width=190)
         max_tokens = gr.Number(value=128, precision=0, label="Max tokens", min_width=110)
-        drafter = gr.Dropdown(
-            [("Auto", AUTO)], value=AUTO, label="Drafter", filterable=False, min_width=150,
-            elem_id="ls-race-drafter",
-        )  # fmt: skip
+        drafter = choice("Drafter", [("Auto", AUTO)], "ls-race-drafter")
     return prompt, temperature, max_tokens, drafter

@@ -15,7 +15,7 @@ import gradio as gr
 from localspec.chat.service import ChatService
 from localspec.errors import StoreError
 from localspec.record.rows import API, PAGE
-from localspec.web.layout import QUIET, html_box
+from localspec.web.layout import QUIET, choice, html_box
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import make_plots
 from localspec.web.stats.panels import (
@@ -72,15 +72,10 @@ def add_tab(service: ChatService, conversation: gr.components.Component) -> None
             gr.Accordion(
                 "Filter by who asked, model or day", open=False, elem_id="ls-filters-fold"
             ),
-            gr.Row(elem_id="ls-filters", elem_classes="ls-filters"),
+            gr.Row(elem_id="ls-filters", elem_classes="ls-fields"),
         ):
-            source = gr.Dropdown(
-                SOURCES, value=PAGE, label="Asked by", filterable=False, elem_id="ls-stats-source"
-            )
-            model = gr.Dropdown(
-                [EVERY_MODEL], value=ALL_MODELS, label="Model", filterable=False,
-                elem_id="ls-stats-model",
-            )  # fmt: skip
+            source = choice("Asked by", SOURCES, "ls-stats-source")
+            model = choice("Model", [EVERY_MODEL], "ls-stats-model")
             since = gr.Textbox(
                 label="From day", placeholder="2026-01-31", max_lines=1, elem_id="ls-since"
             )

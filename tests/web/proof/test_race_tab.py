@@ -22,8 +22,14 @@ def to_tab(one: Visit) -> Any:
 
 def test_a_race_shows_both_lanes_and_the_verdict(page: Visit, site: Site) -> None:
     one = to_tab(page)
+    drafter = one.get_by_label("Drafter").last
+    drafter.locator("option", has_text="small model").wait_for(state="attached")
+    drafter.press("ArrowDown")
+    drafter.press("Enter")
+    assert one.evaluate("document.activeElement.tagName") == "SELECT", "no key takes its focus"
     one.click("#ls-race-start")
     one.wait_for_selector("#ls-race-verdict")
+    assert site.backend.requests[-1].drafter == drafter.input_value() != "auto"
     said = page.text("#ls-race-verdict")
     assert "Identical: all texts are the same" in said and "times" in said
     texts = one.locator(".ls-lane-text").all_inner_texts()
