@@ -236,6 +236,7 @@ def theme() -> gr.themes.Base:
         background_fill_primary_dark="#0e141b",
         background_fill_secondary_dark="#151d27",
         border_color_primary_dark="#2a3644",
+        checkbox_border_color_dark="#64748b",  # Base's own is hardly seen
         input_background_fill_dark="#1b2531",
         button_secondary_background_fill_dark="#243040",
         button_secondary_background_fill_hover_dark="#2e3c4e",
