@@ -270,6 +270,8 @@ def tune_html(result: TuneUp | None, is_running: bool, error: str | None, is_loa
             "About ten seconds: short replies to prompts that ship with localspec, without "
             "drafting and with one drafter of each kind. It can be skipped at any time."
         )
+        if not is_loaded:
+            why = "It measures a model on this machine, and none is loaded. Load one first."
         again = "Start again" if result is not None else "Start the tune-up"
         start = (
             f'<p class="ls-mline"><span>{why}</span>{button(again, "tune", off=not is_loaded)}</p>'

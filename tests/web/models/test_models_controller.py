@@ -273,7 +273,8 @@ def test_markup_in_names_is_shown_and_not_obeyed(
 def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
     controller: ModelsController, place: ModelsSite
 ) -> None:
-    assert "disabled" in parts(controller)["tune"], "nothing is loaded yet"
+    unloaded = parts(controller)["tune"]
+    assert "disabled" in unloaded and "none is loaded. Load one first." in unloaded
     place.service.start()
     wait(lambda: place.service.status().phase == "ready")
     act(controller, "tune")
