@@ -200,7 +200,8 @@ def test_an_example_stands_in_the_box_and_the_first_screen_goes_with_the_first_m
 
 def test_the_switcher_leads_to_the_models(page: Visit) -> None:
     page.page.click("#ls-model")
-    menu = page.page.get_by_role("menu", name="Models that are ready here")
+    within = page.page.get_by_role("main")  # a landmark
+    menu = within.get_by_role("menu", name="Models that are ready here")
     menu.get_by_role("menuitem", name="More models…").click()
     page.page.locator("#ls-models").wait_for()
     assert (

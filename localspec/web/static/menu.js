@@ -23,7 +23,7 @@ export function showMenu(button, label, items) {
   });
   leaveMenu = () => { closeMenu(); button.focus(); };
   button.setAttribute("aria-expanded", "true");
-  document.body.append(menu);
+  document.querySelector("main").append(menu); // a landmark
   const place = button.getBoundingClientRect();
   menu.style.left = `${Math.max(8, Math.min(place.left, window.innerWidth - menu.offsetWidth - 8))}px`;
   menu.style.top = `${Math.max(8, Math.min(place.bottom + 4, window.innerHeight - menu.offsetHeight - 8))}px`;
