@@ -151,6 +151,12 @@ class LogService:
         conversation = self.journal.change(handle, ConversationList.restore)
         conversation.is_deleted = False
 
+    def deleted_title(self, handle: int) -> str | None:
+        """Of a conversation that `restore` brings back; None for any other."""
+        is_deleted = handle > 0 and self.journal.conversation(handle).is_deleted
+        found = self.store.conversation(handle) if is_deleted else None
+        return None if found is None else found.title
+
     def system_prompt(self, handle: int) -> str:
         """That of the conversation's latest turn."""
         conversation = self.journal.conversation(handle)

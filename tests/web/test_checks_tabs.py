@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes import REPLY
-from tests.web.checks import bubbles, newest, num_rows, wait_for_reply
+from tests.web.checks import ask, bubbles, newest, num_rows, wait_for_reply
 from tests.web.conftest import Open, Site, until
 
 pytestmark = pytest.mark.slow
 
 END = "only sooner."
+TO_THE_FRONT = "document.dispatchEvent(new Event('visibilitychange'))"
 
 
 def test_check_7_a_closed_tab_leaves_the_engine_idle_and_the_text_kept(
@@ -91,3 +92,11 @@ def test_check_9_two_tabs_queue_their_texts_stay_apart_and_one_chat_ends_alike(
     wait_for_reply(left, 1, END)
     wait_for_reply(right, 1, END)
     assert bubbles(left) == bubbles(right) and len(bubbles(left)) == 2, "one chat in two tabs"
+
+    ask(right, "echo three", "three")
+    left.page.evaluate(TO_THE_FRONT)
+    left.wait_for("echo three")
+    site.service.delete(site.service.conversations()[0].id)
+    left.page.evaluate(TO_THE_FRONT)
+    left.page.get_by_role("button", name="Undo").click()
+    wait_for_reply(left, 2, "three")

@@ -62,14 +62,19 @@ onNews("all", (text) => {
   question({ title: "The whole message", body: whole, choices: [["Close", null, true]], wide: true });
 });
 
-// A reply that another tab asked for in this chat is shown here too, unless a message is being edited.
+// What another tab does with this chat is shown here too, unless this one is busy with it: a reply that
+// is written there, and all else when this tab comes to the front.
 const LOOKS = 5; // so many in a row: what this tab asks for itself is shown within fewer
 let numUnshown = 0;
+const isBusy = () => !byId("ls-stop")?.disabled || Boolean(document.querySelector(".ls-editor"));
+function openAgain() {
+  if (!isBusy()) command({ do: "open", handle: Number(new URLSearchParams(location.search).get("c")) });
+}
 window.addEventListener("ls-looked", ({ detail: isWritten }) => {
-  const isShown = !byId("ls-stop")?.disabled || document.querySelector(".ls-editor");
-  numUnshown = isWritten && !isShown ? numUnshown + 1 : 0;
-  if (numUnshown === LOOKS) command({ do: "open", handle: Number(new URLSearchParams(location.search).get("c")) });
+  numUnshown = isWritten && !isBusy() ? numUnshown + 1 : 0;
+  if (numUnshown === LOOKS) openAgain();
 });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) openAgain(); });
 
 // The column scrolls with the text unless the person has scrolled up to read.
 let isAtEnd = true;

@@ -224,6 +224,13 @@ for (const kind of ["keydown", "click"]) {
   }, { capture: true });
 }
 
+// A browser lets the timers of a hidden tab wait for up to a minute.
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden || isLooking) return;
+  clearTimeout(nextLook);
+  look();
+});
+
 // What is copied is what was written: without our line of figures, and without the invisible marks
 // that keep text from becoming markup (plain_markdown.py).
 const MARKS = /\u2063/g;

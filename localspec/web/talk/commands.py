@@ -95,7 +95,7 @@ class Commands:
     def _go(self, name: str, handle: int | None, command: Command) -> tuple[int | None, News]:
         """The conversation to show then, and news for our scripts."""
         if name == "open":
-            return self._known(command.get("handle")), {}
+            return self._opened(command.get("handle"))
         if name == "show" and handle is not None:
             self._service.show_branch(handle, _whole(command, "message"))
         elif name == "duplicate":
@@ -125,9 +125,11 @@ class Commands:
 
     # the list at the side
 
-    def _known(self, handle: object) -> int | None:
+    def _opened(self, handle: object) -> tuple[int | None, News]:
         known = {row.id for row in self._service.conversations()}
-        return handle if isinstance(handle, int) and handle in known else None
+        if not isinstance(handle, int) or handle in known:
+            return handle if isinstance(handle, int) else None, {}
+        return None, self._handlers.restorable(handle)
 
     def _listed(self, page: str, handle: int | None) -> Shown:
         return Shown(history=self._handlers.history(page, handle))

@@ -101,6 +101,11 @@ class Handlers:
         known = {row.id for row in rows}
         return int(wanted) if wanted.isdecimal() and int(wanted) in known else None
 
+    def restorable(self, handle: int | None) -> dict[str, Any]:
+        """News of a conversation that was deleted, by this page or another, and can come back."""
+        title = None if handle is None else self.service.deleted_title(handle)
+        return {} if title is None else {"deleted": {"handle": handle, "title": title}}
+
     async def begin_new(self, page: str) -> Shown:
         """Show a new chat, with the defaults."""
         self._unsent = None
@@ -239,7 +244,7 @@ class Handlers:
             )
             return Shown(signal={"overflow": news})
         except LocalspecError as error:
-            return Shown(warning=str(error))
+            return Shown(warning=str(error), signal=self.restorable(handle))
         if reply is None:
             return Shown(warning=refusal)
         if extras.num_left_out:

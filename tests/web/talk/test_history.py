@@ -93,6 +93,11 @@ def test_a_chat_is_renamed_pinned_found_deleted_and_brought_back(handlers: Handl
     gone = move(handlers, second, do="delete", handle=second)
     assert gone.handle is None and gone.chat == [] and "bees" not in str(gone.history)
     assert gone.signal is not None and gone.signal["deleted"]["title"] == "about bees"
+    elsewhere = move(handlers, second, do="open", handle=second)  # another tab
+    sent = asyncio.run(handlers.send("another", second, "and wasps?", FORM))
+    for told in (elsewhere, sent):
+        assert told.handle is None and told.signal is not None
+        assert told.signal["deleted"] == {"handle": second, "title": "about bees"}
     back = move(handlers, None, do="restore", handle=second)
     assert back.handle == second and "bees" in str(back.history) and back.chat
 
