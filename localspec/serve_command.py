@@ -6,7 +6,7 @@ Contract: as in cli. A key is printed once, when it is made, and is nowhere to b
 from __future__ import annotations
 
 import signal
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,13 +56,14 @@ def serve(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))
-    with opened_service(options, 60.0 * unload_after or None) as service:
+    usual_end = suppress(KeyboardInterrupt)
+    with usual_end, opened_service(options, 60.0 * unload_after or None) as service:
         announce_first_key(service.api_keys)
         serve_interfaces(service, host, port, announce, allow_origin or ())
 
 
 def announce(address: str) -> None:
-    print(f"localspec → {address}/v1", flush=True)
+    finish({}, f"localspec → {address}/v1", False)
 
 
 def announce_first_key(api_keys: ApiKeys) -> None:

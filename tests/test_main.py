@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -145,3 +146,32 @@ def test_no_key_is_made_where_the_server_cannot_listen(
             run_app(partial(app, words, standalone_mode=False))
     assert "cannot be used" in capsys.readouterr().err
     assert not home.exists(), "else the next start shows no key"
+
+
+SERVE = ["serve", "--port", "0", "--remote", "http://127.0.0.1:1", "--home"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_server_that_is_asked_to_end_ended_well(
+    root: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-m", "localspec", *SERVE, str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ran:
+        assert ran.stdout is not None and ran.stdout.readline().startswith("localspec → http://")
+        ran.send_signal(number)
+        said, error = ran.communicate(timeout=30)
+    assert (said, ran.returncode) == ("", 0) and "Traceback" not in error
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_server_whose_output_has_no_place_says_so(root: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "localspec", *SERVE, str(tmp_path)]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            command, cwd=root, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith("The output cannot be written")

@@ -200,7 +200,7 @@ def table(
         raise ConfigError(
             f"{result} is no result of `bench --out`: {error}. Name a file that it wrote."
         ) from error
-    print(text)
+    finish({}, text, False)
 
 
 def _other_engines(
