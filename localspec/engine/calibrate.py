@@ -92,7 +92,7 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
             fitting = [w for w in widths if context + 2 * len(widths) + 2 * w <= capacity]
             if not all(costs.is_fresh(width, context) for width in fitting):
                 yield f"measuring forwards of the target, {place}"
-                for width, ms in _verify_ms(stage, fitting, context, sampling).items():
+                for width, ms in verify_ms_of(stage, fitting, context, sampling).items():
                     costs.set_verify(width, context, ms)
             new = [name for name in engine.drafters if not costs.is_fresh(name, context)]
             for name in new:
@@ -119,12 +119,12 @@ def made_up_text(engine: Engine, context: int, sampling: SamplingParams) -> Sequ
     return engine.start(prompt, sampling, 10_000, frozenset())
 
 
-def _verify_ms(
+def verify_ms_of(
     stage: Engine, widths: list[int], context: int, sampling: SamplingParams
 ) -> dict[int, float]:
-    """The cost of each width. The widths take turns, so that they meet the same load: what they
-    cost beside each other is right on a busy machine too. A turn begins with a plain round that is
-    not counted, since plain rounds follow each other."""
+    """The cost of each width, as `widths_ms` takes it. The widths take turns, so that they meet the
+    same load: what they cost beside each other is right on a busy machine too. A turn begins with a
+    plain round that is not counted, since plain rounds follow each other."""
     turn, started, turns = (1, *widths), perf_counter(), list[list[float]]()
     while len(turns) <= REPEATS or (
         len(turns) <= MOST_REPEATS and perf_counter() - started < QUICKLY_S

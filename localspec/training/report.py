@@ -20,10 +20,7 @@ from typing import Any
 from localspec.core import Drafter, DraftPlan, SamplingParams
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import drafter_class
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.calibrate import REPEATS, calibrate, made_up_text
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
+from localspec.engine.calibrate import REPEATS, StandIn, made_up_text, verify_ms_of
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.formats.folder_files import check_folder
@@ -112,17 +109,16 @@ def _gain(
     model: LanguageModel, place: Place, folder: Path, note: Artifact, report: Report
 ) -> ResultGain:
     name, drafter = _drafter(model, place, folder, note.kind)
-    controller = Controller({name: drafter}, Costs(), Acceptance(), Costs())
-    for phrase in calibrate(Engine(model, {name: drafter}), controller):
-        report(phrase)
-    context = min(TEXT_LENGTH, model.cache.shape.capacity // 2)
-    plain_ms = controller.costs.plain_ms(context)
-    assert plain_ms is not None, "calibrate measures plain decoding"
+    report(f"measuring {name} in {folder}")
+    widths, capacity = [1 + n for n in range(len(note.acceptance) + 1)], model.cache.shape.capacity
+    context = min(TEXT_LENGTH, capacity // 2, capacity - 4 * len(widths))  # each leaves two tokens
+    stage = Engine(model, {StandIn.name: StandIn()})
+    verify_ms = verify_ms_of(stage, widths, context, SamplingParams())
+    model.cache.rollback(0)
+    plain_ms = verify_ms[1]
     lengths = list[LengthGain]()
-    for length in range(1, len(note.acceptance) + 1):
-        verify_ms = controller.costs.verify_ms(length + 1, context)
-        assert verify_ms is not None, "calibrate measures verification"
-        round_ms = verify_ms + _draft_ms(model, drafter, length, context)
+    for length in range(1, len(widths)):
+        round_ms = verify_ms[length + 1] + _draft_ms(model, drafter, length, context)
         tokens = expected_tokens(note.acceptance, length)
         lengths.append(LengthGain(length, tokens, round_ms, tokens * plain_ms / round_ms))
     return ResultGain(

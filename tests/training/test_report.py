@@ -67,7 +67,7 @@ def test_costs_are_measured_with_the_drafter_itself(target: Path) -> None:
         expected = each.tokens * found.plain_ms / each.round_ms
         assert each.speedup == pytest.approx(expected)
     assert found.lengths[2].tokens == pytest.approx(1 + 0.8 + 0.8 * 0.7 + 0.8 * 0.7 * 0.6)
-    assert any("measuring" in line for line in said)
+    assert said == ["Loading the target.", f"measuring draft_model in {found.folder}"]
 
 
 def test_a_result_for_other_weights_is_refused_before_anything_is_loaded(
