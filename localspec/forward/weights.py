@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from localspec.errors import MemoryShortage, ModelError, first_line
 from localspec.formats.folder_files import check_folder, read_config_json, weight_files
@@ -38,9 +37,6 @@ PROBED = (6, 1)  # tokens at once and one after them, compared with transformers
 CHECKED = (6, 3)  # tokens at once and several after them, as a draft is checked
 COMPARED_WIDTHS = (1, 2, 5, 9)
 NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
-# Of a layer whose numbers are judged: how many, what of the largest is near 0, and which share.
-FEWEST_JUDGED, MOST_JUDGED = 2**12, 2**16
-ALL_NEAR_0, NEAR_0, FEWEST_NEAR_0 = 1e-6, 0.02, 1e-3
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -226,7 +222,6 @@ def load_module(
             f"{len(unlike)} weights of {folder.name} have another shape than its config.json says, "
             f"first {name}: {list(found)}, not {list(wanted)}. Fetch the model again."
         )
-    _require_numbers(module, folder)
     drop_towers(module)
     if bits is not None or is_kept:  # placed while loading; bitsandbytes refuses to be moved again
         return module.eval().requires_grad_(False)
@@ -234,23 +229,6 @@ def load_module(
         return module.to(device).eval().requires_grad_(False)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
-
-
-def _require_numbers(module: Any, folder: Path) -> None:
-    """Raise ModelError where the first layer holds what no training leaves: 16 bits that are named
-    as another type have either nothing or everything near 0."""
-    layers = (each.weight for each in module.modules() if type(each) is nn.Linear)
-    first = next((each for each in layers if each.numel() >= FEWEST_JUDGED), None)
-    if first is None or first.dtype not in DTYPES.values():
-        return
-    sizes = first.detach().flatten()[:MOST_JUDGED].float().abs()
-    largest = float(sizes.max())
-    near = float((sizes < NEAR_0 * largest).float().mean())
-    if 0.0 < largest < ALL_NEAR_0 or (largest and near < FEWEST_NEAR_0):
-        raise ModelError(
-            f"The weights of {folder.name} are no numbers that a training leaves: bfloat16 and "
-            "float16 may have been exchanged in its files. Fetch the model again, or another copy."
-        )
 
 
 def drop_towers(module: Any) -> None:
