@@ -102,6 +102,14 @@ def _assembled(
     return module.eval().requires_grad_(False)
 
 
+def left_whole(known: Any, dtype: torch.dtype) -> list[str]:
+    """Linear layers that bitsandbytes cannot run in 4 bits on a processor with a kernel for NF4,
+    such as Mamba's input; and the output head."""
+    module = _empty(known, dtype)
+    linear = {path for path, each in module.named_modules() if type(each) is nn.Linear}
+    return sorted(linear - _layers_of(module))
+
+
 def _layers_of(module: Any) -> frozenset[str]:
     """The linear layers that the format can take, but for the output head."""
     head = module.get_output_embeddings()

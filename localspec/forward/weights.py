@@ -27,7 +27,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_state, kv_shape
-from localspec.forward.own_bits import in_groups, weights_missing
+from localspec.forward.own_bits import in_groups, left_whole, weights_missing
 from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.stored import stored_weights
 from localspec.forward.weight_layout import tune
@@ -135,8 +135,8 @@ def _saying_what_cannot_run(folder: Path) -> Iterator[None]:
     except Exception as error:
         raise ModelError(
             f"The model in {folder} was read, but transformers cannot run it: "
-            f"{first_line(error).rstrip('.')}. Fetch it again, or choose a model of another "
-            "family, such as Llama, Qwen or Gemma."
+            f"{first_line(error).rstrip('.')}. Fetch it again, or choose its copy with 16-bit "
+            "weights or a model of another family, such as Llama, Qwen or Gemma."
         ) from error
 
 
@@ -200,7 +200,7 @@ def load_module(
             attn_implementation=attention,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are named below
-            **_quantised_by(bits, dtype, device, is_kept),
+            **_quantised_by(bits, dtype, device, is_kept, known),
         )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
@@ -269,25 +269,28 @@ def _opener(
 
 
 def _quantised_by(
-    bits: Bits | None, dtype: torch.dtype, device: torch.device, is_kept: bool
+    bits: Bits | None, dtype: torch.dtype, device: torch.device, is_kept: bool, known: Any
 ) -> dict[str, Any]:
     """Arguments that make from_pretrained quantise; none where nothing is to be quantised.
-    is_kept: the files are quantised, and stay so."""
+    is_kept: the files are quantised, and stay so. known: the config as transformers reads it."""
     if is_kept:
         return {"device_map": {"": device}}
     if bits is None:  # straight to a GPU: a computer may have less RAM than its card has memory
         return {"device_map": {"": device}} if device.type == "cuda" else {}
-    from transformers import BitsAndBytesConfig
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, BitsAndBytesConfig
 
     from localspec.forward.nf4 import library
 
     library()  # before transformers imports it: it would look for kernels on a model hub
-    untyped: Any = BitsAndBytesConfig
+    untyped: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    is_checked = bits == 4 and device.type == "cpu" and type(known) in untyped
+    untyped = BitsAndBytesConfig
     config = untyped(
         load_in_4bit=bits == 4,
         load_in_8bit=bits == 8,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_compute_dtype=dtype,
+        llm_int8_skip_modules=left_whole(known, dtype) if is_checked else None,
     )
     return {"quantization_config": config, "device_map": {"": device}}
 

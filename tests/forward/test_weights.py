@@ -26,7 +26,7 @@ from localspec.machine.folder_shapes import shape_from_folder
 from tests.formats.test_folder_files import SINGLE, in_shards, own_code, with_config
 from tests.formats.test_safetensors_file import truncated_file
 from tests.forward.test_stored import tiny_qwen
-from tests.tiny import CPU, tiny_llama
+from tests.tiny import CPU, NEEDS_BF16, tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -218,6 +218,31 @@ def test_4_bits_without_a_kernel_for_nf4_are_groups(
     wanted = load(tmp_path).forward([3, 1, 4, 1, 5])
     off = float((opened.model.forward([3, 1, 4, 1, 5]) - wanted).norm() / wanted.norm())
     assert 0.0 < off < 0.3
+
+
+def llama_of(folder: Path, hidden_size: int, ffn_size: int, num_layers: int) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config: Any = LlamaConfig(vocab_size=263, hidden_size=hidden_size, num_key_value_heads=2,
+                              intermediate_size=ffn_size, num_hidden_layers=num_layers,
+                              num_attention_heads=4)  # fmt: skip
+    module: Any = LlamaForCausalLM(config)
+    for weight in (each for each in module.parameters() if each.ndim == 2):
+        nn.init.normal_(weight, std=1.2 * weight.shape[1] ** -0.5)
+    module.save_pretrained(str(folder))
+    return folder
+
+
+@NEEDS_BF16
+def test_in_4_bits_layers_that_the_kernel_cannot_take_stay_whole(tmp_path: Path) -> None:
+    """Mamba's input in Granite 4; bitsandbytes' own forward fails at them."""
+    folder = llama_of(tmp_path, 64, 100, 2)
+    opened = load_model(folder, torch.bfloat16, CPU, 32, bits=4)
+    assert isinstance(opened.model, Decoder) and opened.has_invariant_rows
+    layer = load_module(folder, torch.bfloat16, CPU, 4).model.layers[0]
+    kinds = [type(each).__name__ for each in (layer.self_attn.q_proj, layer.mlp.down_proj)]
+    assert kinds == ["Linear4bit", "Linear"]
 
 
 def is_packed(module: Any) -> bool:
