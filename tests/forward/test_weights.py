@@ -245,6 +245,12 @@ def test_in_4_bits_layers_that_the_kernel_cannot_take_stay_whole(tmp_path: Path)
     assert kinds == ["Linear4bit", "Linear"]
 
 
+def test_in_8_bits_the_native_decoder_is_used_in_fp32_too(tmp_path: Path) -> None:
+    """What LLM.int8 makes of rows that differ in their last bits differs by more."""
+    opened = load_model(llama_of(tmp_path, 256, 512, 4), torch.float32, CPU, 32, bits=8)
+    assert isinstance(opened.model, Decoder)
+
+
 def is_packed(module: Any) -> bool:
     return isinstance(module, Int4Linear)
 
