@@ -59,7 +59,7 @@ def title_of(file: Path) -> str:
 
 def opened_gguf(file: Path, home: Path) -> Path:
     """The folder to load the model of `file` from; written where it is not there yet."""
-    file = file.resolve()
+    file = file.absolute()  # not resolved: in the hub's cache a link alone bears a part's name
     mark = hashlib.sha256(LAYOUT.encode())
     for part in parts_of(file):
         found = part.stat()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -18,6 +19,7 @@ from localspec.chat.template import ChatTemplate
 from localspec.config import PROJECT_FOLDER
 from localspec.core import OFF, SamplingParams
 from localspec.errors import ModelError
+from localspec.formats.folder_files import weight_files
 from localspec.forward.fingerprint import fingerprint
 from localspec.load import open_local_backend
 from localspec.machine.compatibility import read_token_map
@@ -150,6 +152,22 @@ def test_a_file_that_was_moved_is_still_the_same_model(demo: Path, tmp_path: Pat
     first, second = opened_gguf(demo, tmp_path), opened_gguf(moved, tmp_path)
     assert first != second
     assert fingerprint(first) == fingerprint(second)
+
+
+def test_parts_in_the_hubs_cache_are_found_by_the_names_of_their_links(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    describe = vocabulary_of({"model": {"vocab": {"a": 0}, "merges": []}, "added_tokens": []},
+                             "gpt-2")  # fmt: skip
+    write_gguf(blobs / "0", tiny_llama(), describe=describe)
+    write_gguf(blobs / "1", tiny_llama(num_layers=0))
+    for number in (0, 1):
+        place = snapshot / f"big-0000{number + 1}-of-00002.gguf"
+        place.symlink_to(blobs / str(number))
+    folder = opened_gguf(snapshot / "big-00001-of-00002.gguf", tmp_path)
+    assert folder.name.startswith("big-")
+    assert [file.name for file in weight_files(folder)] == sorted(os.listdir(snapshot))
 
 
 def test_a_family_without_a_reader_is_named_with_what_would_do(tmp_path: Path) -> None:
