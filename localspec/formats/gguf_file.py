@@ -94,6 +94,12 @@ def read_header(file: Path, with_vocabulary: bool = False) -> GGUFHeader:
     """The header of a file, or of all parts of a model that the file is one of. with_vocabulary:
     keep the lists of strings. Raises ModelError."""
     parts = [_of_part(part, with_vocabulary) for part in parts_of(file)]
+    count = int(parts[0].settings.get("split.count") or len(parts))
+    if count != len(parts):
+        raise ModelError(
+            f"{file.name} is one of {count} parts of a model, whose names must end in "
+            f"-00001-of-{count:05} and so on. Give them these names, and name the first one."
+        )
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     return GGUFHeader(file, parts[0].settings, tensors)
 

@@ -6,7 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 
 from localspec.errors import ModelError
 from localspec.formats.gguf_file import is_gguf, read_header
@@ -132,3 +132,13 @@ def test_the_parts_of_a_model_are_read_as_one(file: Path, tmp_path: Path) -> Non
         "big-00001-of-00002.gguf",
         "big-00002-of-00002.gguf",
     }
+
+
+def test_a_part_by_another_name_is_told(tmp_path: Path) -> None:
+    def describe(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        writer.add_uint16("split.count", 3)
+
+    write_gguf(tmp_path / "mine.gguf", tiny_llama(), describe=describe)
+    with pytest.raises(ModelError, match=r"mine.gguf is one of 3 parts .*-00001-of-00003 and so"):
+        read_header(tmp_path / "mine.gguf")
