@@ -19,6 +19,8 @@ from localspec.formats.native import KNOWN_AS
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.formats.stored import stored_of
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -26,13 +28,14 @@ def check_folder(folder: Path) -> dict[str, Any]:
     """Check what can be checked without loading; returns config.json. Raises ModelError."""
     if not folder.is_dir():
         raise ModelError(f"There is no model folder at {folder}. Check the path.")
+    _require_no_adapter(folder)
     config = read_config_json(folder)
     if "auto_map" in config and config.get("model_type") not in KNOWN_AS:
         raise ModelError(
             f"The model in {folder.name} needs code of its own, which localspec never runs. Choose "
             "a model of a family that transformers knows."
         )
-    stored_of(config, folder.name)  # raises for what is not read here
+    stored = stored_of(config, folder.name)  # raises for what is not read here
     if "quantization_config" not in config and (folder / "quant_config.json").is_file():
         raise ModelError(
             f"{folder.name} is an AWQ model of the first kind: quant_config.json says how its "
@@ -40,7 +43,7 @@ def check_folder(folder: Path) -> dict[str, Any]:
         )
     if gguf_file(folder) is None:
         for file in weight_files(folder):
-            check_safetensors(file)
+            check_safetensors(file, is_packed=stored is not None)
     return config
 
 
@@ -56,13 +59,19 @@ def weight_files(folder: Path) -> list[Path]:
     elsewhere = gguf_file(folder)
     if elsewhere is not None:
         return parts_of(elsewhere)
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    index, single = folder / INDEX, folder / SINGLE
     if not index.is_file() and not single.is_file():
         pickles = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
         if pickles:
             raise ModelError(
                 f"{folder.name} has its weights as pickle ({pickles[0]}), which can run code when "
                 "opened and is refused. Choose a copy of the model with .safetensors files."
+            )
+        others = sorted(path.name for path in folder.glob("*.safetensors"))
+        if others:
+            raise ModelError(
+                f"{folder.name} has no {SINGLE}, nor an index of its parts, but {others[0]}, which "
+                "is not read. Choose a copy of the model in the layout of transformers."
             )
         raise ModelError(f"{folder} holds no weights (no .safetensors file). Fetch it again.")
     if single.is_file():  # transformers opens it first as well
@@ -81,6 +90,17 @@ def weight_files(folder: Path) -> list[Path]:
             f"{missing[0]}. Fetch them to complete the model."
         )
     return [folder / name for name in names]
+
+
+def _require_no_adapter(folder: Path) -> None:
+    """Raises ModelError for a LoRA adapter without the model that it changes."""
+    path = folder / ADAPTER
+    if path.is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX)):
+        base = _read_object(path).get("base_model_name_or_path")
+        raise ModelError(
+            f"{folder.name} is an adapter (LoRA) for {base}, and no model. Merge it into its model "
+            "(merge_and_unload of peft, then save_pretrained), and name the merged folder."
+        )
 
 
 def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:

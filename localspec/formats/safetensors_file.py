@@ -15,8 +15,8 @@ from safetensors import SafetensorError, safe_open
 from localspec.errors import ModelError, first_line
 from localspec.files import parsed
 
-# 8 bits of quantised weights are among the usual ones.
-WHOLE_NUMBERS = frozenset(("BOOL", "I16", "U16", "I32", "U32", "I64", "U64"))
+WHOLE_NUMBERS = frozenset(("BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"))
+PACKED = frozenset(("I8", "U8"))  # of these, what quantised weights are kept in under usual names
 T = TypeVar("T")
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 
@@ -44,9 +44,11 @@ def _each(file: Path, read: Callable[[Any], T]) -> dict[str, T]:
         ) from error
 
 
-def check_safetensors(file: Path) -> None:
+def check_safetensors(file: Path, is_packed: bool = True) -> None:
     """Check the header against the file's size, then as safetensors does: known types, shapes that
-    fill their bytes, no gaps. Raises ModelError."""
+    fill their bytes, no gaps. is_packed: whether its weights may be quantised. Raises ModelError.
+    """
+    unfit = WHOLE_NUMBERS - PACKED if is_packed else WHOLE_NUMBERS
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -61,7 +63,7 @@ def check_safetensors(file: Path) -> None:
         counted = [
             name
             for name, each in tensors.items()
-            if name.endswith(".weight") and each["dtype"] in WHOLE_NUMBERS
+            if name.endswith(".weight") and each["dtype"] in unfit
         ]
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
         raise _damaged(file, "its header cannot be read") from error

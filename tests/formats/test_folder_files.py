@@ -14,11 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localspec.errors import ModelError
-from localspec.formats.folder_files import check_folder, weight_files
+from localspec.formats.folder_files import INDEX, SINGLE, check_folder, weight_files
 from tests.formats.test_safetensors_file import truncated_file
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 @pytest.fixture
@@ -101,6 +98,16 @@ def no_weights(folder: Path) -> None:
     (folder / SINGLE).unlink()
 
 
+def adapter(folder: Path) -> None:
+    (folder / SINGLE).rename(folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "org/Base"}')
+    no_config(folder)
+
+
+def another_layout(folder: Path) -> None:
+    (folder / SINGLE).rename(folder / "consolidated.safetensors")
+
+
 def own_code(folder: Path) -> None:
     with_config(folder, auto_map={"AutoModelForCausalLM": "evil.Evil"})
 
@@ -156,6 +163,8 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (single_beside_an_index, "model.safetensors in .* is damaged"),
     (pickle_alone, "pytorch_model.bin.* is refused"),
     (no_weights, "holds no weights"),
+    (adapter, "damaged is an adapter .LoRA. for org/Base, and no model. Merge it"),
+    (another_layout, "damaged has no model.safetensors, .* but consolidated.safetensors"),
     (own_code, "code of its own"),
     (own_code_without_weights, "code of its own"),
     (no_config, "config.json cannot be read"),

@@ -91,6 +91,10 @@ def whole_numbers(file: Path) -> None:
     with_header(file, json.dumps(entries).encode())
 
 
+def eight_bits(file: Path) -> None:
+    save_file({"a.weight": torch.ones(4, 6, dtype=torch.int8)}, file)
+
+
 FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (truncated_file, "not the number its header promises"),
     (empty, "does not fit the file"),
@@ -104,6 +108,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (unknown_dtype, "does not describe its tensors"),
     (shape_that_does_not_fill_its_bytes, "does not describe its tensors"),
     (whole_numbers, "holds whole numbers"),
+    (eight_bits, "holds whole numbers"),
 )
 
 
@@ -111,7 +116,15 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
 def test_damage_is_a_model_error_that_names_the_file(
     fault: Callable[[Path], None], said: str, file: Path
 ) -> None:
-    check_safetensors(file)
+    check_safetensors(file, is_packed=False)
     fault(file)
     with pytest.raises(ModelError, match=rf"model\.safetensors in .* is damaged: .*{said}"):
-        check_safetensors(file)
+        check_safetensors(file, is_packed=False)
+
+
+def test_quantised_weights_may_be_kept_in_8_bits(file: Path) -> None:
+    eight_bits(file)
+    check_safetensors(file, is_packed=True)
+    whole_numbers(file)
+    with pytest.raises(ModelError, match="holds whole numbers"):
+        check_safetensors(file, is_packed=True)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from localspec.errors import ModelError
+from localspec.formats.folder_files import SINGLE
 from localspec.formats.native import KNOWN_AS
 from localspec.forward import nf4, weights
 from localspec.forward.decoder import Decoder
@@ -23,7 +24,7 @@ from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import CausalLM
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
-from tests.formats.test_folder_files import SINGLE, in_shards, own_code, with_config
+from tests.formats.test_folder_files import in_shards, own_code, with_config
 from tests.formats.test_safetensors_file import truncated_file
 from tests.forward.test_stored import tiny_qwen
 from tests.tiny import CPU, NEEDS_BF16, tiny_llama
