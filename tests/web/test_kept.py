@@ -125,6 +125,10 @@ def test_back_leads_to_the_chat_before_and_forward_to_the_next(page: Visit) -> N
     page.wait_for("echo way two")
     page.page.go_forward()
     shows(page, "echo way one")
+    page.page.locator("#ls-chat a.ls-fork").last.click()
+    shows(page, "Fork of echo way one")
+    page.page.go_back()
+    page.page.locator("#ls-history [aria-current][title='echo way one']").wait_for()
 
 
 def test_a_reply_asked_for_in_another_tab_is_shown_in_this_one(visit: Open, site: Site) -> None:

@@ -21,6 +21,6 @@ window.addEventListener("popstate", () => {
 });
 
 document.addEventListener("click", (event) => {
-  if (event.target.closest?.("#ls-new, #ls-history .ls-open")) byPerson();
+  if (event.target.closest?.("#ls-new, #ls-history .ls-open, a.ls-fork")) byPerson();
 }, { capture: true });
 onNews("sent", () => { isByPerson = false; });
