@@ -200,9 +200,11 @@ def test_the_focus_stays_where_a_chat_or_a_message_was_deleted(page: Visit) -> N
     page.page.keyboard.press("Enter")
     stand(page, 1)
     assert page.page.evaluate("document.activeElement.id") == "ls-chat"
-    menu(page, "about owls", "Pin to the top")
-    page.wait_for("Pinned", "#ls-history")
-    assert page.page.evaluate(focused % "#ls-history .ls-more")
+    at_owls = focused % "[aria-label='More: echo about owls']"
+    for act, first in (("Pin to the top", "Pinned"), ("Unpin", "Today")):
+        menu(page, "about owls", act)
+        page.page.locator("#ls-history h2 >> nth=0", has_text=first).wait_for()
+        page.page.wait_for_function(at_owls, timeout=WAIT_MS)
     menu(page, "about bees", "Delete")
     page.page.get_by_text("Deleted “echo about bees”").wait_for(timeout=WAIT_MS)
     # The next chat of the list has it, or New chat where none follows.

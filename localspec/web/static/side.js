@@ -106,11 +106,16 @@ onNews("deleted", ({ handle, title }) => {
   toast(`Deleted “${title}”.`, "Undo", () => command({ do: "restore", handle }));
 });
 
-// The list is drawn anew as a whole: the focus stays with its chat or folder, or goes above the list.
-function focusAgain(lost) {
-  const { handle, folder } = lost.closest("[data-handle], [data-folder]")?.dataset ?? {};
-  const same = handle ? `[data-handle="${handle}"] .${lost.className}` : folder && `[data-folder="${folder}"] summary`;
-  ((same && byId("ls-history").querySelector(same)) ?? byId("ls-new")).focus();
+// The list is drawn anew, mostly by making each row another chat's: the focus stays with its chat or
+// folder, else where it is, and goes above the list where it would be lost.
+function placeInList(one) {
+  const { handle, folder } = one.closest("[data-handle], [data-folder]")?.dataset ?? {};
+  return handle ? `[data-handle="${handle}"] .${one.className}` : folder ? `[data-folder="${folder}"] summary` : "";
+}
+
+function focusAgain(lost, place) {
+  const same = place && byId("ls-history").querySelector(place);
+  if (same || document.activeElement === document.body) (same || byId("ls-new")).focus();
 }
 
 // Search and import
@@ -217,7 +222,7 @@ whenDrawn(["ls-side", "ls-settings", "ls-history"], (side, settings, history) =>
   window.matchMedia(`(max-width: ${NARROW_PX - 1}px)`).addEventListener("change", (event) => {
     if (event.matches) for (const name of ["ls-side", "ls-settings"]) setSide(name, false);
   });
-  keepFocus(history, focusAgain);
+  keepFocus(history, focusAgain, placeInList);
   applyTheme();
   nameToggles();
 });

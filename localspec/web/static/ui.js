@@ -87,12 +87,16 @@ export async function askForLine(title, label, value, confirm, maxLength = 200) 
   return isMeant ? input.value.trim() || null : null;
 }
 
-// What had the focus in `box` may be drawn anew or go: `give` then gives it on, told the lost element.
-export function keepFocus(box, give) {
-  let last = null;
-  document.addEventListener("focusin", ({ target }) => { last = box.contains(target) ? target : null; });
-  const look = () => { if (last && document.activeElement === document.body) give(last); };
-  new MutationObserver(look).observe(box, { childList: true, subtree: true });
+// What had the focus in `box` may be drawn anew or go, or become what another element was: `give` then
+// gives the focus on, told the element and what it was. nameOf: what an element is.
+export function keepFocus(box, give, nameOf = () => "") {
+  let [last, name] = [null, ""];
+  document.addEventListener("focusin", ({ target }) => {
+    last = box.contains(target) ? target : null;
+    name = last && nameOf(last);
+  });
+  const look = () => { if (last && (document.activeElement === document.body || nameOf(last) !== name)) give(last, name); };
+  new MutationObserver(look).observe(box, { childList: true, subtree: true, attributeFilter: ["data-handle", "data-folder"] });
 }
 
 const TOAST_S = 12;
