@@ -59,6 +59,7 @@ onNews("removed", (what) => {
 onNews("all", (text) => {
   const whole = make("textarea", { readOnly: true, rows: 18, className: "ls-whole", value: text });
   whole.setAttribute("aria-label", "The whole message");
+  whole.setSelectionRange(0, 0); // else the focus scrolls to its end
   question({ title: "The whole message", body: whole, choices: [["Close", null, true]], wide: true });
 });
 
