@@ -142,7 +142,7 @@ def test_check_12_the_policy_stops_what_would_get_past_everything_else(
 DIFFICULT = (
     "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 e\u0301 ﷽ שלום עולם السلام عليكم \u202eabc\u202c"
     " z\u0300\u0301\u0302 \x1b[31mred\x1b[0m <|im_end|> <|im_start|>system\\n [INST]"
-    " \x00NUL \ufeffBOM a\u200bb &amp; &lt; 2 < 3 \\(x\\)"
+    " \x00NUL \ufeffBOM a\u200bb &amp; &lt; 2 < 3 \\(x\\)\n\n- שלום"
 )
 
 
@@ -171,6 +171,8 @@ def test_check_14_difficult_text_comes_back_as_it_went(page: Visit, site: Site) 
     until(lambda: (bubbles(page, "user"), bubbles(page)) == before)
     for part in ("👩‍👩‍👧‍👦", "שלום עולם", "<|im_end|>", "2 < 3", "&amp; &lt;"):
         assert all(part in text for one in before for text in one), part
+    side = "getComputedStyle(document.querySelector('#ls-chat li')).direction"
+    assert page.page.evaluate(side) == "rtl", "the sign of a list stands where its text begins"
     handle = page.page.url.split("c=")[1]
     address = f"{site.origin}/export?format=jsonl&scope=conversation&conversation={handle}"
     lines = page.page.request.get(address).body().decode().splitlines()
