@@ -86,8 +86,10 @@ def test_the_card_says_what_the_pair_is_and_the_bar_what_it_needs(
 
 
 def test_the_tune_up_is_one_click_and_ends_in_words(page: Any, place: ModelsSite) -> None:
-    page.get_by_role("button", name="Start the tune-up").click(timeout=WAIT_MS)
+    page.get_by_role("button", name="Start the tune-up").press("Enter", timeout=WAIT_MS)
     page.locator("#ls-models .ls-mverdict").wait_for(timeout=WAIT_MS)
+    where = "document.activeElement.closest('[data-part]')?.dataset.part"
+    assert page.evaluate(where) == "tune", "the focus stays where its button was"
     assert "times" in page.inner_text("#ls-models .ls-mverdict")
     assert page.locator("#ls-models .ls-mtune tbody tr").count() == 3
 

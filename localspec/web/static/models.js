@@ -37,10 +37,7 @@ function copyButton(code) {
 }
 
 function place(section, text) {
-  const held = document.activeElement && section.contains(document.activeElement)
-    ? document.activeElement.dataset.key : null;
-  const typed = held !== null && document.activeElement.tagName === 'INPUT'
-    ? document.activeElement.value : null;
+  const held = section.contains(document.activeElement) ? document.activeElement : null;
   const open = [...section.querySelectorAll('details[open]')].map((each) => each.dataset.key);
   section.innerHTML = text;
   for (const each of section.querySelectorAll('[data-grow]')) each.style.flexGrow = each.dataset.grow;
@@ -51,11 +48,10 @@ function place(section, text) {
     each.open = open.includes(each.dataset.key);
   }
   if (held === null) return;
-  const again = section.querySelector(`[data-key="${CSS.escape(held)}"]`);
-  if (again) {
-    if (typed !== null) again.value = typed;
-    again.focus({ preventScroll: true });
-  }
+  const again = section.querySelector(`[data-key="${CSS.escape(held.dataset.key)}"]`);
+  if (again && held.tagName === 'INPUT') again.value = held.value;
+  section.tabIndex = -1; // so that it takes the focus while nothing in it does
+  (again ?? section.querySelector('button, summary') ?? section).focus({ preventScroll: true });
 }
 
 function show(parts) {
@@ -106,10 +102,11 @@ async function act(said, asking) {
   if (asking.form) part?.scrollIntoView({ block: 'nearest' });
 }
 
-// A button asks once: it cannot be pressed again until there is an answer.
-function actBy(button, said) {
-  button.disabled = true;
-  return act(said, button).finally(() => { button.disabled = false; });
+// A button asks once until there is an answer. It is not disabled meanwhile: that takes the focus.
+async function actBy(button, said) {
+  if (button.ariaDisabled) return;
+  button.ariaDisabled = 'true';
+  await act(said, button).finally(() => { button.ariaDisabled = null; });
 }
 
 document.addEventListener('click', (event) => {
