@@ -33,6 +33,8 @@ ON_A_SERVER = (
     "A server answers, and it cannot be told to write without drafting. Load a model of this "
     "machine, under Models, to race."
 )
+# The button to stop is off when it has done its work, and would take the focus with it.
+TO_START = "() => { document.querySelector('#ls-race-start').focus(); return []; }"
 
 
 @dataclass
@@ -127,7 +129,7 @@ def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
     start.click(lambda: gr.Button(interactive=True), None, end, queue=False, **QUIET)
     running = start.click(race, [prompt, temperature, max_tokens, drafter], shown, **QUIET)
     running.then(lambda: gr.Button(interactive=False), None, end, queue=False, **QUIET)
-    end.click(stop, None, None, queue=False, **QUIET)
+    end.click(stop, None, None, js=TO_START, queue=False, **QUIET)
     tab.select(opened, None, [drafter, start, note], **QUIET)
     blocks.unload(stop)
 

@@ -22,7 +22,7 @@ def to_tab(one: Visit) -> Any:
 
 def test_a_race_shows_both_lanes_and_the_verdict(page: Visit, site: Site) -> None:
     one = to_tab(page)
-    drafter = one.get_by_label("Drafter").last
+    drafter = one.locator("#ls-race-drafter select")
     drafter.locator("option", has_text="small model").wait_for(state="attached")
     drafter.press("ArrowDown")
     drafter.press("Enter")
@@ -49,6 +49,7 @@ def test_stop_and_closing_the_page_end_the_race(site: Site, visit: Open) -> None
     one.wait_for_selector(".ls-lane[data-phase=writing]")
     one.click("#ls-race-stop:not([disabled])")
     opened.wait_for("Stopped.", "#ls-race .ls-verdict")
+    assert one.evaluate("document.activeElement.id") == "ls-race-start"
     one.click("#ls-race-start")
     one.wait_for_selector(".ls-lane[data-phase=writing]")
     one.close()
