@@ -135,6 +135,7 @@ def test_check_6_stop_freezes_text_engine_and_log(page: Visit, site: Site, tally
     page.wait_for("stopped")
     page.page.wait_for_function(READY, timeout=WAIT_MS)
     num_rounds, text = site.backend.num_rounds, bubbles(page)[-1]
+    assert page.page.evaluate("document.activeElement.tagName") == "TEXTAREA", "ready to go on"
     page.page.wait_for_timeout(300)  # several rounds
     assert site.backend.num_rounds == num_rounds and bubbles(page)[-1] == text
     seen = page.page.evaluate("window.seen")

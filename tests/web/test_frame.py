@@ -198,15 +198,17 @@ def test_an_example_stands_in_the_box_and_the_first_screen_goes_with_the_first_m
     assert not page.page.locator(".ls-welcome").is_visible()
 
 
-def test_the_switcher_leads_to_the_models(page: Visit) -> None:
+def test_the_switcher_leads_to_the_models_and_a_new_chat_back(page: Visit) -> None:
     page.page.click("#ls-model")
     within = page.page.get_by_role("main")  # a landmark
     menu = within.get_by_role("menu", name="Models that are ready here")
     menu.get_by_role("menuitem", name="More models…").click()
     page.page.locator("#ls-models").wait_for()
-    assert (
-        page.page.get_by_role("tab", name="Models").first.get_attribute("aria-selected") == "true"
-    )
+    shown = "document.querySelector('#ls-tabs [role=tab][aria-selected=true]').textContent.trim()"
+    assert page.page.evaluate(shown) == "Models"
+    page.new_chat()
+    page.page.locator("#ls-models").wait_for(state="hidden")
+    assert page.page.evaluate(shown) == "Chat"
 
 
 def test_a_list_of_chats_that_is_drawn_after_its_side_gives_no_error(

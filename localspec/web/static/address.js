@@ -1,11 +1,13 @@
 // The address names the chat that is shown. A chat that a person opened is a step of the browser's
-// history, so that Back leads to the one before; every other change only corrects the address.
-import { command, onNews } from "./ui.js";
+// history, so that Back leads to the one before, and shows the Chat tab; every other change only
+// corrects the address.
+import { command, onNews, toTab } from "./ui.js";
 
 let isByPerson = false;
 
 export function byPerson() {
   isByPerson = true;
+  toTab("Chat");
 }
 
 // Called with the conversation's address whenever it changes (wiring.py).
@@ -17,6 +19,7 @@ window.lsAddress = (url) => {
 window.addEventListener("popstate", () => {
   const named = Number(new URLSearchParams(location.search).get("c"));
   isByPerson = false;
+  toTab("Chat");
   command({ do: "open", handle: named > 0 ? named : null });
 });
 

@@ -34,6 +34,12 @@ document.addEventListener("keydown", (event) => {
 }, { capture: true });
 document.addEventListener("click", (event) => { if (event.target.closest?.("#ls-message .submit-button")) send(event); }, { capture: true });
 
+// Neither button is of use after its click, but the box is; on a phone it would bring the keyboard back.
+document.addEventListener("click", (event) => {
+  const isDone = event.target.closest?.("#ls-stop, #ls-message .submit-button");
+  if (isDone && matchMedia("(hover: hover)").matches) messageBox().focus();
+});
+
 // The message that is sent now, and what goes with it, as the server reads them.
 window.lsMessage = () => {
   going ??= inBox();

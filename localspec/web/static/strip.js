@@ -1,7 +1,7 @@
 // What the line over the chat does: the menu of models, and the popover "How fast, and why". And the
 // first screen: its examples, and its way to the models. static/live.js fills them.
 import { showMenu } from "./menu.js";
-import { byId, messageBox, setMessage, toast, whenDrawn } from "./ui.js";
+import { byId, messageBox, setMessage, toast, toTab, whenDrawn } from "./ui.js";
 
 const KEPT = "ls-why"; // whether the popover is open, over a reload
 const PLACE = "ls-why-place"; // and where it was put
@@ -11,7 +11,7 @@ const ACTS = {
   "#ls-model": chooseModel,
   "#ls-why-open": () => setWhy(byId("ls-why").hidden),
   "#ls-why-close": () => setWhy(false),
-  ".ls-to-models": toModels,
+  ".ls-to-models": () => toTab("Models"),
   ".ls-example": (button) => { setMessage(button.dataset.message); messageBox()?.focus(); },
 };
 
@@ -107,15 +107,11 @@ async function chooseModel(button) {
   if (error) return toast(error);
   const items = ready.map(({ id, name, words, is_loaded }) =>
     [`${is_loaded ? "✓ " : ""}${name}`, () => { if (!is_loaded) load(id); }, words]);
-  showMenu(button, "Models that are ready here", [...items, ["More models…", toModels]]);
+  showMenu(button, "Models that are ready here", [...items, ["More models…", () => toTab("Models")]]);
 }
 
 async function load(id) {
   const act = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ act: "load", id }) };
   const { error, message } = await ask(act);
   if (error || message) toast(error || message);
-}
-
-function toModels() {
-  [...document.querySelectorAll('#ls-tabs [role="tab"]')].find((tab) => tab.textContent.trim() === "Models")?.click();
 }

@@ -135,6 +135,10 @@ export function announce(text) {
 
 export const messageBox = () => document.querySelector("#ls-message textarea");
 
+export function toTab(name) {
+  [...document.querySelectorAll('#ls-tabs [role="tab"]')].find((tab) => tab.textContent.trim() === name)?.click();
+}
+
 // Gradio listens to the input event; a value set without one would be lost to it.
 export function setMessage(text) {
   const box = messageBox();
