@@ -6,6 +6,8 @@ Contract: as in cli. A key is printed once, when it is made, and is nowhere to b
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from contextlib import closing, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -19,10 +21,12 @@ from localspec.options import LoadOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from localspec.chat.service import ChatService
     from localspec.record.api_keys import ApiKeys
     from localspec.record.store import Store
 
 FIRST_KEY = "first"
+LOOK_S = 0.5
 EXPOSED = (
     "--host {host} lets other machines use this one's models with a key. The connection is not "
     "encrypted: whoever listens on the network can read along, keys included. Elsewhere leave "
@@ -59,11 +63,28 @@ def serve(
     usual_end = suppress(KeyboardInterrupt)
     with usual_end, opened_service(options, 60.0 * unload_after or None) as service:
         announce_first_key(service.api_keys)
+        threading.Thread(target=tell_news, args=(service,), daemon=True).start()
         serve_interfaces(service, host, port, announce, allow_origin or ())
 
 
 def announce(address: str) -> None:
     finish({}, f"localspec → {address}/v1", False)
+
+
+def tell_news(service: ChatService) -> None:
+    """Print what a page would show, each sentence once: what is loaded, what could not be, and why
+    something is not kept."""
+    told = set[str]()
+    while True:
+        status = service.status()
+        loaded, has_failed = status.description, status.phase == "failed"
+        news = [*status.notices, *([status.phrase] if has_failed else [])]
+        news += [] if loaded is None else [f"{loaded.target} is loaded."]
+        for one in news:
+            if one not in told:
+                to_stderr(one)
+        told.update(news)
+        time.sleep(LOOK_S)
 
 
 def announce_first_key(api_keys: ApiKeys) -> None:

@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "cli": {"*"},
     "generate_command": {"load", "chat", "record", "remote"},
     "__main__": {"bootstrap", "cli"},
-    "serve_command": {"bootstrap", "open_service", "web", "record"},
+    "serve_command": {"bootstrap", "open_service", "web", "record", "chat"},
     "cluster_command": {"machine", "record", "engine", "remote"},
     "open_service": {"remote", "machine", "chat", "record"},
     "web": {"api", "chat", "record", "machine", "drafters.registry"},

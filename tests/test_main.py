@@ -166,6 +166,18 @@ def test_a_server_that_is_asked_to_end_ended_well(
     assert (said, ran.returncode) == ("", 0) and "Traceback" not in error
 
 
+@pytest.mark.skipif(not Path("/proc").exists(), reason="this system has no /proc")
+def test_a_server_tells_what_a_page_would_show(root: Path) -> None:
+    command = [sys.executable, "-m", "localspec", *SERVE, "/proc/nowhere"]
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as ran:
+        assert ran.stderr is not None
+        told = [ran.stderr.readline() for _ in range(3)]
+        ran.terminate()
+        ran.communicate(timeout=30)
+    assert sum("is kept in memory only" in one for one in told) == 1, told
+    assert sum("http://127.0.0.1:1 does not answer" in one for one in told) == 1, told
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 def test_a_server_whose_output_has_no_place_says_so(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "localspec", *SERVE, str(tmp_path)]
