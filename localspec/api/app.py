@@ -34,11 +34,6 @@ from localspec.errors import LocalspecError
 
 M = TypeVar("M", bound=BaseModel)
 
-NONE_LOADED = (
-    "No model is loaded at this moment, so nothing is known of it. It loads now, or with the next "
-    "request for a reply."
-)
-
 
 def make_api(service: ProgramService) -> Starlette:
     """The application."""
@@ -51,7 +46,8 @@ def make_api(service: ProgramService) -> Starlette:
         _require_model(service, http.path_params["name"])
         found = _models(service, started)
         if not found:
-            raise Refused(Fault(503, NONE_LOADED, "unavailable"))
+            why = service.service.lifecycle.phrase
+            raise Refused(Fault(503, f"No model is loaded now: {why}", "unavailable"))
         return JSONResponse(found[0])
 
     async def chat(http: HttpRequest) -> Response:

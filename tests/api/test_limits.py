@@ -110,7 +110,7 @@ def test_while_no_model_is_loaded_one_that_is_asked_about_is_unavailable(tmp_pat
         until(lambda: doors.service.lifecycle.loaded is None)
         found = http.get("/v1/models/demo-12m")
         assert http.get("/v1/models").json()["data"] == []
-    assert found.status_code == 503 and "No model is loaded" in found.json()["error"]["message"]
+    assert found.status_code == 503 and "is loaded now: " in found.json()["error"]["message"]
 
 
 def test_a_wrong_path_or_method_is_told_what_there_is(doors: Doors) -> None:
