@@ -22,6 +22,7 @@ Not here: the tokens' choice under the mask (engine.sampling), the fields of req
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -74,8 +75,10 @@ def _json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def _refused(fault: str) -> RequestError:
+    """fault: of the library, which shows its grammar, line by line, behind the reason."""
+    reason = re.split(r"\n +\d+ \| ", fault)[0].split("failed to compile JSON schema: ")[-1]
     return RequestError(
-        f"localspec cannot hold a reply to this schema: {' '.join(fault.split())}. Change the "
+        f"localspec cannot hold a reply to this schema: {' '.join(reason.split())}. Change the "
         "schema, or ask for any JSON."
     )
 

@@ -66,7 +66,7 @@ def test_a_format_of_messages_is_parsed_by_anthropics_client(doors: Doors) -> No
     [
         ({"type": "json_schema"}, "holds no schema"),
         (format_of("object"), "holds no schema"),
-        (format_of({"type": "strange"}), "cannot hold a reply to this schema: .*strange"),
+        (format_of({"type": "strange"}), "cannot hold a reply to this schema: .*strange. Change"),
         (format_of({"$ref": "https://example.com/x"}), "cannot hold a reply to this schema"),
     ],
 )
