@@ -93,7 +93,10 @@ def tool_of(function: Mapping[str, Any], param: str) -> dict[str, Any]:
     """The description that chat formats take of a function with a name. Raises Refused."""
     if not isinstance(function.get("name"), str):
         raise refusal("A tool is a function with a name; localspec has no others.", param)
-    return {"type": "function", "function": {"parameters": {}, **function}}
+    function = {**function, "parameters": function.get("parameters") or {}}
+    if not isinstance(function["parameters"], Mapping):
+        raise refusal(f"The parameters of {function['name']!r} are no schema, an object.", param)
+    return {"type": "function", "function": function}
 
 
 def arguments_of(text: str, param: str) -> str:
