@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -24,7 +25,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from localspec.api import chat_completions, completions, messages, responses
-from localspec.api.faults import Fault, Refused, fault_of
+from localspec.api.faults import Fault, Refused, fault_of, refusal
 from localspec.api.fields import Common
 from localspec.api.metrics import Metrics
 from localspec.api.replies import Asked, ask, streamed, whole_or_gone
@@ -111,8 +112,13 @@ def make_api(service: ProgramService) -> Starlette:
 
 
 async def _read(http: HttpRequest, fields: type[M]) -> M:
-    """The body. Raises ValidationError."""
-    return fields.model_validate_json(await http.body())
+    """The body. Raises ValidationError, Refused."""
+    try:
+        # An answer may repeat a part of it, so what is no JSON must not come in.
+        body = from_json(await http.body(), allow_inf_nan=False)
+    except ValueError as error:
+        raise refusal(f"Invalid JSON: {error}.") from error
+    return fields.model_validate(body)
 
 
 async def _replied(

@@ -124,6 +124,15 @@ def test_a_wrong_path_or_method_is_told_what_there_is(doors: Doors) -> None:
     assert answers[-1].headers["allow"] == "POST"
 
 
+def test_what_is_no_json_is_refused_before_anything_is_decoded(doors: Doors) -> None:
+    bodies = (b"", b"{", b'{"input": "hi", "metadata": {"weight": NaN}}')
+    with doors.http() as http:
+        answers = [http.post("/v1/responses", content=body) for body in bodies]
+    assert [one.status_code for one in answers] == [400, 400, 400]
+    assert all("Invalid JSON: " in one.json()["error"]["message"] for one in answers)
+    assert doors.fake.requests == []
+
+
 def test_a_reply_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
     service, _ = open_service(tmp_path, ENDLESS)
     programs = ProgramService(service)
