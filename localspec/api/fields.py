@@ -2,9 +2,9 @@
 
 Contract: a field that is not known and holds something is refused, and so is a value that would
 have an effect which the engine does not have: nothing is ignored silently. Fields without any
-effect on a reply (`user`, `metadata`) are taken. Beside the interface's own fields there are those
-of vLLM (top_k, min_p, repetition_penalty, chat_template_kwargs with the switch for thinking) and
-ours for drafting (drafter, num_draft_tokens, leniency, workload) and for thinking
+effect on a reply (`user`, `metadata`, ...) are taken. Beside the interface's own fields there are
+those of vLLM (top_k, min_p, repetition_penalty, chat_template_kwargs with the switch for thinking)
+and ours for drafting (drafter, num_draft_tokens, leniency, workload) and for thinking
 (thinking_budget).
 """
 
@@ -66,7 +66,8 @@ class TemplateSwitches(Fields):
 
 
 class Common(Fields):
-    """What every request may say. user, metadata, store: taken, without effect here."""
+    """What every request may say. user, safety_identifier, prompt_cache_key, metadata, store:
+    taken, without effect here."""
 
     model: str | None = None
     temperature: float | None = None
@@ -85,6 +86,8 @@ class Common(Fields):
     chat_template_kwargs: TemplateSwitches | None = None
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default", "standard_only"] | None = None
 

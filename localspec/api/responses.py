@@ -27,6 +27,8 @@ from localspec.backend import Message, Request, ToolCall
 from localspec.chat.service import Reply, clean
 from localspec.turn_stats import TurnStats
 
+NO_THINKING = {"effort": "none"}
+
 
 class InputItem(Fields):
     """One item of the input: a message, what the model thought, a call, or what it gave."""
@@ -119,6 +121,8 @@ class ResponseFields(Common):
             found = (item.message(f"input.{place}") for place, item in enumerate(self.input))
             messages += _joined([one for one in found if one is not None])
         request = self.request(tuple(messages), self.max_output_tokens, ())
+        if self._reasoning == NO_THINKING:
+            request = replace(request, thinks=False)
         schema, tools = (
             schema_of(self.format, "text.format"),
             [one.tool() for one in self.tools or ()],
@@ -127,6 +131,10 @@ class ResponseFields(Common):
         if isinstance(choice, NamedFunction):
             return [with_choice(request, tools, None, choice.name, "text.format", schema)]
         return [with_choice(request, tools, choice, None, "text.format", schema)]
+
+    @property
+    def _reasoning(self) -> dict[str, Any]:
+        return {name: value for name, value in (self.reasoning or {}).items() if value}
 
     @property
     def format(self) -> dict[str, Any]:
@@ -139,8 +147,8 @@ class ResponseFields(Common):
         refuse_unless(self.previous_response_id, (None,), "previous_response_id", kept)
         refuse_unless(self.conversation, (None,), "conversation", kept)
         refuse_unless(self.background, (None, False), "background", kept)
-        effort = {name: value for name, value in (self.reasoning or {}).items() if value}
-        refuse_unless(effort, ({},), "reasoning", "it has no effect here.")
+        why = "localspec knows thinking_budget, and effort none for no thinking."
+        refuse_unless(self._reasoning, ({}, NO_THINKING), "reasoning", why)
         refuse_unless(self.include, (None, []), "include", "localspec adds nothing on request.")
         refuse_unless(self.truncation, (None, "disabled"), "truncation", "nothing is ever cut.")
         refuse_unless(self.top_logprobs, (None, 0), "top_logprobs", "chat completions have them.")
@@ -173,7 +181,7 @@ class Response:
             "output": output,
             "parallel_tool_calls": asked.most_calls is None,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": None, "summary": None, **(asked.reasoning or {})},
             "store": False,
             "temperature": sampling.temperature,
             "text": {"format": asked.format},

@@ -39,6 +39,21 @@ def test_a_stream_has_every_event_that_the_client_puts_together(client: OpenAI) 
     assert [item.type for item in final.output] == ["reasoning", "message"]
 
 
+def test_effort_none_is_no_thinking_and_what_has_no_effect_is_taken(
+    client: OpenAI, doors: Doors
+) -> None:
+    none = {"effort": "none"}
+    found = client.responses.create(
+        model=MODEL,
+        input="x",
+        reasoning=none,  # type: ignore[arg-type]
+        prompt_cache_key="chats",
+        safety_identifier="somebody",
+    )
+    assert doors.fake.requests[-1].thinks is False
+    assert found.reasoning is not None and found.reasoning.effort == "none"
+
+
 def test_a_response_that_is_cut_is_incomplete(client: OpenAI) -> None:
     found = client.responses.create(model=MODEL, input="Count.", max_output_tokens=3)
     assert found.status == "incomplete" and found.incomplete_details is not None
@@ -53,6 +68,7 @@ def test_a_response_that_is_cut_is_incomplete(client: OpenAI) -> None:
         {"tools": [{"type": "web_search"}]},
         {"text": {"format": {"type": "xml"}}},
         {"text": {"verbosity": "low"}},
+        {"reasoning": {"effort": "high"}},
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
     ],
 )
