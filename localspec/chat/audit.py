@@ -111,6 +111,8 @@ class Replay:
             begun_tokens=self.begun_tokens,
             thinks=None if thinks is None else bool(thinks),
             thinking_budget=budget,
+            is_raw=bool(self.row["is_raw"]),
+            grammar=self.row["grammar"] or "",
         )
 
     def _compared(self, backend: Backend, loaded: Description, cancel: threading.Event) -> Finding:

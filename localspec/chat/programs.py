@@ -102,4 +102,6 @@ def _settings_of(request: Request, checking: str) -> ReplySettings:
         stop=request.stop,
         thinks=request.thinks,
         thinking_budget=request.thinking_budget,
+        is_raw=request.is_raw,
+        grammar=request.grammar,
     )

@@ -42,7 +42,7 @@ class ReplySettings:
     """What the person chose for one reply. workload: a kind of text, AUTO to recognise it.
     checking: see workloads.decide. `decided` resolves both. num_left_out: oldest messages that the
     person chose to leave out of the prompt. stop: texts that end the reply before them. max_tokens,
-    thinks, thinking_budget: see Request."""
+    thinks, thinking_budget, is_raw, grammar: see Request."""
 
     sampling: SamplingParams = SamplingParams()
     max_tokens: int | None = 512
@@ -56,6 +56,8 @@ class ReplySettings:
     stop: tuple[str, ...] = ()
     thinks: bool | None = None
     thinking_budget: int | None = None
+    is_raw: bool = False
+    grammar: str = ""
 
 
 @dataclass(frozen=True)
@@ -365,6 +367,8 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
         stop=json.dumps(settings.stop) if settings.stop else None,
         thinks=None if settings.thinks is None else int(settings.thinks),
         thinking_budget=settings.thinking_budget,
+        is_raw=int(settings.is_raw),
+        grammar=settings.grammar or None,
     )
     if loaded is None:
         return kept

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -92,6 +92,12 @@ class TurnSettings:
     stop: str | None = None  # stop strings as a JSON list; None: none
     thinks: int | None = None  # 1: told to, 0: told not to
     thinking_budget: int | None = None
+    is_raw: int | None = None  # 1: the prompt was read without a chat format
+    grammar: str | None = None  # what the reply was held to; None: any text
+
+    def without_texts(self) -> TurnSettings:
+        """Where texts are not to be logged."""
+        return replace(self, system_prompt=None, stop=None, grammar=None)
 
 
 @dataclass(frozen=True)

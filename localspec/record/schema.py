@@ -240,6 +240,13 @@ migration("m017_use_of_keys", "ALTER TABLE api_key ADD COLUMN last_used_at_utc T
 # What the speedup of a reply is at least, where it is not known itself; counts in no total.
 migration("m018_least_speedups", "ALTER TABLE turn ADD COLUMN least_speedup REAL")
 
+# Without these a reply to a program could not be made again.
+migration(
+    "m019_formats",
+    "ALTER TABLE turn ADD COLUMN is_raw INTEGER CHECK (is_raw IN (0, 1))",
+    "ALTER TABLE turn ADD COLUMN grammar TEXT",
+)
+
 
 def unknown_migrations(db: Database) -> list[str]:
     """Migrations applied to this database that this program does not have: it is newer."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ class Store:
         that will fill it. continued: the reply that it begins with."""
         text, thinking = ("", "") if continued is None else (continued.text, continued.thinking)
         place, more = (conversation_id, parent_id), {"thinking": thinking}
-        written = settings if self.logs_text else replace(settings, system_prompt=None, stop=None)
+        written = settings if self.logs_text else settings.without_texts()
         with self._db.writing() as tables:
             message_id = reply_id or self._insert(tables, *place, "assistant", text, "draft", more)
             tables.update("message", message_id, {"model": settings.model})

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import jsonschema
 import pytest
 
+from localspec.chat.audit import replay_of
 from localspec.chat.service import ReplySettings
 from localspec.core import SamplingParams
 from localspec.load import open_local_backend
@@ -114,6 +115,22 @@ def test_a_reply_to_a_schema_is_valid_and_the_same_whatever_drafts(demo: Doors) 
     assert found[0] == found[1] and speculation[1]["num_accepted_tokens"] > 0
     jsonschema.validate(json.loads(found[0]), schema)
     assert cut.finish_reason == "length" and found[0].startswith(cut.message.content)
+
+
+@pytest.mark.slow  # loads the demo pair
+def test_a_reply_to_a_schema_or_a_text_can_be_made_again_from_the_log(demo: Doors) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["ab", "cd"]}}}
+    asked = {"model": "localspec/demo", "temperature": 0.8, "seed": 4, "max_tokens": 12}
+    with demo.openai() as client:
+        message = {"role": "user", "content": "Describe Peru."}
+        client.chat.completions.create(**asked, messages=[message], response_format=form)  # type: ignore[call-overload]
+        client.completions.create(**asked, prompt="Once upon a time")  # type: ignore[call-overload]
+    assert demo.service.flush()
+    for row in demo.service.turn_rows()[-2:]:
+        replay = replay_of(demo.service.store, row["message_id"], "off")
+        assert demo.service.enqueue("Replaying", replay.run).done.wait(WAIT_S)
+        assert replay.finding is not None and replay.finding.outcome == "identical", replay
+        assert replay.finding.changes == () and replay.finding.num_compared > 2
 
 
 @pytest.mark.slow  # loads the demo pair

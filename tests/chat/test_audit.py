@@ -40,6 +40,8 @@ ROW: dict[str, Any] = {
     "prompt_fingerprint": None,
     "thinks": None,
     "thinking_budget": None,
+    "is_raw": None,
+    "grammar": None,
 }
 HELLO = (Message("user", "hello"),)
 GO = threading.Event()
