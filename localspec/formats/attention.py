@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-KNOWN_KINDS = ("full_attention", "sliding_attention")
+KNOWN_KINDS = ("full_attention", "sliding_attention", "attention")
 # Layers whose memory of the text is a state of fixed size; a hybrid has keys and values as well.
 STATE_KINDS = frozenset(("linear_attention", "conv", "mamba", "recurrent"))
 RECURRENT_KINDS = STATE_KINDS | {"hybrid"}
-OTHER_KINDS = frozenset(("attention", "mlp", "moe"))  # beside them, in the words of such families
-# Families whose config.json does not name the kinds of their layers.
+OTHER_KINDS = frozenset(("mlp", "moe"))  # beside them, in the words of such families
+# Families without any layer of attention.
 ALL_STATES = frozenset(("mamba", "mamba2", "falcon_mamba"))
 # Of these transformers loses the state between pieces of several tokens (forward.recurrent finds it
 # out when a model is loaded).
@@ -22,12 +22,13 @@ RECURRENT_FAMILIES = ALL_STATES | {
 
 
 def is_recurrent(text: Mapping[str, Any]) -> bool:
-    """Whether a model keeps a state that cannot go back, and can be run plainly."""
+    """Whether a model keeps a state that cannot go back, and can be run plainly. Of hybrid families
+    some models have layers of attention alone, as Granite 4 Micro."""
     kinds = {str(kind) for kind in text.get("layer_types") or ()}
     known = RECURRENT_KINDS | OTHER_KINDS | {*KNOWN_KINDS}
     family = str(text.get("model_type"))
-    has_state = bool(kinds & RECURRENT_KINDS) or family in RECURRENT_FAMILIES
-    return has_state and kinds <= known
+    is_hybrid = family in RECURRENT_FAMILIES and (not kinds or family in ALL_STATES)
+    return (is_hybrid or bool(kinds & RECURRENT_KINDS)) and kinds <= known
 
 
 def no_drafts_for(family: str) -> str:

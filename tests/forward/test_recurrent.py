@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from localspec import core
 from localspec.backend import Message, Request
@@ -17,7 +18,7 @@ from localspec.core import DraftPlan, Proposal, SamplingParams
 from localspec.drafters.parts import DrafterBase
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
-from localspec.forward.model import kv_shape
+from localspec.forward.model import CausalLM, kv_shape
 from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.weights import load_model
 from localspec.load import open_local_backend
@@ -53,8 +54,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def module_of(family: str, **sizes: int) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     torch.manual_seed(0)
     config: Any = AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family], **sizes})
     module: Any = AutoModelForCausalLM.from_config(config).eval()
@@ -64,6 +63,18 @@ def module_of(family: str, **sizes: int) -> Any:
             if weight.ndim > 1 and "A_log" not in name:
                 weight.mul_(30.0 if weight is tables[0] else 1.0 if weight is tables[1] else 8.0)
     return module
+
+
+def test_a_model_of_a_hybrid_family_without_a_state_takes_every_draft(tmp_path: Path) -> None:
+    """Granite 4 Micro; its config.json says "attention"."""
+    all_attention = {**FAMILIES["granitemoehybrid"], "layer_types": ["attention"] * 2}
+    config: Any = AutoConfig.for_model("granitemoehybrid", **{**COMMON, **all_attention})
+    save_model(tmp_path, AutoModelForCausalLM.from_config(config))
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace("full_attention", "attention"))
+    assert isinstance(load_model(tmp_path, torch.float32, CPU, 32).model, CausalLM)
+    shape = shape_from_folder(tmp_path)
+    assert not shape.is_recurrent and shape.kv_bytes_per_token("fp32") == 2 * 2 * 16 * 4
 
 
 def greedy(module: Any, prompt: tuple[int, ...], count: int) -> list[int]:
