@@ -1,8 +1,8 @@
 """What `plan` prints: what a person asked, this machine and the profiles -> one report.
 
 Contract: `make_plans` gives the report, `render` its text. Named models are planned in full. When
-none is named every model of the profiles is: the largest first, each (model, drafter) once, either
-planned or refused. Nothing is loaded or fetched.
+none is named every model of the profiles is, in the order of the Models tab (recommend), each
+(model, drafter) once, either planned or refused. Nothing is loaded or fetched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from localspec.machine.plans import (
     other_device,
     room_for,
 )
-from localspec.machine.recommend import expected_gain
+from localspec.machine.recommend import expected_gain, is_slow, worth_of
 from localspec.machine.shapes import QUANTISED
 from localspec.machine.sources import KnownModel, compatibility_of, find_model
 from localspec.options import LoadOptions
@@ -111,16 +111,18 @@ def offered_ids(profiles: Iterable[Profile]) -> list[str]:
 
 
 def _of_many(requests: Sequence[PlanRequest], refused: list[Refusal], device: str) -> PlanReport:
-    """The best plan of each (model, drafter). Between models the planner has no measure of
-    quality, so size ranks them; less than half the context asked for comes last."""
-    found = list[tuple[tuple[bool, int], Plan]]()
-    for request in requests:
+    """The best plan of each (model, drafter). Less than half the context asked for comes last, and
+    before it what a processor runs slowly."""
+    found = list[tuple[tuple[float, ...], Plan]]()
+    for number, request in enumerate(requests):
         report, first = plan(request), dict[str, Plan]()
         for each in report.plans:
             first.setdefault(each.drafter, each)
         for each in first.values():
             is_short = each.context_length < (request.context_length or DEFAULT_CONTEXT) / 2
-            found.append(((is_short, -request.target.num_params), each))
+            is_for_code = "Coder" in each.target.name
+            worth = (-worth_of(each, device), is_for_code, -number)
+            found.append(((is_short, is_slow(each, device), *worth), each))
         refused += [each for each in report.refused if each.drafter not in first]
     found.sort(key=lambda each: each[0])
     return PlanReport(device, tuple(each for _, each in found), tuple(refused))

@@ -205,9 +205,13 @@ def _without(cards: Sequence[Card], shown: Sequence[Card]) -> tuple[Card, ...]:
 
 def _may_be_first(snapshot: Snapshot, card: Card, context_length: int) -> bool:
     """For anyone, quick enough, holding most of the context that was wanted, and not what ships."""
-    is_slow = snapshot.room.device == "cpu" and card.plan.bytes.target_weights > MOST_BYTES_ON_CPU
+    is_quick = not is_slow(card.plan, snapshot.room.device)
     is_long = card.plan.context_length >= min(context_length, 4096) / 2
-    return _is_for_anyone(card) and is_long and not is_slow and card.model.page is not None
+    return _is_for_anyone(card) and is_long and is_quick and card.model.page is not None
+
+
+def is_slow(plan: Plan, device: str) -> bool:
+    return device == "cpu" and plan.bytes.target_weights > MOST_BYTES_ON_CPU
 
 
 def _is_for_anyone(card: Card) -> bool:
@@ -217,10 +221,14 @@ def _is_for_anyone(card: Card) -> bool:
 
 
 def _rank(snapshot: Snapshot, card: Card, cards: Sequence[Card]) -> tuple[float, int]:
-    """Larger is better; sizes alike to two digits are equal, and then the later family wins."""
-    is_pair = card.plan.drafter == DRAFT_MODEL and snapshot.room.device != "cpu"
-    worth = DRAFT_WORTH if is_pair else 1.0
-    return worth * float(f"{_size(card):.1e}"), cards.index(card)
+    """Larger is better; of equal ones the later family wins."""
+    return worth_of(card.plan, snapshot.room.device), cards.index(card)
+
+
+def worth_of(plan: Plan, device: str) -> float:
+    """What a plan is worth beside those of other models. Sizes alike to two digits are equal."""
+    is_pair = plan.drafter == DRAFT_MODEL and device != "cpu"
+    return (DRAFT_WORTH if is_pair else 1.0) * float(f"{plan.target.num_params:.1e}")
 
 
 # -- one card -------------------------------------------------------------------------------

@@ -203,9 +203,12 @@ def test_the_catalogue_says_something_of_every_model_and_drafter(
     assert all(each["bytes"]["total"] <= free for each in report["plans"])
 
 
-def test_the_catalogue_puts_the_largest_model_that_fits_first(settings: Settings) -> None:
+def test_the_catalogue_puts_first_what_the_models_tab_does(settings: Settings) -> None:
+    """A draft counts more than twice the size; a processor reads a few gigabytes in time."""
     targets = [plans_of(settings, vram=v, profile="qwen3")["plans"][0]["target"] for v in (5, 24)]
-    assert targets == ["Qwen/Qwen3-4B", "Qwen/Qwen3-32B"]
+    assert targets == ["Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-32B"]
+    on_cpu = plans_of(settings, CPU, profile="qwen3")["plans"]
+    assert on_cpu[0]["bytes"]["target_weights"] <= 4e9 < on_cpu[-1]["bytes"]["target_weights"]
 
 
 def test_the_whole_catalogue_serialises(settings: Settings) -> None:
