@@ -17,7 +17,7 @@ Not here: reading the machine (hardware), profiles and folders (plan_report).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from math import ceil, floor
@@ -62,7 +62,7 @@ def plan(request: PlanRequest) -> PlanReport:
         plans += [_planned(request, each) for each in fitting if each is not None]
         short = next((each for each in choices if not _fits(request, each)), None)
         if short is not None:
-            too_large.append(Refusal(drafter, _shortage(request, short, choices)))
+            too_large.append(Refusal(drafter, _shortage(request, short)))
     plans.sort(key=partial(_rank, request))
     return PlanReport(request.room.device, tuple(plans), (*impossible, *too_large))
 
@@ -183,7 +183,7 @@ def _longest_fitting(request: PlanRequest, arrangement: Arrangement) -> Arrangem
     return next((each for each in shortened if _fits(request, each)), None)
 
 
-def _shortage(request: PlanRequest, short: Arrangement, choices: Sequence[Arrangement]) -> str:
+def _shortage(request: PlanRequest, short: Arrangement) -> str:
     """ "... needs 21.4 GiB, 17.9 GiB is free: context 8192 or 4-bit would fit." """
     apart, other = draft_bytes_of(short), short.draft_on
     if apart is not None and other is not None and apart.total > other.room.free_bytes:
@@ -197,7 +197,8 @@ def _shortage(request: PlanRequest, short: Arrangement, choices: Sequence[Arrang
         f"{gib(request.room.free_bytes, floor)} is free: "
     )
     shorter = _longest_fitting(request, short)
-    lower = choices[choices.index(short) + 1 :]
+    fewer = request.precisions[request.precisions.index(short.precision) + 1 :]
+    lower = [replace(short, precision=each) for each in fewer if short.self_draft is None]
     remedies = [f"context {shorter.context_length}"] if shorter else []
     remedies += [each.precision for each in lower if _fits(request, each)][:1]
     if not remedies:
@@ -205,7 +206,8 @@ def _shortage(request: PlanRequest, short: Arrangement, choices: Sequence[Arrang
         remedies = [_precision_at(each) for each in found if each is not None][:1]
     if remedies:
         return f"{said}{' or '.join(remedies)} would fit."
-    least = replace(choices[-1], context_length=min(CONTEXTS[-1], request.wanted_context))
+    least = [short, *lower][-1]
+    least = replace(least, context_length=min(CONTEXTS[-1], request.wanted_context))
     return (
         f"{said}even {_precision_at(least)} needs {gib(_needed(request, least), ceil)}. A smaller "
         "model would fit, or more free memory."

@@ -137,6 +137,14 @@ def test_a_draft_that_the_other_card_cannot_hold_is_refused_with_the_figures() -
     assert any("on cuda:1, 2.0 GiB is free there" in each.reason for each in report.refused)
 
 
+def test_what_the_target_would_fit_in_is_said_of_a_draft_on_the_other_card_too() -> None:
+    """There is no arrangement for it: in 4 bits both are on one card."""
+    refused = [each.reason for each in planned_on(16, second_card(12)).refused]
+    assert any("bf16 with draft Qwen/Qwen3-0.6B on cuda:1" in each for each in refused)
+    pairs = [each for each in refused if "with draft" in each]
+    assert all(each.endswith("4-bit would fit.") for each in pairs)
+
+
 def test_a_draft_that_is_asked_for_elsewhere_is_planned_only_there_and_loaded_there() -> None:
     asked = second_card(8, is_asked=True)
     pairs = [each for each in planned_on(24, asked).plans if each.drafter == PAIR]
