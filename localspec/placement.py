@@ -44,7 +44,13 @@ from localspec.machine.hardware import (
     on_device,
     torch_index,
 )
-from localspec.machine.plans import DEFAULT_CONTEXT, FULL_PRECISIONS, full_precision
+from localspec.machine.plans import (
+    DEFAULT_CONTEXT,
+    FULL_PRECISIONS,
+    PlanRequest,
+    full_precision,
+    room_for,
+)
 from localspec.machine.shapes import QUANTISED, TORCH_NAMES, Precision
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
@@ -105,6 +111,11 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
     device = device_of(hardware, torch)
     stored = stored_of(config, source.target_name)
     asked = BITS.get(options.dtype or "")
+    if asked and stored is not None and not (stored.is_unpacked or stored.stays):
+        raise ConfigError(
+            f"{source.target_name} keeps its weights as {stored.title}, which are not quantised a "
+            f"second time. Leave --dtype {options.dtype} out."
+        )
     dtype = dtype_of(None if asked else options.dtype, hardware, torch)
     bits = BITS.get((stored and stored.stays) or "") or asked
     return Place(hardware, device, dtype, bits, wanted, options.dtype == HEAD_TOO)
@@ -237,11 +248,20 @@ def _would_fit(folder: Path, place: Place, free: int) -> str:
     contexts = [each for each in halves if each >= SHORTEST_OFFERED]
     shorter = (each for each in contexts if fits(replace(place, context_length=each)))
     found = [f"a context of {each} tokens" for each in islice(shorter, 1)]
-    # 8 bits take more memory than 4: only who asks for them gets them.
-    found += ["4-bit weights"] if fits(replace(place, bits=4)) else []
+    is_offered = "4-bit" in _planned_precisions(folder, place)
+    found += ["4-bit weights"] if is_offered and fits(replace(place, bits=4)) else []
     if found:
         return f"{' or '.join(found).capitalize()} would fit. Or close other programs."
     return "Neither a shorter context nor fewer bits would fit: choose a smaller model."
+
+
+def _planned_precisions(folder: Path, place: Place) -> tuple[Precision, ...]:
+    """In which the model could be loaded there; none where the planner cannot count it."""
+    try:
+        shape = shape_from_folder(folder)
+    except ModelError:
+        return ()
+    return PlanRequest(shape, room_for(place.hardware)).precisions
 
 
 def needed_bytes(folder: Path, place: Place) -> int:

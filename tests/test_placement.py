@@ -22,6 +22,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    Qwen3MoeConfig,
 )
 
 from localspec import placement
@@ -150,6 +151,33 @@ def test_a_refusal_names_the_fewer_bits_that_would_fit(
         check_target(target, short, anyway=False)
     assert "4-bit weights would fit" in str(refused.value)
     assert "8-bit" not in str(refused.value) and "context of 2" not in str(refused.value)
+
+
+def test_fewer_bits_are_no_remedy_where_none_are_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 64, "moe_intermediate_size": 16, "num_experts": 4}
+    config = Qwen3MoeConfig(**sizes, num_hidden_layers=1, num_attention_heads=4)
+    config.save_pretrained(tmp_path)
+    there = Place(probe(), torch.device("cpu"), torch.float32, None, 512)
+    with_free(monkeypatch, needed_bytes(tmp_path, replace(there, bits=4)))
+    monkeypatch.setattr(placement, "check_folder", lambda folder: {})
+    with pytest.raises(MemoryShortage, match="Neither a shorter context nor fewer bits would fit"):
+        check_target(tmp_path, there, anyway=False)
+
+
+def test_weights_that_are_not_quantised_again_are_told_before_they_are_read(
+    target: Path, tmp_path: Path
+) -> None:
+    """transformers said of gpt-oss that a config of another class was passed."""
+    folder = tmp_path / "oss"
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"oss keeps its weights as MXFP4.*Leave --dtype 4-bit"):
+        place_for(LoadOptions(dtype="4-bit"), Source(folder, "oss"), probe(), torch)
+    assert place_for(LoadOptions(), Source(folder, "oss"), probe(), torch).bits is None
 
 
 def test_a_context_too_short_to_talk_in_is_no_remedy(
