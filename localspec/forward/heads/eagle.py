@@ -5,9 +5,9 @@ embedding and output head. A published folder holds the config of a Llama of one
 `hidden_norm` among its tensors it is an EAGLE-3: hidden states of several layers, an output head of
 its own, mostly over a part of the vocabulary (d2t: what to add to a draft id to get the target's).
 Otherwise it is an EAGLE-1 or 2, which reads and predicts what the target's own head reads. An
-embedding in the file is used only where it differs from the target's. A config in the layout of
-speculators nests the layer's and counts layers by their input. Norms of queries and keys (DeepSpec)
-and of what is read (EAGLE 3.1) are used where a file holds them.
+embedding or output head in the file is used only where it differs from the target's. A config in
+the layout of speculators nests the layer's and counts layers by their input. Norms of queries and
+keys (DeepSpec) and of what is read (EAGLE 3.1) are used where a file holds them.
 
 Not here: running a head (autoregressive), which tokens are worth a row (drafters.eagle).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840). Layouts as in
@@ -57,6 +57,7 @@ from localspec.forward.upload import indices
 
 KIND = "eagle"
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+COMPARED_ROWS = 8  # of an output head and the target's
 NORMS = ("embedding_norm", "hidden_norm", "input_norm", "final_norm")
 
 
@@ -198,7 +199,7 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     if "embed_tokens.weight" in tensors:
         layout["embedding"] = {"embed_tokens.weight": (sizes.vocab_size, sizes.hidden_size)}
     held = take_published(tensors, layout, folder.name, dtype, target.device)
-    embed, embedding_bytes = _embedding(held.pop("embedding", None), target)
+    embed, own_bytes = _embedding(held.pop("embedding", None), target)
     parts = packed_parts(held, layer.norm_epsilon)
     frequencies, rope_scale = _rotation(config, layer, target.device)
     network: Network = FirstNetwork(layer, parts)
@@ -206,8 +207,10 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     if is_third:
         norms = (bool(config.values.get(n)) for n in ("norm_before_residual", "norm_output"))
         network = ThirdNetwork(layer, parts, *norms)
-        ids = _target_ids(config, offsets, draft_vocab_size, target)
-        output = OutputHead(parts["output_head"], target.vocab_size, ids)
+        ids, own = _target_ids(config, offsets, draft_vocab_size, target), parts.pop("output_head")
+        if ids is not None or not _is_targets_head(own, target):
+            output = OutputHead(own, target.vocab_size, ids)
+            own_bytes += own.weight_bytes
     return HeadParts(
         layers=layers,
         network=network,
@@ -216,7 +219,7 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
         frequencies=frequencies,
         rope_scale=rope_scale,
         dtype=dtype,
-        weight_bytes=embedding_bytes + sum(part.weight_bytes for part in parts.values()),
+        weight_bytes=own_bytes + sum(part.weight_bytes for part in parts.values()),
     )
 
 
@@ -334,6 +337,12 @@ def _embedding(table: torch.Tensor | None, target: LanguageModel) -> tuple[Embed
         return F.embedding(indices(ids, table.device), table)
 
     return embed, table.nbytes
+
+
+def _is_targets_head(product: Rows, target: LanguageModel) -> bool:
+    """Whether it is a copy of the target's own, as in DeepSpec's files: 1.2 GB beside an 8B."""
+    rows = target.embed(range(COMPARED_ROWS))
+    return torch.equal(product(rows).float(), target.head(rows))
 
 
 def _rotation(

@@ -296,6 +296,21 @@ def test_an_embedding_that_is_the_targets_takes_no_memory(tmp_path: Path) -> Non
     assert torch.equal(own.embed([2]), table[2:3] + 1.0)
 
 
+@torch.no_grad()
+def test_an_output_head_that_is_the_targets_takes_no_memory(tmp_path: Path) -> None:
+    target, sizes = any_target(), list[int]()
+    same = dict.fromkeys(("d2t", "t2d", "draft_vocab_size", "eagle_config"))
+    for change in (0.0, 0.01):
+        reference = of_deepspec()
+        reference.lm_head.weight.data = target.weights.head.dense().weight.detach() + change
+        publish(tmp_path, True, reference, **DEEPSPEC, **same)
+        head = read_eagle(tmp_path, target)
+        sizes.append(head.weight_bytes)
+        rows = target.embed([3, 1])
+        assert torch.allclose(head.output(rows), reference.lm_head(rows), atol=1e-3)
+    assert sizes[1] - sizes[0] == 4 * VOCAB_SIZE * HIDDEN_SIZE
+
+
 def test_without_names_the_authors_choice_of_layers_is_read(tmp_path: Path) -> None:
     """What goes into blocks 2, n / 2 and n - 3 is what comes out of the ones before."""
     target = with_cache(tiny_llama(num_layers=8), CAPACITY)
