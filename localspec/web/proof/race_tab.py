@@ -142,6 +142,7 @@ def _race_form() -> tuple[gr.Textbox, gr.Slider, gr.Number, gr.HTML]:
             lines=2,
             max_lines=8,
             scale=3,
+            min_width=320,
             elem_id="ls-race-prompt",
         )
         temperature = gr.Slider(0, 1.5, value=0.7, step=0.1, label="Temperature", min_width=190)
