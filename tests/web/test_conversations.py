@@ -201,9 +201,10 @@ def test_the_focus_stays_where_a_chat_or_a_message_was_deleted(page: Visit) -> N
     stand(page, 1)
     assert page.page.evaluate("document.activeElement.id") == "ls-chat"
     at_owls = focused % "[aria-label='More: echo about owls']"
-    for act, first in (("Pin to the top", "Pinned"), ("Unpin", "Today")):
+    pinned = page.page.locator("#ls-history [data-pinned]", has_text="about owls")
+    for act, state in (("Pin to the top", "attached"), ("Unpin", "detached")):
         menu(page, "about owls", act)
-        page.page.locator("#ls-history h2 >> nth=0", has_text=first).wait_for()
+        pinned.wait_for(state=state)
         page.page.wait_for_function(at_owls, timeout=WAIT_MS)
     menu(page, "about bees", "Delete")
     page.page.get_by_text("Deleted “echo about bees”").wait_for(timeout=WAIT_MS)
