@@ -108,9 +108,29 @@ function followDown(column) {
   onNews("sent", () => { isAtEnd = true; toEnd(); });
 }
 
+// A thought that a person opened while it was written stays open when its reply stands.
+const thoughts = () => [...document.querySelectorAll("#ls-written .thought-group .title")];
+let numStanding = null; // thoughts that stood when it was opened
+for (const kind of ["click", "keydown"]) {
+  document.addEventListener(kind, ({ target, key = "Enter" }) => {
+    const isMeant = key === "Enter" && target.closest?.("#ls-growing .thought-group .title");
+    if (isMeant) numStanding = numStanding === null ? thoughts().length : null;
+  }, { capture: true }); // Gradio lets no click pass
+}
+window.addEventListener("ls-command", ({ detail }) => { if (detail.do === "open") numStanding = null; });
+
+function keepThoughtOpen() {
+  if (numStanding === null || thoughts().length <= numStanding) return;
+  numStanding = null;
+  const title = thoughts().at(-1);
+  title.click();
+  requestAnimationFrame(() => { for (const one of title.parentElement.getAnimations({ subtree: true })) one.finish(); });
+}
+
 // One announcement at the end replaces a live region that would read every few words.
 function calm(column) {
   const quiet = () => {
+    keepThoughtOpen();
     for (const log of column.querySelectorAll('[role="log"]')) {
       log.setAttribute("aria-live", "off");
       log.removeAttribute("role"); // the column around both is the region
