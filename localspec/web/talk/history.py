@@ -32,16 +32,21 @@ def history_html(
     if not rows and (search.strip() or not folders):
         words = f"Nothing found for “{search.strip()}”." if search.strip() else "No chats yet."
         return f'<p class="ls-none">{html.escape(clean(words))}</p>'
-    shown = rows[:MAX_SHOWN_CONVERSATIONS]
     if search.strip():
-        return _group("Found", shown, current)
+        return _group("Found", rows[:MAX_SHOWN_CONVERSATIONS], current) + _rest(rows)
     today = (now or datetime.now(UTC)).astimezone()
     known = {folder.id for folder in folders}
-    lying = [row for row in shown if row.folder_id not in known]
-    groups = groupby(lying, key=lambda row: _age(row, today))
-    parts = [_folder(one, [row for row in shown if row.folder_id == one.id], current)
+    lying = [row for row in rows if row.folder_id not in known]
+    groups = groupby(lying[:MAX_SHOWN_CONVERSATIONS], key=lambda row: _age(row, today))
+    parts = [_folder(one, [row for row in rows if row.folder_id == one.id], current)
              for one in folders]  # fmt: skip
-    return "".join([*parts, *(_group(title, group, current) for title, group in groups)])
+    parts += [_group(title, group, current) for title, group in groups]
+    return "".join([*parts, _rest(lying)])
+
+
+def _rest(rows: Sequence[ConversationRow]) -> str:
+    more = len(rows) - MAX_SHOWN_CONVERSATIONS
+    return f'<p class="ls-none">{more:,} more: a search finds them.</p>' if more > 0 else ""
 
 
 def _folder(folder: Folder, rows: Sequence[ConversationRow], current: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from localspec.chat.service import ChatService
 from localspec.record.conversations import ConversationRow as Row
+from localspec.record.folders import Folder
 from localspec.record.store import Store
 from localspec.web.talk.commands import Commands
 from localspec.web.talk.form import Form, panel
@@ -50,6 +52,14 @@ def test_chats_stand_under_their_day_and_a_clock_set_back_hides_none() -> None:
     heads = [part.split("<")[0] for part in html.split('class="ls-group">')[1:]]
     assert heads == ["Pinned", "Today", "Yesterday", "Last 7 days", "Older"]
     assert all(row.title in html for row in rows)
+
+
+def test_a_long_list_says_that_it_goes_on_and_a_folder_is_whole() -> None:
+    rows = [Row(n, f"chat {n}", False, "") for n in range(1250, 0, -1)]
+    rows[-1] = replace(rows[-1], folder_id=7)
+    html = history_html(rows, None, folders=[Folder(7, "Old", False)])
+    assert html.count('class="ls-row"') == 201 and "1,049 more: a search finds them." in html
+    assert "chat 1<" in html.split("</section>")[0]
 
 
 def test_an_empty_list_says_why() -> None:
