@@ -40,8 +40,8 @@ def _basis(summary: stats.Summary, saved_s: float | None) -> str:
 def figures_html(summary: stats.Summary, saved_s: float | None = None) -> str:
     gamma = summary.mean_num_draft_tokens
     tiles = (
-        ("Turns", str(summary.num_turns)),
-        ("Tokens", str(summary.num_output_tokens)),
+        ("Turns", f"{summary.num_turns:,}"),
+        ("Tokens", f"{summary.num_output_tokens:,}"),
         ("Tokens / s", number(summary.tokens_per_second)),
         ("Gain", number(summary.speedup, " ×", 2)),
         ("Decoding", number(summary.decode_speedup, " ×", 2)),
@@ -162,7 +162,7 @@ def waits_html(drafted: stats.Waits, without: stats.Waits) -> str:
     body = "".join(
         f'<tr><th scope="row">{name}</th>'
         + "".join(f"<td>{number(ms, ' ms')}</td>" for ms in values)
-        + f"<td>{count}</td></tr>"
+        + f"<td>{count:,}</td></tr>"
         for name, values, count in lines
     )
     return (
