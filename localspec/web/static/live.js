@@ -60,11 +60,11 @@ function startButton() {
   button.type = "button";
   button.id = "ls-start-again";
   button.textContent = "Start the engine again";
-  button.addEventListener("click", async () => {
-    button.disabled = true;
+  button.addEventListener("click", () => { // as in the Models tab
     const asked = { method: "POST", headers: { "content-type": "application/json" }, body: '{"act":"retry"}' };
-    const answer = await fetch("/models", asked).catch(() => null); // as in the Models tab
-    if (!answer?.ok) button.disabled = false;
+    fetch("/models", asked).catch(() => {}); // the next look says that nothing answers
+    button.disabled = true; // by then the engine starts, or could not again and the notice is the same
+    setTimeout(() => { button.disabled = false; }, AFTER_ACTION_MS);
   });
   return button;
 }
