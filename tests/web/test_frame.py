@@ -125,8 +125,7 @@ def test_the_sign_of_the_settings_ends_where_the_line_of_the_tabs_does(page: Vis
     assert sign == line
     page.page.get_by_role("button", name="Open settings").click()
     page.page.get_by_role("button", name="Close settings").wait_for()
-    page.page.wait_for_function(f"(sign) => ({ends})()[0] === sign", arg=sign, timeout=WAIT_MS)
-    assert page.page.evaluate(name) == was
+    assert page.page.evaluate(ends)[0] == sign and page.page.evaluate(name) == was
     page.page.get_by_role("button", name="Close settings").click()
 
 
