@@ -158,11 +158,20 @@ def test_a_server_that_is_asked_to_end_ended_well(
 ) -> None:
     command = [sys.executable, "-m", "localspec", *SERVE, str(tmp_path)]
     with subprocess.Popen(
-        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell lets what it runs in the background ignore Ctrl-C, and so do their children.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as ran:
         assert ran.stdout is not None and ran.stdout.readline().startswith("localspec → http://")
         ran.send_signal(number)
-        said, error = ran.communicate(timeout=30)
+        try:
+            said, error = ran.communicate(timeout=60)
+        finally:
+            ran.kill()
     assert (said, ran.returncode) == ("", 0) and "Traceback" not in error
 
 

@@ -168,6 +168,7 @@ watch('value', () => {
 
 # Gradio's own list loses the focus when a key chooses. What is chosen and not listed any more
 # becomes the first.
+CHOICE_HTML = '<label class="ls-choice"><span>LABEL</span><select></select></label>'
 CHOICE_JS = """
 const list = element.querySelector('select');
 const draw = () => {
@@ -342,7 +343,7 @@ def choice(label: str, choices: Sequence[tuple[str, str]], name: str) -> gr.HTML
     """The browser's own list of names and values, the first chosen."""
     return gr.HTML(
         choices[0][1],
-        html_template=f'<label class="ls-choice"><span>{label}</span><select></select></label>',
+        html_template=CHOICE_HTML.replace("LABEL", label),
         js_on_load=CHOICE_JS,
         apply_default_css=False,
         min_width=150,

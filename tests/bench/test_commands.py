@@ -193,13 +193,6 @@ def test_setting_up_compares_nothing_and_says_what_failed(asked: list[Any], tmp_
     assert isinstance(ended.exception, SetupError) and "vllm" in str(ended.exception)
 
 
-@pytest.mark.parametrize("name", ["inflate", "replay"])
-def test_what_moved_says_where_it_is(asked: list[Any], name: str) -> None:
-    ended = run(name, "--seed", "1", "--out", "x")
-    assert isinstance(ended.exception, ConfigError) and f"tools.{name}" in str(ended.exception)
-    assert asked == []
-
-
 def test_the_table_is_printed_from_a_kept_result(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text(compact_json(RESULT))

@@ -152,7 +152,7 @@ def test_check_6_stop_freezes_text_engine_and_log(page: Visit, site: Site, tally
 def test_check_6_stop_works_at_every_moment(page: Visit, site: Site, moment: str) -> None:
     if moment == "while the prompt is read":
         site.backend.script.prefill_s = 30.0
-    page.send("steady: stop me")
+    page.send("steady endless: stop me")
     page.page.wait_for_selector("#ls-stop:not([disabled])", timeout=WAIT_MS)
     if moment == "while the prompt is read":
         page.wait_for("Reading", "#ls-phase")

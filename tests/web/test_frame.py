@@ -74,7 +74,7 @@ def narrow(page: Visit) -> Iterator[Visit]:
 
 def stands_still(page: Visit) -> None:
     ask(page, "first")
-    for message in ("steady: second", "a third"):
+    for message in ("steady: second", "steady: a third"):
         seen = watched(page, lambda said=message: ask(page, said))
         assert seen["frames"] > 10
         assert seen["moved"] == {}, "in px"
