@@ -89,9 +89,9 @@ def test_reply_is_plain_json_data_of_fixed_form(options: LoadOptions) -> None:
 
 def test_costs_are_measured_first_where_something_is_chosen(options: LoadOptions) -> None:
     backend = open_local_backend(options, None, lambda _: None)
-    asked = [(AUTO, None), ("ngram", None), (OFF, None), ("ngram", 3)]
+    asked = [(AUTO, None), (AUTO, 3), ("ngram", None), (OFF, None), ("ngram", 3), (AUTO, 0)]
     requests = [Request(HELLO, drafter=name, num_draft_tokens=length) for name, length in asked]
-    assert [backend.lacks_costs(each) for each in requests] == [True, True, False, False]
+    assert [backend.lacks_costs(each) for each in requests] == [True] * 3 + [False] * 3
     for _ in backend.calibrate(threading.Event()):
         pass
     assert not any(backend.lacks_costs(each) for each in requests)

@@ -40,7 +40,8 @@ class Arm:
     @property
     def is_learning(self) -> bool:
         """Whether it decides by what it has learnt, so that it can be cold or warm."""
-        return self.drafter != OFF and not self.is_other_engine and self.num_draft_tokens is None
+        is_fixed = self.drafter == OFF or self.num_draft_tokens is not None
+        return not self.is_other_engine and (self.drafter == AUTO or not is_fixed)
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,9 @@ class LocalBackend:
 
     def lacks_costs(self, request: Request) -> bool:
         """Whether the controller chooses in this turn among drafters without measured costs."""
-        is_free = request.drafter != OFF and request.num_draft_tokens is None
+        length = request.num_draft_tokens
+        is_free = request.drafter == AUTO and length != 0
+        is_free = is_free or (request.drafter != OFF and length is None)
         return is_free and self._controller.lacks_costs(request.sampling)
 
     def snapshot(self) -> dict[str, Any]:

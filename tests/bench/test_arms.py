@@ -68,9 +68,9 @@ def test_other_engines_that_draft_may_have_a_length_and_none_of_them_learns() ->
     assert not any(arm.is_learning for arm in arms)
 
 
-def test_only_arms_without_a_fixed_length_learn() -> None:
-    arms = parse_arms(("off", "auto", "ngram", "ngram@3", "vllm"), OTHERS)
-    assert [arm.name for arm in arms if arm.is_learning] == ["auto", "ngram"]
+def test_only_arms_that_choose_a_drafter_or_a_length_learn() -> None:
+    arms = parse_arms(("off", "auto", "auto@3", "ngram", "ngram@3", "vllm"), OTHERS)
+    assert [arm.name for arm in arms if arm.is_learning] == ["auto", "auto@3", "ngram"]
 
 
 def test_an_unavailable_drafter_is_refused_with_its_reason() -> None:
