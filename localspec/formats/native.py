@@ -23,8 +23,9 @@ class Layout:
     is_interleaved: whether numbers that are rotated together stand side by side. rotates_windows:
     whether, where some layers attend to a window, only those know positions. has_layer_norms: all
     its norms take the mean off. is_parallel: both parts of a block read the same rows. output,
-    final_norm: names of the attention's last layer and the model's last norm. plain_feed_forward:
-    names of the two layers of a feed-forward part without a gate."""
+    final_norm: names of the attention's last layer and the model's last norm. feed_forward, gate_up
+    and down: names of that part, and of its layers where gate and up are joined.
+    plain_feed_forward: names of the two layers of such a part without a gate."""
 
     attention_norm: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -40,6 +41,9 @@ class Layout:
     is_parallel: bool = False
     output: str = "o_proj"
     final_norm: str = "norm"
+    feed_forward: str = "mlp"
+    gate_up: str = "gate_up_proj"
+    down: str = "down_proj"
     plain_feed_forward: tuple[str, str] | None = None
 
 
@@ -87,6 +91,12 @@ LAYOUTS: Mapping[str, Layout] = {
         is_interleaved=True,
     ),
     "granite": Layout(),
+    "granitemoehybrid": Layout(  # those with attention alone
+        is_gate_up_joined=True,
+        feed_forward="shared_mlp",
+        gate_up="input_linear",
+        down="output_linear",
+    ),
     "olmo2": _AFTER_ONLY,
     "olmo3": _AFTER_ONLY,
     "exaone4": replace(_AFTER_ONLY, head_norms="each", rotates_windows=True),

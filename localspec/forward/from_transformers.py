@@ -56,7 +56,7 @@ NORM_CLASSES = frozenset(f"{name}RMSNorm" for name in (
     "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "SmolLM3", "Phi3", "Glm", "Glm4", "Granite",
     "Olmo2", "Olmo3", "Olmoe", "Gemma", "Gemma3", "Exaone4", "Mixtral", "SeedOss", "Ernie4_5",
     "Helium", "Cwm", "Ministral", "Ministral3", "Mellum", "FlexOlmo", "Arcee", "Qwen2VL",
-    "Qwen2_5_VL", "Qwen3VLText", "Qwen3VLMoeText",
+    "Qwen2_5_VL", "Qwen3VLText", "Qwen3VLMoeText", "GraniteMoeHybrid",
 )) | {"CohereLayerNorm", "Cohere2LayerNorm", "LayerNorm", "NemotronLayerNorm1P"}  # fmt: skip
 
 
@@ -105,6 +105,10 @@ def _family(config: Any, decoder: Any, cache: KVCache) -> tuple[Layout, Activati
         raise _unsuited("its query and key heads have norms of their own")
     if getattr(config, "use_parallel_residual", False):
         raise _unsuited("both parts of a block read the same rows")
+    if any(getattr(layer, "block_sparse_moe", None) is not None for layer in decoder.layers):
+        raise _unsuited("it has experts beside a part that every token goes through")
+    if decoder.rotary_emb is None:
+        raise _unsuited("it has no positions")
     unscaled = _length_unscaled(config)
     if unscaled is not None and unscaled < cache.shape.capacity:
         raise _unsuited(
@@ -200,7 +204,7 @@ class _Reader:
             head_norm=self._head_norm(attention),
             output=self._taken([getattr(attention, family.output)]),
             feed_forward_norm=self._norm_of(layer, family.feed_forward_norm),
-            feed_forward=self._feed_forward(layer.mlp),
+            feed_forward=self._feed_forward(getattr(layer, family.feed_forward)),
             after_attention=self._after(layer, family.after_attention),
             after_feed_forward=self._after(layer, family.after_feed_forward),
             rotation=self._table(attention) if self._is_rotated(attention) else None,
@@ -243,9 +247,10 @@ class _Reader:
         if self.family.plain_feed_forward is not None:
             up, down = (getattr(module, name) for name in self.family.plain_feed_forward)
             return PlainFeedForward(self._taken([up]), self._taken([down]), self.activation)
-        joined = [module.gate_up_proj] if self.family.is_gate_up_joined else None
+        joined = self.family.is_gate_up_joined and [getattr(module, self.family.gate_up)]
         gate_up = self._taken(joined or [module.gate_proj, module.up_proj])
-        return GatedFeedForward(gate_up, self._taken([module.down_proj]), self.activation)
+        down = self._taken([getattr(module, self.family.down)])
+        return GatedFeedForward(gate_up, down, self.activation)
 
     def _experts(self, module: Any) -> Experts:
         """Of Qwen3's kind: [experts, 2 f, d] and [experts, d, f]. Mixtral's shares always add up

@@ -228,7 +228,8 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     if draft is not None:
         used_by_draft = _activation_bytes(draft, plan.context_length, full, is_quantised=False)
         activations = max(activations, used_by_draft)
-    is_captured = any(each.family in NATIVE_FAMILIES for each in (target, draft) if each)
+    native = [each for each in (target, draft) if each and each.family in NATIVE_FAMILIES]
+    is_captured = not all(each.is_recurrent for each in native)
     return PlanBytes(
         target_weights=weights,
         draft_weights=draft_weights,

@@ -98,6 +98,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {"model_type": "olmoe", "num_experts": 4, "num_experts_per_tok": 2},
+    "granite 4, attention alone": {
+        "model_type": "granitemoehybrid", "num_local_experts": 0, "num_experts_per_tok": 0,
+        "shared_intermediate_size": 40, "layer_types": ["attention"] * 3, "mamba_n_heads": 2,
+        "position_embedding_type": "rope", "embedding_multiplier": 12.0, "logits_scaling": 8.0,
+        "residual_multiplier": 0.22, "attention_multiplier": 0.2,
+    },
     "seed_oss": {"model_type": "seed_oss", "head_dim": 16},
     "ernie4_5": {"model_type": "ernie4_5", "head_dim": 16},
     "exaone4, one length": {
