@@ -88,7 +88,9 @@ def _tokens(acceptance: tuple[float, ...]) -> float:
 
 
 def _flag(result: TrainResult) -> str:
-    return f"{'--draft' if result.artifact.kind == 'draft' else '--heads'} {result.folder}"
+    """As it can be pasted into the shells of all systems."""
+    flag, folder = "--draft" if result.artifact.kind == "draft" else "--heads", str(result.folder)
+    return f'{flag} "{folder}"' if " " in folder else f"{flag} {folder}"
 
 
 def _better_rival(result: TrainResult) -> Rival | None:

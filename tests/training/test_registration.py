@@ -164,10 +164,10 @@ def result(
 def test_a_head_that_accepts_nothing_is_kept_and_not_offered(
     acceptance: tuple[float, ...], settings: Settings, tmp_path: Path
 ) -> None:
-    made = result(tmp_path / "m", acceptance)
+    made = result(tmp_path / "a head", acceptance)
     profile, notice = register(settings, "t", tmp_path, made)
     assert profile is None and notice is not None
-    assert "accepted 0 %" in notice and f"--heads {tmp_path / 'm'}" in notice
+    assert "accepted 0 %" in notice and f'--heads "{tmp_path / "a head"}"' in notice
     assert not (settings.home / "profiles").exists()
     assert "from now on" not in summary(made, profile, notice)
 
