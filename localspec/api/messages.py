@@ -210,15 +210,18 @@ async def answer(asked: Asked, head: MessageHead) -> dict[str, Any]:
 
 
 async def events(asked: Asked, head: MessageHead) -> AsyncGenerator[bytes | None]:
-    """The message as a stream: its blocks one after the other, then how it ended."""
-    reply, kind, index = asked.replies[0], "", -1
-    none_yet = {"input_tokens": 0, "output_tokens": 0}
-    yield _event("message_start", message=head.message([], none_yet))
+    """The message as a stream: its blocks one after the other, then how it ended. It begins when
+    its turn does, for its head says how long the prompt is."""
+    reply, kind, index, has_begun = asked.replies[0], "", -1, False
     async with aclosing(pieces(asked, reply)) as coming:
         async for piece in coming:
             if piece is None:
-                yield _event("ping")
+                yield _event("ping") if has_begun else None
                 continue
+            if not has_begun:
+                usage = {**_usage(piece.stats), "output_tokens": 0}
+                yield _event("message_start", message=head.message([], usage))
+            has_begun = True
             for of_kind, text in (("thinking", piece.reasoning), ("text", piece.text)):
                 if not text:
                     continue

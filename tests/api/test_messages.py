@@ -49,12 +49,14 @@ def test_a_stream_of_a_model_that_thinks_has_two_blocks(claude: Anthropic) -> No
         max_tokens=300,
         messages=THINK,  # type: ignore[arg-type]
     ) as stream:
-        text = "".join(stream.text_stream)
+        events = list(stream)
         final = stream.get_final_message()
+    text = "".join(one.text for one in events if one.type == "text")
     thinking, said = final.content
     assert text == said.text == REPLY  # type: ignore[union-attr]
     assert thinking.thinking == "Let me see."  # type: ignore[union-attr]
     assert final.stop_reason == "end_turn" and final.usage.output_tokens > 5
+    assert final.usage.input_tokens == events[0].message.usage.input_tokens > 2  # type: ignore[union-attr]
     whole = claude.messages.create(
         model=MODEL,
         max_tokens=300,
