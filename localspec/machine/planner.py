@@ -370,7 +370,8 @@ def _done(request: PlanRequest, arrangement: Arrangement) -> str:
         return "loaded as they are"
     if arrangement.precision == arrangement.full:
         return "unpacked while loading"
-    if arrangement.precision != "8-bit" and request.room.device == "cpu":
+    is_kept = arrangement.target.group_size and request.room.device == "cpu"
+    if is_kept and arrangement.precision != "8-bit":
         return "left in their 4 bits where the layout allows it"
     return "unpacked and quantised a second time while loading"
 

@@ -132,6 +132,17 @@ def test_a_plan_says_what_is_done_to_the_files_weights(demo: Path) -> None:
     assert "quantised a second time" in said["4-bit"]
 
 
+def test_only_weights_of_4_bits_are_said_to_be_left_in_them(tmp_path: Path) -> None:
+    describe = vocabulary_of({"model": {"vocab": {"a": 0}, "merges": []}, "added_tokens": []},
+                             "gpt-2")  # fmt: skip
+    said = {}
+    for kind in ("Q4_0", "Q8_0"):
+        write_gguf(tmp_path / f"{kind}.gguf", tiny_llama(), kind, describe=describe)
+        options = LoadOptions(model=str(tmp_path / f"{kind}.gguf"), dtype="4-bit")
+        said[kind] = make_plans(options, vram_gib=0).plans[0].reason
+    assert "left in their 4 bits" in said["Q4_0"] and "a second time" in said["Q8_0"]
+
+
 def test_its_settings_are_written_once_and_again_when_the_file_changes(
     demo: Path, tmp_path: Path
 ) -> None:
