@@ -51,7 +51,7 @@ from localspec.machine.plans import (
     full_precision,
     room_for,
 )
-from localspec.machine.shapes import QUANTISED, TORCH_NAMES, Precision
+from localspec.machine.shapes import QUANTISED, TORCH_NAMES, ModelShape, Precision
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
 
@@ -228,8 +228,8 @@ def _shortage_of_ram(folder: Path, place: Place) -> str | None:
     stored = stored_of(check_folder(folder), folder.name)
     if place.device.type != "cuda" or stored is None or not stored.is_unpacked:
         return None
-    needed = shape_from_folder(folder).num_params * place.dtype.itemsize
-    free = place.hardware.host.ram_available_bytes
+    shape, free = _shape(folder), place.hardware.host.ram_available_bytes
+    needed = 0 if shape is None else shape.num_params * place.dtype.itemsize
     if needed <= free:
         return None
     return (
@@ -255,21 +255,24 @@ def _would_fit(folder: Path, place: Place, free: int) -> str:
     return "Neither a shorter context nor fewer bits would fit: choose a smaller model."
 
 
-def _planned_precisions(folder: Path, place: Place) -> tuple[Precision, ...]:
-    """In which the model could be loaded there; none where the planner cannot count it."""
+def _shape(folder: Path) -> ModelShape | None:
+    """None for a family that the planner cannot count."""
     try:
-        shape = shape_from_folder(folder)
+        return shape_from_folder(folder)
     except ModelError:
-        return ()
-    return PlanRequest(shape, room_for(place.hardware)).precisions
+        return None
+
+
+def _planned_precisions(folder: Path, place: Place) -> tuple[Precision, ...]:
+    """In which the model could be loaded there."""
+    shape = _shape(folder)
+    return () if shape is None else PlanRequest(shape, room_for(place.hardware)).precisions
 
 
 def needed_bytes(folder: Path, place: Place) -> int:
-    """Of weights and KV cache, as the planner counts them."""
-    full = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")]
-    try:
-        shape = shape_from_folder(folder)
-    except ModelError:  # a family the planner cannot count; its files say the least it needs
+    """Of weights and KV cache, as the planner counts them; else what the files say at the least."""
+    full, shape = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")], _shape(folder)
+    if shape is None:
         return sum(file.stat().st_size for file in weight_files(folder))
     precision = QUANTISED.get(place.precision, full)
     return sum(shape.loaded_bytes(precision, full, place.context_length, place.device.type))

@@ -218,6 +218,8 @@ def test_weights_that_are_unpacked_for_a_gpu_need_room_in_the_ram(
     assert check_target(target, cuda, anyway=False) is None, "whole weights go straight to the GPU"
     on_cpu = replace(cuda, device=torch.device("cpu"))
     assert check_target(packed, on_cpu, anyway=False) is None
+    (packed / "config.json").write_text(json.dumps({"quantization_config": quantised}))
+    assert check_target(packed, cuda, anyway=False) is None, "how much it needs is not known"
 
 
 def test_anyway_turns_the_refusal_into_a_notice_with_the_risk(
