@@ -70,10 +70,11 @@ log = logging.getLogger(__name__)
 
 
 def live_state(
-    status: Status, rounds_from: int | None = None, hardware: str = ""
+    status: Status, rounds_from: int | None = None, hardware: str = "", wanted: str | None = None
 ) -> dict[str, Any]:
     """Everything that the line and the popover show. rounds_from: also the rounds of the reply from
-    this one on. hardware: what the machine has, in a sentence."""
+    this one on. hardware: what the machine has, in a sentence. wanted: the model that was named to
+    be loaded."""
     view = status.reply
     stats = view.stats if view is not None else None
     phase, seconds = _phase(status)
@@ -84,7 +85,7 @@ def live_state(
         "num_titles": status.num_titles,
         "notices": _notices(status),
         "may_start": status.phase == "failed",
-        "model": model_words(loaded),
+        "model": model_words(loaded, _awaited(status, wanted)),
         "is_demo": loaded is not None and loaded.target == DEMO,
         "reason": labelled(_reason(status, view)),
         "remedy": status.off.remedy if status.off else "",
@@ -124,10 +125,17 @@ def _phase(status: Status) -> tuple[str, float]:
     return "ready", 0.0
 
 
-def model_words(loaded: Description | None) -> list[str]:
+def _awaited(status: Status, wanted: str | None) -> str:
+    """What stands in the place of a model that is not loaded."""
+    if status.phase not in ("loading", "restarting"):
+        return "No model"
+    return short(wanted) if wanted else DASH
+
+
+def model_words(loaded: Description | None, otherwise: str) -> list[str]:
     """The model's name, then its precision and its draft, or the server that has it."""
     if loaded is None:
-        return ["No model", ""]
+        return [otherwise, ""]
     if loaded.server is not None:
         return [short(loaded.target), loaded.device]
     draft = f" · draft {short(loaded.draft)}" if loaded.draft else ""

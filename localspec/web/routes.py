@@ -67,7 +67,8 @@ def add_routes(api: Any, service: ChatService, models: ModelsController) -> None
         start = number_of(request.query_params.get("rounds_from"))
         named = request.query_params.get("c")
         shown = None if named is None else number_of(named) or 0  # 0: a new chat
-        state = live_state(service.status(shown), start, hardware.line())
+        wanted = None if service.options is None else service.options.model
+        state = live_state(service.status(shown), start, hardware.line(), wanted)
         return JSONResponse({**state, "is_written": bool(shown and service.running(shown))})
 
     async def static(request: Request) -> Response:

@@ -61,11 +61,15 @@ def test_a_pass_without_text_is_a_check_too() -> None:
 
 
 def test_nothing_is_made_up_before_anything_is_known() -> None:
-    state = live_state(Status("loading", "loading the draft", 2.5, None, (), None, 0, None))
+    loading = Status("loading", "loading the draft", 2.5, None, (), None, 0, None)
+    state = live_state(loading)
     assert (state["phase"], state["label"]) == ("loading", "Loading 2 s")
     assert state["facts"] == [("Now", "Loading the draft")]
     assert (state["speed"], state["gain"], state["guesses"]) == (DASH, "", "")
-    assert state["model"] == ["No model", ""] and not state["is_demo"]
+    assert state["model"] == [DASH, ""] and not state["is_demo"]
+    assert live_state(loading, wanted="Qwen/Qwen3-8B")["model"] == ["Qwen3-8B", ""]
+    unloaded = replace(loading, phase="unloaded")
+    assert live_state(unloaded, wanted="Qwen/Qwen3-8B")["model"] == ["No model", ""]
 
 
 def test_the_line_has_the_model_and_the_figures_of_a_reply() -> None:
