@@ -47,7 +47,11 @@ def test_settings_stay_with_their_chat_and_a_new_one_has_the_defaults_of_the_mod
 ) -> None:
     page = opened(visit)
     field(page, "temperature").fill("0.3")
+    page.wait_for("of 4,096 tokens", "#ls-gauge-text")
+    before = page.text("#ls-gauge-text")
     field(page, "system_prompt").fill("Be brief.")
+    counted = "(before) => document.querySelector('#ls-gauge-text').innerText !== before"
+    page.page.wait_for_function(counted, arg=before, timeout=WAIT_MS)
     page.page.click("#ls-advanced summary")
     field(page, "seed").fill(" 7 ")
     field(page, "fixed_gamma").fill("3")

@@ -279,4 +279,6 @@ onNews("moved", () => {
   if (isNewAsked) messageBox()?.focus();
   isNewAsked = false;
 });
-document.addEventListener("change", (event) => { if (event.target.closest?.("#ls-settings")) gaugeSoon(); });
+for (const kind of ["input", "change"]) {
+  document.addEventListener(kind, (event) => { if (event.target.closest?.("#ls-settings")) gaugeSoon(); });
+}
