@@ -92,6 +92,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max tokens is {self.max_tokens}, but a reply needs at least 1.")
+        if "" in self.stop:
+            raise RequestError("A stop string is empty. Remove it, or enter a text.")
         if not 0 <= (self.num_draft_tokens or 0) <= LARGEST_FIXED_LENGTH:
             raise RequestError(
                 f"The fixed γ is {self.num_draft_tokens}, but it must lie between 0 and "

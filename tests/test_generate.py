@@ -19,7 +19,7 @@ from localspec.backend import Chunk, Message, Request
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.config import settings_for
 from localspec.core import AUTO, OFF, SamplingParams
-from localspec.errors import ConfigError, LocalspecError
+from localspec.errors import ConfigError, LocalspecError, RequestError
 from localspec.generate_command import (
     answer,
     collect,
@@ -321,6 +321,12 @@ def test_a_turn_that_is_not_there_or_cannot_be_made_again_is_said(
     database.close()
     with pytest.raises(LocalspecError, match="its seed was not logged"):
         replayed(replace(options, home=older), 2)
+
+
+def test_what_cannot_be_asked_for_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    words = ["generate", "hi", "--stop", "", "--model", str(tmp_path / "absent")]
+    ended = CliRunner().invoke(cli.app, words)
+    assert isinstance(ended.exception, RequestError) and "stop string" in str(ended.exception)
 
 
 def test_a_message_or_a_turn_is_asked_for_and_not_both() -> None:

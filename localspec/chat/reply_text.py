@@ -114,12 +114,9 @@ class StopStrings:
     """Ends a reply at the first stop string to be completed, however the text is cut.
 
     begun: the text of the reply that this one continues; a stop string may have begun in it.
-    Raises RequestError for an empty stop string.
     """
 
     def __init__(self, stops: Sequence[str], begun: str = "") -> None:
-        if "" in stops:
-            raise RequestError("A stop string is empty. Remove it, or enter a text.")
         self._stops = tuple(stops)
         self._held = begun[len(begun) - self._num_open(begun) :]
         self._num_shown = len(self._held)  # of the held text, how much the page has already
