@@ -66,7 +66,8 @@ def plan(
     learnt = measurements(learnt_states(options.home), options.context or DEFAULT_CONTEXT)
     settings = settings_for(options.home)
     report = make_plans(options, settings, first_gib, hardware, learnt, other_gib)
-    text = "" if as_json else render(report, room_for(hardware, first_gib).free_bytes)
+    free_bytes = room_for(hardware, first_gib).free_bytes
+    text = "" if as_json else render(report, free_bytes, other_gib=other_gib)
     finish(report.as_dict(), text, as_json)
 
 

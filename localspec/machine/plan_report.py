@@ -34,6 +34,8 @@ from localspec.machine.sources import KnownModel, compatibility_of, find_model
 from localspec.options import LoadOptions
 from localspec.speculation import Measurement
 
+DEVICE_WORDS = {"cuda": "a GPU", "mps": "the Apple GPU", "cpu": "the processor"}
+
 
 def make_plans(
     options: LoadOptions,
@@ -144,10 +146,15 @@ def _of_drafter(report: PlanReport, drafter: str | None) -> PlanReport:
     )
 
 
-def render(report: PlanReport, free_bytes: int, most: int = 5) -> str:
+def render(
+    report: PlanReport, free_bytes: int, most: int = 5, other_gib: float | None = None
+) -> str:
     """The report for a terminal: of several models the best plan of each, of one all its plans with
-    their reasons and what was refused; at most `most` of each, the rest counted."""
-    lines = [f"Planning for {report.device} with {gib(free_bytes, floor)} free.", ""]
+    their reasons and what was refused; at most `most` of each, the rest counted. other_gib: of a
+    second GPU that was planned for."""
+    second = "" if other_gib is None else f", and a second one with {other_gib:.1f} GiB"
+    device = DEVICE_WORDS[report.device]
+    lines = [f"Planning for {device} with {gib(free_bytes, floor)} free{second}.", ""]
     best = {each.target.name: each for each in reversed(report.plans)}
     of_models = [each for each in report.plans if best[each.target.name] is each]
     is_overview = len(of_models) > 1

@@ -253,7 +253,7 @@ def test_of_many_models_the_text_has_one_line_each_for_the_best_five(settings: S
 def test_the_text_shows_what_is_assumed_of_an_unmeasured_gain(settings: Settings) -> None:
     report = make_plans(LoadOptions(model="Qwen/Qwen3-8B", context=32768), settings, 24, GPU)
     text = render(report, 24 * GIB, most=3)
-    assert "cuda with 24.0 GiB free" in text and "gain –" not in text
+    assert "Planning for a GPU with 24.0 GiB free." in text and "gain –" not in text
     assert re.search(
         r"draft_model with \S+, context \d+: \S+ GiB, gain 1\.\d to \d\.\d× \(assumed", text
     )
@@ -261,5 +261,7 @@ def test_the_text_shows_what_is_assumed_of_an_unmeasured_gain(settings: Settings
     first = report.plans[0]
     assert first.as_dict()["further_reply_bytes"] == first.bytes.target_kv + first.bytes.draft_kv
     assert f"further reply at the same time: {gib(first.bytes.further_reply, ceil)}" in text
+    two = render(report, 24 * GIB, other_gib=12.0)
+    assert "a GPU with 24.0 GiB free, and a second one with 12.0 GiB." in two
     nothing = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, 2, GPU)
     assert "Nothing fits." in render(nothing, 2 * GIB)
