@@ -69,7 +69,10 @@ const LOOKS = 5; // so many in a row: what this tab asks for itself is shown wit
 let numUnshown = 0;
 const isBusy = () => !byId("ls-stop")?.disabled || Boolean(document.querySelector(".ls-editor"));
 function openAgain() {
-  if (!isBusy()) command({ do: "open", handle: Number(new URLSearchParams(location.search).get("c")) });
+  const handle = Number(new URLSearchParams(location.search).get("c"));
+  if (isBusy()) return;
+  if (handle > 0) command({ do: "open", handle });
+  else window.dispatchEvent(new CustomEvent("ls-titles")); // one that is not recorded: only the list
 }
 window.addEventListener("ls-looked", ({ detail: isWritten }) => {
   numUnshown = isWritten && !isBusy() ? numUnshown + 1 : 0;
