@@ -22,7 +22,7 @@ from localspec.bootstrap import ensure_environment
 from localspec.errors import LocalspecError
 
 ROOT = Path(__file__).resolve().parent.parent
-# tests/conftest.py gives each worker one thread, the tests with a browser to two workers, and every
+# tests/conftest.py gives each worker one thread, all tests with a browser to one worker, and every
 # other file to one, so that what tests share (a server, a browser, a trained head) is made once.
 # A page waits for half of its time, so three workers fill two cores.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")

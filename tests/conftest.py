@@ -67,10 +67,9 @@ def shared_data() -> Path:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test that drives a browser, by the fixture that it asks for, and order the files.
 
-    Tests that run an event loop come before those with a browser, or at once in another worker:
-    Playwright's loop runs in the main thread from its first test on, where no test can then run a
-    loop of its own. Of several workers two begin with a browser, which takes longest; files with
-    slow tests come before the rest.
+    Tests of the page without a browser come before those with one: Playwright's event loop runs in
+    the main thread from its first test on, where no test can then run a loop of its own. Of several
+    workers one begins with the browser, which takes longest; files with slow tests come next.
     """
     is_worker = hasattr(config, "workerinput")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -79,10 +78,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
             return 2
-        if opens_a_page(item.path):
-            return 1
-        if runs_a_loop(item.path):
-            return 3 if is_worker else 0
+        if item.path.is_relative_to(PAGE):
+            return 1 if opens_a_page(item.path) else 3 if is_worker else 0
         return 4 if item.path in slow else 5
 
     items.sort(key=place)
@@ -91,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Beside a worker with a browser the others step back: a page has the longest way to go and
+    """Beside a worker with the browser the others step back: the page has the longest way to go and
     waits for half of it."""
     if hasattr(item.config, "workerinput") and hasattr(os, "nice") and os.nice(0) < STEP_BACK:
         os.nice(0 if opens_a_page(item.path) else STEP_BACK)
@@ -104,21 +101,9 @@ def opens_a_page(file: Path) -> bool:
     return file.is_relative_to(PAGE) and bool(re.search(words, file.read_text(encoding="utf-8")))
 
 
-@cache
-def runs_a_loop(file: Path) -> bool:
-    """Whether tests of this file run an event loop in the main thread."""
-    return "asyncio.run(" in file.read_text(encoding="utf-8")
-
-
-@cache
-def half_of(file: Path) -> int:
-    """Which of the two workers with a browser runs this file."""
-    return [one for one in sorted(PAGE.rglob("test_*.py")) if opens_a_page(one)].index(file) % 2
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the files that open a page to two workers, and every other file to one.
+    """Give the files that open a page to one worker together, and every other file to one.
 
     xdist's own groups are marks, which pytest 9.2 keeps from its controller: a group is added to
     `_nodeid`, which no test has any more.
@@ -128,7 +113,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return f"browser {half_of(ROOT / file)}" if opens_a_page(ROOT / file) else file
+            return "browser" if opens_a_page(ROOT / file) else file
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 
