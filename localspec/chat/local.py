@@ -193,9 +193,8 @@ class LocalBackend:
 
     def lacks_costs(self, request: Request) -> bool:
         """Whether the controller chooses in this turn among drafters without measured costs."""
-        length = request.num_draft_tokens
-        is_free = request.drafter == AUTO and length != 0
-        is_free = is_free or (request.drafter != OFF and length is None)
+        drafter, length = request.drafter, request.num_draft_tokens
+        is_free = drafter != OFF and (length is None or (drafter == AUTO and length != 0))
         return is_free and self._controller.lacks_costs(request.sampling)
 
     def snapshot(self) -> dict[str, Any]:
