@@ -83,7 +83,7 @@ class Nf4Linear:
         packed = torch.cat([packed for packed, _ in parts])
         scales = torch.cat([scales for _, scales in parts], 1 if device.type == "cpu" else 0)
         shape = (sum(s.shape[0] for s in states), states[0].shape[1])
-        return cls(packed, scales, shape, _joined_bias(layers, states))
+        return cls(packed, scales, shape, joined_bias(layers))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         made = self._product(rows)
@@ -153,14 +153,15 @@ def _parts(weight: Any, state: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return _laid_out(packed, scales.float(), (state.shape[0], state.shape[1]))
 
 
-def _joined_bias(layers: Sequence[Any], states: Sequence[Any]) -> torch.Tensor | None:
+def joined_bias(layers: Sequence[Any]) -> torch.Tensor | None:
+    """Of layers whose outputs stand side by side; None where none has one."""
     if all(layer.bias is None for layer in layers):
         return None
     like = next(layer.bias.detach() for layer in layers if layer.bias is not None)
     return torch.cat(
         [
-            like.new_zeros(state.shape[0]) if layer.bias is None else layer.bias.detach()
-            for layer, state in zip(layers, states, strict=True)
+            like.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
+            for layer in layers
         ]
     )
 

@@ -19,7 +19,6 @@ Not here: drafting with a copy (drafters.self_quant), 4-bit or 8-bit targets (we
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -32,6 +31,7 @@ from localspec.errors import ModelError
 from localspec.forward import nf4
 from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Grouped, Int4Linear
+from localspec.forward.int8 import RoundedRowsLinear, has_fbgemm
 from localspec.forward.model import CausalLM, LanguageModel
 from localspec.forward.nf4 import Nf4Linear
 from localspec.forward.weight_layout import Linear, ModuleLinear, bytes_of
@@ -39,7 +39,6 @@ from localspec.forward.weight_layout import Linear, ModuleLinear, bytes_of
 Kind = Literal["nf4", "int8", "int4"]
 
 GROUP = 64  # weights that share one scale in the formats of 4 bits; a row must hold whole ones
-ROW_BYTES = 12  # of 8 bits, of each output: its scale, zero point and sum of weights
 ROWS = 32  # of outputs, that the kernels for a processor take at a time
 MAX_RELATIVE_ERROR = 0.5  # 4 bits are near 0.1, 8 near 0.02; a broken kernel is beyond 1
 MIN_QUANTISED_SHARE = 0.5  # below this a draft step costs about what the target's own costs
@@ -63,10 +62,6 @@ def kind_for(device: torch.device) -> Kind:
     if nf4.has_kernel(device):
         return "nf4"
     return "int8" if has_fbgemm() else "int4"
-
-
-def has_fbgemm() -> bool:
-    return "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def quantised_twin(model: LanguageModel, kind: Kind | None = None) -> Twin:
@@ -203,39 +198,8 @@ def _int4(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     return ModuleLinear([layer], bytes_of(*layer.parameters(), *layer.buffers()))
 
 
-class Int8Linear:
-    """8 bits a weight with a scale for each output, by FBGEMM. Rows are rounded to 7 bits with one
-    scale for all of a call (with 8, sums overflow on a processor without VNNI), so a row's bits
-    depend on the rows beside it: for copies, which check nothing."""
-
-    has_invariant_rows = False
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        kernels: Any = torch.ops.quantized
-        weight = weight.float()
-        scales = (weight.abs().amax(1) / 127).clamp(min=1e-9).double()
-        with warnings.catch_warnings():  # a later torch drops this type; kernels may go with it
-            warnings.simplefilter("ignore", UserWarning)
-            numbers = torch.quantize_per_channel(
-                weight, scales, torch.zeros_like(scales, dtype=torch.int64), 0, torch.qint8
-            )
-        self._packed: Any = kernels.linear_prepack(numbers, None if bias is None else bias.float())
-        self._product: Any = kernels.linear_dynamic.default
-        self.weight_bytes = weight.numel() + ROW_BYTES * weight.shape[0] + bytes_of(bias)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        made: torch.Tensor = self._product(rows.float(), self._packed, True).to(rows.dtype)
-        return made
-
-    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self(rows).add_(residual)
-
-    def dense(self) -> None:
-        return None
-
-
 MAKERS: Mapping[Kind, Callable[[torch.Tensor, torch.Tensor | None], Linear]] = {
     "nf4": Nf4Linear.of_weight,
-    "int8": Int8Linear,
+    "int8": RoundedRowsLinear,
     "int4": _int4,
 }

@@ -16,7 +16,7 @@ packed layout. Which is faster for one row depends on the processor and on wheth
 its cache. So a pass of one row through all packed layers is timed in both layouts, which takes
 about a second. CPU only.
 
-Not here: quantised formats (nf4, grouped), the layers' order (decoder).
+Not here: quantised formats (nf4, int8, grouped), the layers' order (decoder).
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.forward.nf4 import Nf4Linear
+from localspec.forward.int8 import Int8Linear
+from localspec.forward.nf4 import Nf4Linear, joined_bias
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 TYPICAL_ROWS = 64  # what the layout is chosen for; for one row it would be slower at all widths
@@ -220,8 +221,8 @@ def _fp16_widths(in_features: int) -> tuple[int, ...]:
 
 
 class ModuleLinear:
-    """Layers of one input in another format (4 bits in groups, LLM.int8), by their modules; the
-    outputs of several stand side by side."""
+    """Layers of one input in another format (4 bits in groups, LLM.int8 on a GPU), by modules;
+    the outputs of several stand side by side."""
 
     def __init__(self, modules: Sequence[Any], weight_bytes: int) -> None:
         self._modules = tuple(modules)
@@ -258,24 +259,14 @@ def fused(layers: Sequence[Any]) -> Linear:
     """Linear modules of one input as one product; one by one where their format forbids it."""
     # Subclasses are another format (4-bit, 8-bit).
     if any(type(layer) is not nn.Linear for layer in layers):
-        joined = Nf4Linear.of_modules(layers)
+        joined = Nf4Linear.of_modules(layers) or Int8Linear.of_modules(layers)
         if joined is not None:
             return joined
         tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
         return ModuleLinear(layers, bytes_of(*tensors))
     weights = [layer.weight.detach() for layer in layers]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    return packed(weight, _stacked_bias(layers))
-
-
-def _stacked_bias(layers: Sequence[nn.Linear]) -> torch.Tensor | None:
-    if all(layer.bias is None for layer in layers):
-        return None
-    parts = [
-        layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
-        for layer in layers
-    ]
-    return torch.cat(parts)
+    return packed(weight, joined_bias(layers))
 
 
 @torch.inference_mode()

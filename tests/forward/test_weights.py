@@ -246,10 +246,13 @@ def test_in_4_bits_layers_that_the_kernel_cannot_take_stay_whole(tmp_path: Path)
     assert kinds == ["Linear4bit", "Linear"]
 
 
-def test_in_8_bits_the_native_decoder_is_used_in_fp32_too(tmp_path: Path) -> None:
-    """What LLM.int8 makes of rows that differ in their last bits differs by more."""
-    opened = load_model(llama_of(tmp_path, 256, 512, 4), torch.float32, CPU, 32, bits=8)
-    assert isinstance(opened.model, Decoder)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_in_8_bits_rows_have_the_same_bits_beside_others(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """bitsandbytes' own layer rounds rows by what all of them hold."""
+    opened = load_model(llama_of(tmp_path, 256, 512, 4), dtype, CPU, 32, bits=8)
+    assert isinstance(opened.model, Decoder) and opened.has_invariant_rows
 
 
 def is_packed(module: Any) -> bool:
