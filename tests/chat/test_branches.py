@@ -409,6 +409,7 @@ def live(service: ChatService) -> None:
         ended(service, service.edit(handle, message_id, "uno", SETTINGS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_writes", range(15))
 def test_a_crash_after_any_write_leaves_a_tree_that_goes_on(
     tmp_path: Path, num_writes: int, monkeypatch: pytest.MonkeyPatch
@@ -438,6 +439,7 @@ def test_a_crash_after_any_write_leaves_a_tree_that_goes_on(
 # Depth
 
 
+@pytest.mark.slow
 def test_five_thousand_messages_are_shown_and_gone_on_with_at_once(tmp_path: Path) -> None:
     script = Script(reply="ok", round_s=0.001, context_length=10**6)
     service, _ = open_service(tmp_path, script)

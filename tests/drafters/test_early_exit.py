@@ -260,6 +260,7 @@ def test_verification_runs_the_lower_layers_for_one_token_only(
     assert (below, above) == ((1, 0), (5, 2))
 
 
+@pytest.mark.slow
 def test_greedy_text_is_the_targets_own_at_every_exit() -> None:
     plain = play(Engine(target_of(0.05), {}), PROMPT, Plans(("off", 0)), 40).tokens
     for depth in candidates(LAYERS):

@@ -152,6 +152,7 @@ def of_neighbours(reply: Sequence[int]) -> set[int]:
     return {(last + step) % SMALL_VOCAB for step in range(4)}
 
 
+@pytest.mark.slow
 def test_over_seeds_a_reply_is_distributed_as_the_targets_own_under_the_mask() -> None:
     sampling, engine = SamplingParams(1.5), small_stage("draft_model")
     grammar = MadeUp(of_neighbours, SMALL_VOCAB)

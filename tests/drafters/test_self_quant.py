@@ -87,6 +87,7 @@ def engine_of(kind: Kind = "int4", seed: int = SEED) -> tuple[Engine, SelfQuantD
     return Engine(target, {NAME: drafter}), drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_output_is_that_of_plain_decoding(kind: Kind) -> None:
     engine, _ = engine_of(kind)

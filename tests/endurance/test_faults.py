@@ -65,6 +65,7 @@ def watch_sqlite(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Fault], 
 LOCKED, FULL, BROKEN = "database is locked", "database or disk is full", "disk I/O error"
 
 
+@pytest.mark.slow
 def test_a_fault_of_sqlite_at_any_statement_loses_nothing(
     tmp_path: Path, watch_sqlite: Callable[[Fault], None], tally: Tally
 ) -> None:

@@ -294,6 +294,7 @@ def test_mutated_imports_come_in_or_are_refused(tmp_path: Path, tally: Tally) ->
     fuzz(tally, imports, quick=20, whole=3000)
 
 
+@pytest.mark.slow
 def test_any_settings_are_answered_or_refused(tally: Tally) -> None:
     def settings(rng: random.Random) -> None:
         whole = [one for one in WILD if isinstance(one, int)]
@@ -352,6 +353,7 @@ VALUES = (
 ACTS = ("download", "pause", "folder", "use", "delete", "cancel", "load", "unload", "", "x")
 
 
+@pytest.mark.slow
 def test_any_request_is_answered(tmp_path: Path, tally: Tally) -> None:
     """Of our own routes; the guard is passed, as the page passes it."""
     from starlette.testclient import TestClient

@@ -147,6 +147,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow
 def test_the_best_of_many_is_found_though_others_look_better_at_first() -> None:
     """Eight ways; the best is dearer than four of them. 2000 rounds, the learning included."""
     reached = []

@@ -105,6 +105,7 @@ def test_every_width_gives_the_bits_of_one_forward(
     assert_same(model(heads, dtype), text(150), widths)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("widths", [[1], [5], [7, 1, 2]])
 def test_with_two_threads_as_well(target: Decoder, widths: list[int]) -> None:

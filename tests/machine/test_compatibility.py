@@ -102,6 +102,7 @@ def test_a_folder_without_a_tokenizer_is_a_plain_error(tmp_path: Path) -> None:
         read_token_map(tmp_path)
 
 
+@pytest.mark.slow
 def test_real_tokenizers_are_read_as_the_library_reads_them(shared_data: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -111,6 +112,7 @@ def test_real_tokenizers_are_read_as_the_library_reads_them(shared_data: Path) -
         assert read_token_map(folder) == library.get_vocab(with_added_tokens=True)
 
 
+@pytest.mark.slow
 def test_real_families_do_not_mix(shared_data: Path) -> None:
     names = ("smollm", "llama2", "qwen1.5")
     maps = [read_token_map(shared_data / "tokenizers" / name) for name in names]

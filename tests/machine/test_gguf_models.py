@@ -89,6 +89,7 @@ def test_it_answers_as_the_folder_it_was_made_from(demo: Path, tmp_path: Path) -
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_a_reply_is_written_from_the_file_alone(demo: Path, tmp_path: Path) -> None:
     options = LoadOptions(model=str(demo), draft=str(demo), home=tmp_path, context=128)
     backend = open_local_backend(options, None, lambda phrase: None)

@@ -58,6 +58,7 @@ def trained(target: Path, mark: str | None = None) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_costs_are_measured_with_the_drafter_itself(target: Path) -> None:
     said: list[str] = []
     (found,), _ = measure_gains(target, PLACE, [trained(target)], said.append)

@@ -187,11 +187,13 @@ def test_auto_loses_next_to_nothing_to_drafters_that_are_always_wrong(price: str
     assert play_adaptive(found, "auto", 0).tokens_per_second >= 0.97 * off
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("price", BOTH_PRICES)
 def test_auto_beats_every_fixed_arm_where_code_and_prose_alternate(price: str) -> None:
     assert ratio_to_best(alternating(price, 0)) >= 1.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("price", BOTH_PRICES)
 def test_auto_follows_a_drafter_that_turns_bad_and_good_again(price: str) -> None:
     # Over ten worlds the mean is 0.97 and the spread 0.03, so one world is asked for less.

@@ -351,6 +351,7 @@ def test_what_the_last_replies_gained_stands_in_place_of_an_expectation(
 # a server of the person's own
 
 
+@pytest.mark.slow
 def test_a_server_is_connected_named_and_left_for_a_model_of_this_machine(
     controller: ModelsController, place: ModelsSite
 ) -> None:
