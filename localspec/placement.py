@@ -18,10 +18,8 @@ Not here: planning ahead (machine.planner), opening the files (forward.weights).
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -279,6 +277,7 @@ def needed_bytes(folder: Path, place: Place) -> int:
 
 
 def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:
+    from localspec.forward.layer_files import return_cached
     from localspec.forward.quantise import with_quantised_head
     from localspec.forward.weights import load_model
 
@@ -307,23 +306,12 @@ def keep_out_of_ram(place: Place) -> None:
 
 def return_memory(device: torch.device) -> None:
     """Free what only a cycle of references or torch's own cache still holds."""
+    from localspec.forward.layer_files import return_cached
+
     gc.unfreeze()  # what was set aside when it was loaded
     gc.collect()
     gc.freeze()
     return_cached(device)
-
-
-def return_cached(device: torch.device) -> None:
-    """Free what torch, or on Linux the C library, keeps on a device for later. The latter keeps
-    what was freed between blocks in use: after loading a packed model, more than the model."""
-    import torch  # heavy: only where it is loaded anyway
-
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif device.type == "mps":
-        torch.mps.empty_cache()
-    elif sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
-        library.malloc_trim(0)
 
 
 # -- threads --------------------------------------------------------------------------------

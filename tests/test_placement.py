@@ -28,6 +28,7 @@ from transformers import (
 from localspec import placement
 from localspec.errors import ConfigError, MemoryShortage
 from localspec.forward.decoder import Decoder
+from localspec.forward.layer_files import return_cached
 from localspec.forward.weights import Bits
 from localspec.load import open_local_backend
 from localspec.machine.folder_shapes import shape_from_folder
@@ -50,7 +51,6 @@ from localspec.placement import (
     place_for,
     require_movable_draft,
     require_threads,
-    return_cached,
 )
 from tests.forward.test_stored import VOCABULARY, tiny_qwen
 from tests.forward.test_unpack import AWQ, as_awq, packed_folder

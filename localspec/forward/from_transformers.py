@@ -13,10 +13,11 @@ weight (weight_layout).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -44,6 +45,7 @@ from localspec.forward.model import window_of
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
 from localspec.forward.weight_layout import Linear, ModuleLinear, fused, packed
 
+Read = TypeVar("Read")
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": F.silu,
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
@@ -60,24 +62,36 @@ NORM_CLASSES = frozenset(f"{name}RMSNorm" for name in (
 )) | {"CohereLayerNorm", "Cohere2LayerNorm", "LayerNorm", "NemotronLayerNorm1P"}  # fmt: skip
 
 
-def take_over(module: Any, cache: KVCache, is_emptied: bool = False) -> Decoder:
+def take_over(
+    module: Any,
+    cache: KVCache,
+    is_emptied: bool = False,
+    lent: Callable[[nn.Module], AbstractContextManager[Any]] = nullcontext,
+) -> Decoder:
     """A decoder with the module's weights over `cache`. is_emptied: take the weights out of the
-    module, which cannot run afterwards. Raises ModelError for a module that is not known."""
+    module, which cannot run afterwards. lent: opens what gives a part its weights while it is read.
+    Raises ModelError for a module that is not known."""
     config, decoder = module.config.get_text_config(), module.get_decoder()
     family, activation = _family(config, decoder, cache)
     kinds = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ("full_attention",)))
     cos, sin = _rotation_tables(decoder, cache, kinds, family.is_interleaved)
     reader = _Reader(family, config, activation, cache.shape.capacity, kinds, is_emptied)
-    blocks = tuple(reader.block(layer) for layer in decoder.layers)
+
+    def read(part: nn.Module, reading: Callable[[Any], Read]) -> Read:
+        with lent(part):
+            return reading(part)
+
+    blocks = tuple(read(layer, reader.block) for layer in decoder.layers)
     embedding, head = decoder.embed_tokens, module.get_output_embeddings()
     weight = embedding.weight.detach()
+    is_tied = head.weight is embedding.weight
     factor = getattr(embedding, "embed_scale", None)  # Gemma's, rounded as it is there
     scale = getattr(config, "embedding_multiplier", 1.0)
     weights = Weights(
         embedding=weight,
         blocks=blocks,
-        final_norm=reader.norm(getattr(decoder, family.final_norm)),
-        head=packed(weight, None) if head.weight is embedding.weight else fused([head]),
+        final_norm=read(getattr(decoder, family.final_norm), reader.norm),
+        head=packed(weight, None) if is_tied else read(head, lambda head: fused([head])),
         cos=cos,
         sin=sin,
         num_heads=config.num_attention_heads,

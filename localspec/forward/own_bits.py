@@ -51,12 +51,12 @@ def in_groups(
         return None
     del known.quantization_config
     layers = {_path(place): Int4Linear(weight, None) for place, weight in weights.kept.items()}
-    return _assembled(name, _empty(known, dtype), layers, dict(weights.dense))
+    return _assembled(name, empty_module(known, dtype), layers, dict(weights.dense))
 
 
 def _rounded(name: str, known: Any, files: Sequence[Path], dtype: torch.dtype) -> Any:
     """None where names are such that only transformers' own loading understands them."""
-    module = _empty(known, dtype)
+    module = empty_module(known, dtype)
     needed = {_path(place) for place, _ in module.named_parameters()}
     if not needed <= {path for file in files for path in _paths(file)}:
         return None
@@ -70,7 +70,7 @@ def _rounded(name: str, known: Any, files: Sequence[Path], dtype: torch.dtype) -
     return _assembled(name, module, layers, dense)
 
 
-def _empty(known: Any, dtype: torch.dtype) -> Any:
+def empty_module(known: Any, dtype: torch.dtype) -> Any:
     """The module without weights. Its buffers are computed, since no file holds them."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
@@ -105,7 +105,7 @@ def _assembled(
 def left_whole(known: Any, dtype: torch.dtype) -> list[str]:
     """Linear layers that bitsandbytes cannot run in 4 bits on a processor with a kernel for NF4,
     such as Mamba's input; and the output head."""
-    module = _empty(known, dtype)
+    module = empty_module(known, dtype)
     linear = {path for path, each in module.named_modules() if type(each) is nn.Linear}
     return sorted(linear - _layers_of(module))
 

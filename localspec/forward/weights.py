@@ -10,7 +10,7 @@ Not here: which model, whether it fits (machine), fetching it (machine.sources).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -20,12 +20,13 @@ import torch
 
 from localspec.errors import MemoryShortage, ModelError, first_line
 from localspec.formats.folder_files import check_folder, read_config_json, weight_files
-from localspec.formats.native import KNOWN_AS, TOWERS
+from localspec.formats.native import KNOWN_AS, LAYOUTS, TOWERS
 from localspec.formats.stored import stored_of
 from localspec.forward.cache import KVCache, native_cache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.grouped import Int4Linear
+from localspec.forward.layer_files import LayerFiles, opened_by_layers
 from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_state, kv_shape
 from localspec.forward.own_bits import in_groups, left_whole, weights_missing
 from localspec.forward.recurrent import RecurrentLM
@@ -71,7 +72,8 @@ def load_model(
     fastest linear layers for one row, as timed, at the cost of has_invariant_rows. Raises
     ModelError, MemoryShortage.
     """
-    module = load_module(folder, dtype, device, bits)
+    by_layers = None if bits or device.type != "cpu" else _by_layers(folder, dtype)
+    module = by_layers.module if by_layers else load_module(folder, dtype, device, bits)
     if has_state(module.config):
         with _saying_what_cannot_run(folder):
             recurrent = RecurrentLM(module, context_length)
@@ -90,7 +92,8 @@ def load_model(
         if bool(torch.isfinite(wanted).all()):  # else nothing to compare; the engine will say
             cache = native_cache(shape, dtype, device)
             try:
-                native = take_over(module, cache, is_emptied=True)
+                lent: Any = by_layers.lent if by_layers else nullcontext
+                native = take_over(module, cache, True, lent)
             except ModelError as error:
                 refusal = str(error)
             else:
@@ -100,15 +103,28 @@ def load_model(
                 off = float((_answers(native, *PROBED) - wanted).norm() / wanted.norm())
                 if off <= AGREEMENT[torch.bfloat16 if bits == 8 else dtype]:  # its rows are rounded
                     return Opened(native, None, _has_invariant_rows(native), repacked)
-                del native, module  # before the weights are read a second time
                 refusal = f"The native decoder answered {off:.1%} off and is not used."
-                module = load_module(folder, dtype, device, bits)
+                del native  # before the weights are read a second time
+                module = None
+        if by_layers or module is None:
+            module = load_module(folder, dtype, device, bits)
         model = CausalLM(module, KVCache(shape, dtype, device))
         with _saying_what_cannot_run(folder):
             _require_checking(model, folder)
         return Opened(model, refusal, False, repacked)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
+
+
+def _by_layers(folder: Path, dtype: torch.dtype) -> LayerFiles | None:
+    """None for a folder that only transformers' own loading understands."""
+    config = check_folder(folder)
+    if stored_of(config, folder.name) is not None:
+        return None
+    known = read_config(folder)
+    if known.model_type not in LAYOUTS or has_state(known):
+        return None
+    return opened_by_layers(known, weight_files(folder), dtype)
 
 
 def _require_checking(model: CausalLM, folder: Path) -> None:

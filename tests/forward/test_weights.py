@@ -168,10 +168,10 @@ def test_a_family_that_is_known_by_its_own_name_is_opened_without_the_code_it_br
 def test_a_native_decoder_that_answers_otherwise_is_not_used(
     good: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def damaged(module: Any, cache: Any, is_emptied: bool) -> Decoder:
-        native = take_over(module, cache, is_emptied)
+    def damaged(*given: Any) -> Decoder:
+        native = take_over(*given)
         turned = replace(native.weights, sin=-native.weights.sin)
-        return Decoder(turned, cache)
+        return Decoder(turned, native.cache)
 
     monkeypatch.setattr(weights, "take_over", damaged)
     opened = load_model(good, torch.float32, CPU, 32)

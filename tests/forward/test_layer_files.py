@@ -1,0 +1,79 @@
+"""A model on a processor is read layer by layer, and what is read is let go again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localspec.forward.decoder import Decoder
+from localspec.forward.weights import load_model, load_module
+from tests.tiny import CPU
+
+MIB = 2**20
+SCRATCH_BYTES = 64 * MIB  # of the kernels and the allocator, whatever the model's size
+LOADED = """
+import re, sys, torch
+from pathlib import Path
+from localspec.forward.weights import load_model
+
+def kib(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+def loaded(folder):
+    return load_model(Path(folder), torch.float32, torch.device("cpu"), 64)
+
+loaded(sys.argv[1])  # the code, the kernels and their scratch
+Path("/proc/self/clear_refs").write_text("5")
+before = kib("VmRSS")
+loaded(sys.argv[2])
+print(1024 * (kib("VmHWM") - before))
+"""
+
+
+def saved(folder: Path, dtype: torch.dtype, num_layers: int, width: int, is_tied: bool) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config: Any = LlamaConfig(vocab_size=128, hidden_size=width, intermediate_size=3 * width,
+                              num_hidden_layers=num_layers, num_attention_heads=4,
+                              num_key_value_heads=2, tie_word_embeddings=is_tied)  # fmt: skip
+    module: Any = LlamaForCausalLM(config).to(dtype).eval()
+    module.save_pretrained(str(folder), max_shard_size="50MB")
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_loading_takes_little_more_than_the_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Both the files' pages and what is made of them would be twice the model."""
+    saved(tmp_path / "small", dtype, 2, 512, is_tied=False)
+    large = saved(tmp_path / "large", dtype, 16, 512, is_tied=False)
+    folders = (str(tmp_path / "small"), str(tmp_path / "large"))
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED, *folders], capture_output=True, text=True, check=True
+    )
+    weight_bytes = 4 * sum(each.numel() for each in large.parameters())
+    assert weight_bytes > 3 * SCRATCH_BYTES
+    assert int(done.stdout) < 1.1 * weight_bytes + SCRATCH_BYTES
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_read_by_layers_answers_as_the_whole(
+    dtype: torch.dtype, is_tied: bool, tmp_path: Path
+) -> None:
+    module = saved(tmp_path, dtype, 2, 32, is_tied).float()
+    opened = load_model(tmp_path, torch.float32, CPU, 32)
+    assert isinstance(opened.model, Decoder) and opened.has_invariant_rows
+    with torch.no_grad():
+        wanted = module(input_ids=torch.arange(6)[None]).logits[0]
+    assert torch.allclose(opened.model.forward(range(6)), wanted, atol=1e-5)
+    whole = load_module(tmp_path, torch.float32, CPU)
+    assert opened.model.weights.embedding.dtype == torch.float32
+    assert torch.equal(opened.model.weights.embedding, whole.model.embed_tokens.weight)
