@@ -25,7 +25,11 @@ class Layout:
     its norms take the mean off. is_parallel: both parts of a block read the same rows. output,
     final_norm: names of the attention's last layer and the model's last norm. feed_forward, gate_up
     and down: names of that part, and of its layers where gate and up are joined.
-    plain_feed_forward: names of the two layers of such a part without a gate."""
+    plain_feed_forward: names of the two layers of such a part without a gate.
+
+    says_sizes: whether its config.json says all that the number of
+    its weights depends on, but for what stands here: whether q, k and v have a bias in all its
+    models (has_qkv_bias), and whether the head is tied where nothing is said (is_tied)."""
 
     attention_norm: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -45,6 +49,16 @@ class Layout:
     gate_up: str = "gate_up_proj"
     down: str = "down_proj"
     plain_feed_forward: tuple[str, str] | None = None
+    says_sizes: bool = False
+    has_qkv_bias: bool = False
+    is_tied: bool = False
+
+    @property
+    def num_norms(self) -> int:
+        """As wide as the model, in a block."""
+        names = {self.attention_norm, self.after_attention,
+                 self.feed_forward_norm, self.after_feed_forward}  # fmt: skip
+        return len(names - {None})
 
 
 _AFTER_ONLY = Layout(
@@ -53,12 +67,15 @@ _AFTER_ONLY = Layout(
     feed_forward_norm=None,
     after_feed_forward="post_feedforward_layernorm",
     head_norms="whole",
+    says_sizes=True,
 )
 _COHERE = Layout(
     feed_forward_norm="input_layernorm",
     is_interleaved=True,
     has_layer_norms=True,
     is_parallel=True,
+    says_sizes=True,
+    is_tied=True,
 )
 _GEMMA3 = Layout(
     after_attention="post_attention_layernorm",
@@ -66,23 +83,25 @@ _GEMMA3 = Layout(
     after_feed_forward="post_feedforward_layernorm",
     head_norms="each",
     norm_offset=1.0,
+    says_sizes=True,
+    is_tied=True,
 )
 LAYOUTS: Mapping[str, Layout] = {
-    "llama": Layout(),
-    "mistral": Layout(),
-    "qwen2": Layout(),
-    "qwen3": Layout(head_norms="each"),
-    "qwen3_moe": Layout(head_norms="each"),
+    "llama": Layout(says_sizes=True),
+    "mistral": Layout(says_sizes=True),
+    "qwen2": Layout(says_sizes=True, has_qkv_bias=True),
+    "qwen3": Layout(head_norms="each", says_sizes=True),
+    "qwen3_moe": Layout(head_norms="each", says_sizes=True),
     "qwen2_vl_text": Layout(),
     "qwen2_5_vl_text": Layout(),
     "qwen3_vl_text": Layout(head_norms="each"),
     "qwen3_vl_moe_text": Layout(head_norms="each"),
-    "mixtral": Layout(),
-    "olmoe": Layout(head_norms="whole"),
+    "mixtral": Layout(says_sizes=True),
+    "olmoe": Layout(head_norms="whole", says_sizes=True),
     "seed_oss": Layout(),
     "ernie4_5": Layout(is_interleaved=True),
-    "smollm3": Layout(),
-    "phi3": Layout(is_qkv_joined=True, is_gate_up_joined=True),
+    "smollm3": Layout(says_sizes=True, is_tied=True),
+    "phi3": Layout(is_qkv_joined=True, is_gate_up_joined=True, says_sizes=True),
     "glm": Layout(is_gate_up_joined=True, is_interleaved=True),
     "glm4": Layout(
         after_attention="post_self_attn_layernorm",
@@ -90,7 +109,7 @@ LAYOUTS: Mapping[str, Layout] = {
         is_gate_up_joined=True,
         is_interleaved=True,
     ),
-    "granite": Layout(),
+    "granite": Layout(says_sizes=True),
     "granitemoehybrid": Layout(  # those with attention alone
         is_gate_up_joined=True,
         feed_forward="shared_mlp",
@@ -100,10 +119,10 @@ LAYOUTS: Mapping[str, Layout] = {
     "olmo2": _AFTER_ONLY,
     "olmo3": _AFTER_ONLY,
     "exaone4": replace(_AFTER_ONLY, head_norms="each", rotates_windows=True),
-    "helium": Layout(is_interleaved=True),
+    "helium": Layout(is_interleaved=True, says_sizes=True),
     "cwm": Layout(),
-    "ministral": Layout(),
-    "ministral3": Layout(),
+    "ministral": Layout(says_sizes=True),
+    "ministral3": Layout(says_sizes=True),
     "internlm3": Layout(),
     "iquestcoder": Layout(),
     "mellum": Layout(head_norms="each"),
@@ -125,7 +144,7 @@ LAYOUTS: Mapping[str, Layout] = {
     ),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, rotates_windows=True),
-    "gemma": Layout(norm_offset=1.0),
+    "gemma": Layout(norm_offset=1.0, says_sizes=True, is_tied=True),
     "gemma3_text": _GEMMA3,
 }
 # Families whose published folders bring code that is not needed, by transformers' name of them.
@@ -157,9 +176,16 @@ TOWERS = (
     "embed_vision",
     "embed_audio",
 )  # what they have for images and sound
-NATIVE_FAMILIES = frozenset(
-    (*LAYOUTS, *(name for name, family in (KNOWN_AS | OF_IMAGES).items() if family in LAYOUTS))
-)
+_NAMES = {family: family for family in LAYOUTS} | KNOWN_AS | OF_IMAGES
+NATIVE: Mapping[str, Layout] = {
+    name: LAYOUTS[family] for name, family in _NAMES.items() if family in LAYOUTS
+}
+# Those whose weights are counted from config.json alone, the tower of Gemma 3 among them.
+SIZED: Mapping[str, Layout] = {
+    name: layout
+    for name, layout in NATIVE.items()
+    if layout.says_sizes and (name == "gemma3" or name not in OF_IMAGES)
+}
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function", "activation")
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -191,7 +217,7 @@ def why_not_native(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """Why not natively, after "because"; None for a native family. text: the settings of the part
     that reads text. names: of its weights."""
     family, of_weights = str(text.get("model_type")), sorted(names)
-    if family in NATIVE_FAMILIES:
+    if family in NATIVE:
         return None
     found = ["soft-capped logits"] if any(text.get(cap) for cap in CAPS) else []
     found += ["positions by ALiBi"] if text.get("alibi") else []

@@ -27,11 +27,10 @@ from localspec.formats.folder_files import weight_files
 from localspec.formats.gguf_file import POINTER, read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.lengths import longest_of
-from localspec.formats.native import TOWERS, why_not_native
+from localspec.formats.native import SIZED, TOWERS, why_not_native
 from localspec.formats.safetensors_file import tensor_bytes, tensor_shapes
 from localspec.formats.stored import stored_of
 from localspec.machine.shapes import (
-    FAMILIES,
     Counted,
     ModelShape,
     decoder_shape,
@@ -77,7 +76,7 @@ def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
 def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
     if (folder / POINTER).is_file():
         return shape_of_gguf(Path(str(read_json(folder / POINTER)["file"])), name)
-    is_known = str(config.get("model_type", "unknown")) in FAMILIES
+    is_known = str(config.get("model_type", "unknown")) in SIZED
     if is_known or not any(folder.glob("*.safetensors")):
         shape = shape_from_config(config, name)
     else:
@@ -102,7 +101,7 @@ def shape_of_gguf(file: Path, name: str) -> ModelShape:
     """The shape of the model in a GGUF file. Raises ModelError."""
     header = read_header(file)
     config = config_of(header)
-    if config["model_type"] in FAMILIES:
+    if config["model_type"] in SIZED:
         return shape_from_config(config, name)
     named = tensor_names(header)
     tensors = {named[each.name]: each.shape for each in header.tensors if each.name in named}

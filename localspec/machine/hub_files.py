@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.formats.native import NATIVE_FAMILIES
+from localspec.formats.native import NATIVE
 
 WANTED_FILES = (
     "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
@@ -133,7 +133,7 @@ class HubModel:
     @property
     def is_known(self) -> bool:
         """Whether its family runs natively here, as far as the hub says."""
-        return self.family is None or self.family in NATIVE_FAMILIES
+        return self.family is None or self.family in NATIVE
 
 
 def search(words: str, most_params: str) -> list[HubModel]:

@@ -17,7 +17,7 @@ from typing import Any
 from localspec.config import nearest
 from localspec.core import OFF
 from localspec.errors import ConfigError
-from localspec.formats.native import NATIVE_FAMILIES
+from localspec.formats.native import NATIVE
 from localspec.machine.compatibility import UNKNOWN, Compatibility
 from localspec.machine.hardware import (
     Device,
@@ -228,7 +228,7 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     if draft is not None:
         used_by_draft = _activation_bytes(draft, plan.context_length, full, is_quantised=False)
         activations = max(activations, used_by_draft)
-    native = [each for each in (target, draft) if each and each.family in NATIVE_FAMILIES]
+    native = [each for each in (target, draft) if each and each.family in NATIVE]
     is_captured = not all(each.is_recurrent for each in native)
     return PlanBytes(
         target_weights=weights,
@@ -265,7 +265,7 @@ def _activation_bytes(
     chunk = min(PREFILL_CHUNK, context_length)
     values = chunk * (2 * shape.active_width + 6 * shape.hidden_size)  # 6.1
     values += chunk * context_length  # the attention mask
-    if shape.num_kv_heads < shape.num_heads and shape.family not in NATIVE_FAMILIES:
+    if shape.num_kv_heads < shape.num_heads and shape.family not in NATIVE:
         # With a mask transformers widens one layer's keys and values to all query heads.
         values += 2 * context_length * shape.query_width
     if is_quantised:

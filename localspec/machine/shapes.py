@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from localspec.errors import ModelError
 from localspec.formats.attention import count_key_heads
-from localspec.formats.native import KNOWN_AS, LAYOUTS
+from localspec.formats.native import KNOWN_AS, LAYOUTS, SIZED
 from localspec.formats.stored import stored_of
 
 # 4-bit-head: the output head in 4 bits too, which otherwise keeps its full precision.
@@ -46,24 +46,6 @@ LARGEST_SIZE = 2**31  # more is damage, and its products are no numbers of bytes
 SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
          "head_dim", "intermediate_size", "vocab_size", "num_experts")  # fmt: skip
 
-# What a family's layers carry that its config.json may leave unsaid:
-# (bias on q, k and v; a norm on each query and key head).
-FAMILIES: Mapping[str, tuple[bool, bool]] = {
-    "llama": (False, False),
-    "mimo": (True, False),
-    "mistral": (False, False),
-    "mixtral": (False, False),
-    "smollm3": (False, False),
-    "qwen2": (True, False),
-    "qwen3": (False, True),
-    "qwen3_moe": (False, True),
-    "phi3": (False, False),
-    "gemma3_text": (False, True),
-    "gemma3": (False, True),
-}
-TIED = ("smollm3",)  # where nothing is said
-# Norms of a layer that are as wide as the model; two in every family but these.
-NORMS_PER_LAYER: Mapping[str, int] = {"gemma3_text": 4, "gemma3": 4}
 # Gemma 3 leaves unsaid what its configuration class in transformers defaults to.
 GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 8,
@@ -71,7 +53,6 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "head_dim": 256,
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
-    "tie_word_embeddings": True,
 }
 
 
@@ -111,7 +92,6 @@ class ModelShape:
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     has_mlp_bias: bool = False
-    has_qk_norm: bool = False
     num_experts: int = 0
     num_experts_per_token: int = 0
     expert_intermediate_size: int = 0
@@ -138,6 +118,11 @@ class ModelShape:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def has_qk_norm(self) -> bool:
+        """Whether each query and key head has a norm of its own."""
+        return SIZED[self.family].head_norms == "each"
+
+    @property
     def num_expert_layers(self) -> int:
         return self.num_layers - self.num_dense_layers if self.num_experts else 0
 
@@ -162,9 +147,12 @@ class ModelShape:
     @property
     def small_params(self) -> int:
         """Norms, biases and routers."""
-        layer = NORMS_PER_LAYER.get(self.family, 2) * self.hidden_size
+        layout = SIZED[self.family]
+        layer = layout.num_norms * self.hidden_size
         layer += 2 * self.head_dim if self.has_qk_norm else 0
-        layer += self.query_width + 2 * self.kv_width if self.has_qkv_bias else 0
+        layer += self.query_width + self.kv_width if layout.head_norms == "whole" else 0
+        has_bias = self.has_qkv_bias or layout.has_qkv_bias
+        layer += self.query_width + 2 * self.kv_width if has_bias else 0
         layer += self.hidden_size if self.has_output_bias else 0
         layer += 2 * self.intermediate_size + self.hidden_size if self.has_mlp_bias else 0
         routers = self.hidden_size * self.num_experts * self.num_expert_layers
@@ -259,8 +247,8 @@ class ModelShape:
 def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """The shape a `config.json` describes. Raises ModelError for an uncounted family."""
     family = str(config.get("model_type", "unknown"))
-    if family not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+    if family not in SIZED:
+        known = ", ".join(sorted(SIZED))
         raise ModelError(
             f"{name} is a '{family}' model, and localspec can count the memory of these families "
             f"only: {known}. Choose a model of one of them."
@@ -292,7 +280,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
     hidden_size = int(config["hidden_size"])
     num_heads = int(config["num_attention_heads"])
     num_layers = int(config["num_hidden_layers"])
-    family_bias, has_qk_norm = FAMILIES.get(family, (False, False))
+    is_tied = family in SIZED and SIZED[family].is_tied
     stored = stored_of(config, name)
     attention_bias = bool(config.get("attention_bias", False))
     keeps = stored is not None and KNOWN_AS.get(family, family) in LAYOUTS
@@ -309,11 +297,10 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         intermediate_size=intermediate_size,
         vocab_size=int(config["vocab_size"]),
         context_length=longest_context(config, int(config["max_position_embeddings"])),
-        is_tied=bool(config.get("tie_word_embeddings", family in TIED)),
-        has_qkv_bias=family_bias or attention_bias,
+        is_tied=bool(config.get("tie_word_embeddings", is_tied)),
+        has_qkv_bias=attention_bias,
         has_output_bias=attention_bias,
         has_mlp_bias=bool(config.get("mlp_bias", False)),
-        has_qk_norm=has_qk_norm,
         num_experts=num_experts,
         num_experts_per_token=int(config.get("num_experts_per_tok") or 0) if num_experts else 0,
         expert_intermediate_size=(

@@ -24,12 +24,13 @@ from localspec.config import (
 )
 from localspec.errors import ConfigError, ModelError
 from localspec.files import read_json
+from localspec.formats.native import SIZED
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.fetch import fetch
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import gguf_of, opened_gguf, shape_of_gguf, title_of
-from localspec.machine.shapes import FAMILIES, ModelShape
+from localspec.machine.shapes import ModelShape
 from localspec.options import LoadOptions
 
 DEMO = "localspec/demo"
@@ -93,15 +94,12 @@ def shape_from_entry(entry: ModelEntry) -> ModelShape:
     if entry.folder is not None:
         return shape_from_folder(entry.folder, entry.id)
     family = entry.shape["family"]
-    if family not in FAMILIES:
+    if family not in SIZED:
         raise ConfigError(
             f"The profile of {entry.id} names the family '{family}'. "
-            f"Did you mean '{nearest(family, FAMILIES)}'?"
+            f"Did you mean '{nearest(family, SIZED)}'?"
         )
-    has_qkv_bias, has_qk_norm = FAMILIES[family]
-    return ModelShape(
-        name=entry.id, has_qkv_bias=has_qkv_bias, has_qk_norm=has_qk_norm, **entry.shape
-    )
+    return ModelShape(name=entry.id, **entry.shape)
 
 
 def compatibility_of(target: KnownModel, draft: KnownModel) -> Compatibility:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localspec.formats.native import NATIVE_FAMILIES, why_not_native
+from localspec.formats.native import NATIVE, why_not_native
 
 LAYER = "model.layers.0."
 GATED = (f"{LAYER}mlp.gate_proj.weight", f"{LAYER}self_attn.q_proj.weight")
@@ -50,4 +50,4 @@ def test_a_family_that_looks_like_a_native_one_was_not_compared() -> None:
 
 
 def test_a_native_family_lacks_nothing() -> None:
-    assert {why_not_native({"model_type": each}, GATED) for each in NATIVE_FAMILIES} == {None}
+    assert {why_not_native({"model_type": each}, GATED) for each in NATIVE} == {None}

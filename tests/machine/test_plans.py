@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from localspec.formats.native import ACTIVATIONS, NATIVE_FAMILIES
+from localspec.formats.native import ACTIVATIONS, NATIVE
 from localspec.machine.plans import Arrangement, Room, bytes_of
 from localspec.machine.shapes import Precision, shape_from_config
 from tests.tiny import KINDS
@@ -73,4 +73,4 @@ def test_the_activations_that_are_named_are_those_of_the_decoder() -> None:
     from localspec.forward import from_transformers
 
     assert set(ACTIVATIONS) == from_transformers.ACTIVATIONS.keys()
-    assert {"llama", "mimo", "gemma3"} <= NATIVE_FAMILIES
+    assert {"llama", "mimo", "gemma3"} <= NATIVE.keys()
