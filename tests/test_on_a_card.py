@@ -242,7 +242,7 @@ def test_the_plan_counts_what_loading_allocates() -> None:
             shape = shape_from_config(module.config.to_dict(), "a model")
             cache = KVCache(kv_shape(module.config, context), DTYPE, CUDA)
             held.append(take_over(module, cache, is_emptied=True))
-            counted += shape.weight_bytes("bf16") + shape.kv_bytes(context)
+            counted += sum(shape.loaded_bytes("bf16", "bf16", context, "cuda"))
         assert abs(memory.used - counted) < 0.05 * counted
 
 

@@ -27,7 +27,7 @@ class Layout:
     and down: names of that part, and of its layers where gate and up are joined.
     plain_feed_forward: names of the two layers of such a part without a gate.
 
-    says_sizes: whether its config.json says all that the number of
+    num_rotations: tables of angles. says_sizes: whether its config.json says all that the number of
     its weights depends on, but for what stands here: whether q, k and v have a bias in all its
     models (has_qkv_bias), and whether the head is tied where nothing is said (is_tied)."""
 
@@ -49,6 +49,7 @@ class Layout:
     gate_up: str = "gate_up_proj"
     down: str = "down_proj"
     plain_feed_forward: tuple[str, str] | None = None
+    num_rotations: int = 1
     says_sizes: bool = False
     has_qkv_bias: bool = False
     is_tied: bool = False
@@ -83,6 +84,7 @@ _GEMMA3 = Layout(
     after_feed_forward="post_feedforward_layernorm",
     head_norms="each",
     norm_offset=1.0,
+    num_rotations=2,
     says_sizes=True,
     is_tied=True,
 )
@@ -117,7 +119,7 @@ LAYOUTS: Mapping[str, Layout] = {
         down="output_linear",
     ),
     "olmo2": _AFTER_ONLY,
-    "olmo3": _AFTER_ONLY,
+    "olmo3": replace(_AFTER_ONLY, num_rotations=2),
     "exaone4": replace(_AFTER_ONLY, head_norms="each", rotates_windows=True),
     "helium": Layout(is_interleaved=True, says_sizes=True),
     "cwm": Layout(),
@@ -125,7 +127,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "ministral3": Layout(says_sizes=True),
     "internlm3": Layout(),
     "iquestcoder": Layout(),
-    "mellum": Layout(head_norms="each"),
+    "mellum": Layout(head_norms="each", num_rotations=2),
     "flex_olmo": _AFTER_ONLY,
     "arcee": Layout(plain_feed_forward=("up_proj", "down_proj")),
     "nemotron": Layout(

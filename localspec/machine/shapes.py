@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from localspec.errors import ModelError
 from localspec.formats.attention import count_key_heads
-from localspec.formats.native import KNOWN_AS, LAYOUTS, SIZED
+from localspec.formats.native import KNOWN_AS, LAYOUTS, NATIVE, SIZED
 from localspec.formats.stored import stored_of
 
 # 4-bit-head: the output head in 4 bits too, which otherwise keeps its full precision.
@@ -208,9 +208,14 @@ class ModelShape:
     def loaded_bytes(
         self, precision: Precision, full: Precision, num_tokens: int, device: str
     ) -> tuple[int, int]:
-        """Of the weights, and of keys and values of so many tokens, on a device."""
+        """Of the weights and the tables that rotate so many tokens, and of their keys and values,
+        on a device."""
         kept_in = full if self.not_native else kv_precision(full, device)
-        return self.weight_bytes(precision, full, device), self.kv_bytes(num_tokens, kept_in)
+        weights = self.weight_bytes(precision, full, device)
+        if self.family in NATIVE and not self.not_native:
+            angles = num_tokens * NATIVE[self.family].num_rotations * self.head_dim
+            weights += 2 * angles * FULL_BYTES[full]  # cosines and sines
+        return weights, self.kv_bytes(num_tokens, kept_in)
 
     def copy_bytes(self, precision: Precision) -> int:
         """Of linear layers and output head in 8 or 4 bits: what a self-draft does not share."""

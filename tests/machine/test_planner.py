@@ -121,8 +121,9 @@ def test_the_parts_of_llama_8b_with_a_1b_draft() -> None:
     target = SHAPES["meta-llama/Llama-3.1-8B-Instruct"]
     draft = SHAPES["meta-llama/Llama-3.2-1B-Instruct"]
     needed = bytes_of(Arrangement(target, "bf16", 8192, draft=draft), gpu(24))
-    assert needed.target_weights == 2 * 8_030_261_248
-    assert needed.draft_weights == 2 * 1_235_814_400
+    angles = 8192 * 4  # cosines and sines, of 2 bytes each, for every number of a head
+    assert needed.target_weights == 2 * 8_030_261_248 + 128 * angles
+    assert needed.draft_weights == 2 * 1_235_814_400 + 64 * angles
     assert needed.target_kv == 8192 * 128 * 1024 == GIB
     assert needed.draft_kv == 8192 * 32 * 1024 == 256 * MIB
     assert needed.logits == 16 * 128_256 * 4 * 6
@@ -240,7 +241,7 @@ def test_a_mixture_of_experts_counts_all_of_them_and_is_not_quantised() -> None:
     target = SHAPES["Qwen/Qwen3-30B-A3B"]
     report = plan(PlanRequest(target, gpu(80), 4096))
     assert {each.precision for each in report.plans} == {"bf16"}
-    assert report.plans[0].bytes.target_weights == 2 * target.num_params > 60e9
+    assert report.plans[0].bytes.target_weights == 2 * target.num_params + 4096 * 128 * 4 > 60e9
     assert "fused" in refusals(report, "self_quant")[0]
 
 

@@ -40,6 +40,7 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     import torch
 
     from localspec.forward.cache import KEY_TILE, native_cache
+    from localspec.forward.from_transformers import take_over
     from localspec.forward.model import CausalLM, kv_shape
 
     shape = shape_from_config(module.config.to_dict(), "small")
@@ -47,11 +48,13 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     cpu = torch.device("cpu")
     cache = native_cache(kv_shape(module.config, CONTEXT), torch.bfloat16, cpu)
     # The model also holds the few frequencies of its rotary positions, which are no weights.
-    tables = {t.data_ptr(): t.numel() * t.element_size() for t in module.buffers()}
-    held = CausalLM(module, cache).weight_bytes - sum(tables.values())
+    buffers = {t.data_ptr(): t.numel() * t.element_size() for t in module.buffers()}
+    held = CausalLM(module, cache).weight_bytes - sum(buffers.values())
     assert shape.weight_bytes("bf16") == held
+    native = take_over(module, cache)
     head = module.lm_head.weight  # laid out for a processor beside the embedding it is tied to
-    assert planned.target_weights == held + head.nbytes
+    tables = native.weights.cos.nbytes + native.weights.sin.nbytes
+    assert planned.target_weights == held + head.nbytes + tables
     assert planned.target_kv == cache.kv_bytes
     assert CONTEXT % KEY_TILE == 0
 
