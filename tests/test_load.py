@@ -194,6 +194,23 @@ def test_the_fastest_kernels_say_what_they_promise(pair: tuple[Path, Path]) -> N
         opened(options_of(pair[0], kernels="slow"))
 
 
+@pytest.mark.parametrize(("dtype", "told"), [("8-bit", "LLM.int8"), ("float32", "equal within")])
+def test_where_rows_differ_by_more_than_rounding_no_rounding_is_promised(
+    dtype: str, told: str, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bitsandbytes' layer for 8 bits, of which transformers' forward is made."""
+    load_at = load_module.load_at
+
+    def on_transformers(*asked: Any, **named: Any) -> Any:
+        opened = load_at(*asked, **named)
+        return replace(opened, notice="Its family is another.", has_invariant_rows=False)
+
+    monkeypatch.setattr(load_module, "load_at", on_transformers)
+    notices = opened(options_of(pair[0], dtype=dtype)).describe().notices
+    said = [each for each in notices if "than without" in each]
+    assert len(said) == 1 and told in said[0]
+
+
 def test_weights_beyond_the_free_memory_are_refused_before_loading(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
