@@ -13,10 +13,12 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from localspec.build_drafters import (
+    Gathered,
     beside_bytes,
     build_drafters,
     capturable,
@@ -123,6 +125,18 @@ def _set_aside_from_garbage() -> Iterator[None]:
             gc.enable()
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """What is loaded before anything drafts. notices: what a person should know of it."""
+
+    source: Source
+    place: Place
+    target: LanguageModel
+    template: ChatTemplate
+    found: Gathered
+    notices: tuple[str, ...]
+
+
 def _opened(
     options: LoadOptions,
     state: Mapping[str, Any] | None,
@@ -135,7 +149,43 @@ def _opened(
 
     template_process()  # starts beside the import of torch
     torch = _quiet_torch(report)
-    source, kernels = resolve(options, report), _kernels(options)
+    begun = _begun(options, report, past, beside_page, torch)
+    found, place = begun.found, begun.place
+    drafters, statuses = build_drafters(found.parts, report, found.draft_code)
+    learnt = _learnt(options, begun, drafters, dict(state or {}), torch)
+    engine = Engine(begun.target, drafters)
+    beside, too_many = _beside(options, Slot(engine, learnt.controller), found.parts, place)
+    lost = lost_parts(options, found, statuses)
+    return LocalBackend(
+        Loaded(
+            engine=engine,
+            controller=learnt.controller,
+            beside=beside,
+            template=begun.template,
+            statuses=(*statuses, *found.odd),
+            notices=(*begun.notices, *found.notices, *lost, *learnt.notices, *too_many),
+            captures=captures_of(begun.target, drafters),
+            identity=learnt.identity,
+            other_states=learnt.other_states,
+            kernels=_kernels(options),
+            target=begun.source.target_name,
+            draft=begun.source.draft_name if "draft_model" in drafters else None,
+            device=place.hardware.device_name,
+            dtype=place.precision,
+            context_length=place.context_length,
+            return_memory=partial(return_memory, place.device),
+            fingerprint=fingerprint(begun.source.target),
+            joules=energy_counter(place.hardware.gpu.uuid if place.hardware.gpu else None),
+        )
+    )
+
+
+def _begun(
+    options: LoadOptions, report: Report, past: Sequence[str], beside_page: bool, torch: Any
+) -> _Begun:
+    """Raises ConfigError, ModelError, MemoryShortage."""
+    source = resolve(options, report)
+    _kernels(options)  # before anything is loaded
     machine = probe()
     hardware = on_device(machine, options.device)
     if options.device != "cpu":
@@ -152,41 +202,10 @@ def _opened(
     found = gather(source, draft_at, target, template, past, pool, report)
     if found.apart is not None:
         _choose_threads(found.apart, report, beside_page)
-    drafters, statuses = build_drafters(found.parts, report, found.draft_code)
-    lost = lost_parts(options, found, statuses)
-    marks, states = marks_of(source, found.parts.heads), dict(state or {})
-    apart = None if found.apart is None else str(found.apart.device)
-    combination = _identity(source, marks, place, kernels, apart, torch)
-    shipped, misfit = read_accepted(source.accepted, marks)
-    controller, unread = _controller(drafters, shipped, states.pop(combination, None))
-    raw = NO_TEMPLATE if template.is_raw and not options.raw else None
-    told = tuple(each for each in (raw, misfit, unread) if each is not None)
     # A computer without an NVIDIA card has no fault; only `doctor` mentions it.
     of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
-    engine = Engine(target, drafters)
-    beside, too_many = _beside(options, Slot(engine, controller), found.parts, place)
-    return LocalBackend(
-        Loaded(
-            engine=engine,
-            controller=controller,
-            beside=beside,
-            template=template,
-            statuses=(*statuses, *found.odd),
-            target=source.target_name,
-            draft=source.draft_name if "draft_model" in drafters else None,
-            device=hardware.device_name,
-            dtype=place.precision,
-            context_length=place.context_length,
-            identity=combination,
-            other_states=dict(list(states.items())[-MOST_STATES:]),
-            notices=(*of_machine, *notices, *found.notices, *lost, *told, *too_many),
-            captures=captures_of(target, drafters),
-            return_memory=partial(return_memory, place.device),
-            fingerprint=fingerprint(source.target),
-            kernels=kernels,
-            joules=energy_counter(hardware.gpu.uuid if hardware.gpu else None),
-        )
-    )
+    raw = [NO_TEMPLATE] if template.is_raw and not options.raw else []
+    return _Begun(source, place, target, template, found, (*of_machine, *notices, *raw))
 
 
 def _quiet_torch(report: Report) -> Any:
@@ -239,13 +258,40 @@ def _kernels(options: LoadOptions) -> str:
     return kernels
 
 
-def _controller(
+@dataclass(frozen=True)
+class _Learnt:
+    """identity: of the combination that the controller's state belongs to. other_states: of other
+    combinations."""
+
+    controller: Controller
+    identity: str
+    other_states: dict[str, Any]
+    notices: tuple[str, ...]
+
+
+def _learnt(
+    options: LoadOptions,
+    begun: _Begun,
     drafters: Mapping[str, Drafter],
-    shipped: Mapping[str, Any] | None,
-    own: Mapping[str, Any] | None,
-) -> tuple[Controller, str | None]:
-    """It starts from what was learnt here (own), else shipped; and a notice of an unreadable
-    state."""
+    states: dict[str, Any],
+    torch: Any,
+) -> _Learnt:
+    """It starts from what was learnt here, else from what was shipped."""
+    source, apart = begun.source, begun.found.apart
+    marks = marks_of(source, begun.found.parts.heads)
+    device = None if apart is None else str(apart.device)
+    combination = _identity(source, marks, begun.place, _kernels(options), device, torch)
+    shipped, misfit = read_accepted(source.accepted, marks)
+    controller = _controller(drafters, shipped)
+    own = states.pop(combination, None)
+    is_lost = own is not None and not controller.restore(own)
+    unread = "What was learnt earlier could not be read, so it is learnt anew." if is_lost else None
+    told = tuple(each for each in (misfit, unread) if each is not None)
+    others = dict(list(states.items())[-MOST_STATES:])
+    return _Learnt(controller, combination, others, told)
+
+
+def _controller(drafters: Mapping[str, Drafter], shipped: Mapping[str, Any] | None) -> Controller:
     from localspec.engine.acceptance import Acceptance
     from localspec.engine.catch_up import IN_TARGET
     from localspec.engine.controller import Controller
@@ -254,10 +300,7 @@ def _controller(
     known = [REGISTRY[name] for name in drafters]
     shared = {info.name: info.shares for info in known if info.shares is not None}
     shared |= {info.name: IN_TARGET for info in known if info.reads_nothing}
-    controller = Controller(drafters, Costs(), Acceptance(), Costs(), shipped, shared)
-    if own is None or controller.restore(own):
-        return controller, None
-    return controller, "What was learnt earlier could not be read, so it is learnt anew."
+    return Controller(drafters, Costs(), Acceptance(), Costs(), shipped, shared)
 
 
 def _beside(
