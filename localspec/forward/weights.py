@@ -101,7 +101,7 @@ def load_model(
                     tune(native.weights.linears, native.weights.embedding, spare_bytes)
                     native = Decoder(native.weights, cache, is_fastest=True)
                 off = float((_answers(native, *PROBED) - wanted).norm() / wanted.norm())
-                if off <= AGREEMENT[torch.bfloat16 if bits == 8 else dtype]:  # its rows are rounded
+                if off <= AGREEMENT[torch.bfloat16 if bits else dtype]:  # its rows are rounded
                     return Opened(native, None, _has_invariant_rows(native), repacked)
                 refusal = f"The native decoder answered {off:.1%} off and is not used."
                 del native  # before the weights are read a second time

@@ -255,6 +255,34 @@ def test_in_8_bits_rows_have_the_same_bits_beside_others(
     assert isinstance(opened.model, Decoder) and opened.has_invariant_rows
 
 
+@NEEDS_BF16
+def test_a_model_for_images_is_quantised_once_in_fp32_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel for NF4 rounds what it reads to bf16: what is compared lies that far apart."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = {"vocab_size": 128, "hidden_size": 256, "intermediate_size": 512, "head_dim": 128,
+            "num_hidden_layers": 6, "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
+    torch.manual_seed(0)
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    whole: Any = Gemma3ForConditionalGeneration(config)
+    for weight in (each for each in whole.parameters() if each.ndim == 2):
+        nn.init.normal_(weight, std=1.2 * weight.shape[1] ** -0.5)
+    whole.save_pretrained(str(tmp_path))
+    loaded = list[Path]()
+
+    def counted(folder: Path, *asked: Any) -> Any:
+        loaded.append(folder)
+        return load_module(folder, *asked)
+
+    monkeypatch.setattr(weights, "load_module", counted)
+    opened = load_model(tmp_path, torch.float32, CPU, 32, bits=4)
+    assert isinstance(opened.model, Decoder) and len(loaded) == 1
+
+
 def is_packed(module: Any) -> bool:
     return isinstance(module, Int4Linear)
 
