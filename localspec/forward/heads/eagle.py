@@ -39,19 +39,24 @@ from localspec.forward.heads.autoregressive import (
 )
 from localspec.forward.heads.files import (
     PUBLISHED_CONFIG,
-    PUBLISHED_WEIGHTS,
     Layout,
     Settings,
     Shapes,
     TargetSizes,
     is_published,
+    published_tensors,
     read_head,
     read_published,
-    read_tensors,
     take,
     take_published,
 )
-from localspec.forward.heads.layer import LayerShape, Rows, llama_layout, packed_parts
+from localspec.forward.heads.layer import (
+    LayerShape,
+    Rows,
+    llama_layout,
+    packed_parts,
+    require_whole_context,
+)
 from localspec.forward.model import LanguageModel
 from localspec.forward.upload import indices
 
@@ -185,10 +190,11 @@ def read_shape(settings: Settings, sizes: TargetSizes) -> HeadShape:
 def _published(folder: Path, target: LanguageModel) -> HeadParts:
     sizes, dtype = TargetSizes.of(target), target.embed([0]).dtype
     config = _unnested(read_published(folder, KIND))
-    tensors = {_plain_name(name): t for name, t in read_tensors(folder / PUBLISHED_WEIGHTS).items()}
+    tensors = {_plain_name(name): tensor for name, tensor in published_tensors(folder).items()}
     offsets, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     is_third = "hidden_norm.weight" in tensors
     layer = _layer_shape(config, sizes, is_third)
+    require_whole_context(config, target.cache.shape.capacity)
     layers = _third_layers(config, sizes) if is_third else (LAST,)
     draft_vocab_size = config.whole("draft_vocab_size", sizes.vocab_size)
     if is_third:

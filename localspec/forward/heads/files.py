@@ -23,12 +23,12 @@ from safetensors.torch import load_file, save_file
 
 from localspec.errors import ModelError
 from localspec.files import replacing
-from localspec.formats.folder_files import read_object
+from localspec.formats.folder_files import INDEX, SINGLE, read_object, weight_files
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward.model import LanguageModel
 
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
-PUBLISHED_CONFIG, PUBLISHED_WEIGHTS = "config.json", "model.safetensors"
+PUBLISHED_CONFIG = "config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MAX_SIZE = 1 << 20  # of any count in settings; more is damage
@@ -185,6 +185,12 @@ def read_head(folder: Path, kind: str, sizes: TargetSizes) -> HeadFiles:
                 f"(python -m localspec train {kind}), or load the head's own target."
             )
     return HeadFiles(Settings(settings, kind, folder), read_tensors(folder / WEIGHTS))
+
+
+def published_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """Those of the one file or, with an index, of all parts. Raises ModelError."""
+    files = weight_files(folder) if (folder / INDEX).is_file() else [folder / SINGLE]
+    return {name: each for file in files for name, each in read_tensors(file).items()}
 
 
 def read_tensors(file: Path) -> dict[str, torch.Tensor]:

@@ -97,6 +97,20 @@ class LayerShape:
         }
 
 
+def require_whole_context(config: Settings, context_length: int) -> None:
+    """Raises ModelError for a layer that sees less than the context. Settings as in transformers:
+    Mistral names a window and no kinds of layers, Qwen has a switch."""
+    window, kinds = config.values.get("sliding_window"), config.values.get("layer_types")
+    has_window = config.values.get("use_sliding_window", True)
+    if isinstance(kinds, list) and kinds:
+        has_window = "sliding_attention" in kinds
+    if has_window and isinstance(window, int) and window < context_length:
+        raise config.unfit(
+            f"its layer sees a sliding window of {window} tokens, and the context is "
+            f"{context_length}. With --context {window} it can be used"
+        )
+
+
 def llama_layout(layer: LayerShape, has_bias: bool) -> Layout:
     """The same tensors under the names of transformers' Llama and Qwen2. has_bias: of queries, keys
     and values."""

@@ -212,6 +212,45 @@ def test_a_head_in_the_layout_of_speculators_says_what_its_authors_code_says(
     assert not torch.allclose(output, plain, atol=1e-2)
 
 
+def test_a_head_in_several_files_is_read_like_one_in_one(tmp_path: Path) -> None:
+    publish(tmp_path, True)
+    target, file = any_target(), tmp_path / "model.safetensors"
+    wanted = read_eagle(tmp_path, target)
+    tensors = load_file(file)
+    file.unlink()
+    places = {name: f"model-{1 + number % 2}.safetensors" for number, name in enumerate(tensors)}
+    for part in set(places.values()):
+        save_file({n: t for n, t in tensors.items() if places[n] == part}, tmp_path / part)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}), encoding="utf-8")
+    found = read_eagle(tmp_path, target)
+    assert found.weight_bytes == wanted.weight_bytes
+    (tmp_path / "model-2.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"missing from .*, first model-2.safetensors"):
+        read_eagle(tmp_path, target)
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_read"),
+    [
+        ({"sliding_window": 32}, False),
+        ({"sliding_window": CAPACITY}, True),
+        ({"sliding_window": 32, "use_sliding_window": False}, True),
+        ({"sliding_window": 32, "layer_types": ["full_attention"]}, True),
+        ({"sliding_window": 32, "layer_types": ["sliding_attention"]}, False),
+    ],
+)
+def test_a_head_that_sees_less_than_the_context_is_refused(
+    settings: dict[str, Any], is_read: bool, tmp_path: Path
+) -> None:
+    publish(tmp_path, True, **settings)
+    if is_read:
+        read_eagle(tmp_path, any_target())
+        return
+    with pytest.raises(ModelError, match=r"sliding window of 32 tokens.*--context 32"):
+        read_eagle(tmp_path, any_target())
+
+
 def of_deepspec() -> Reference:
     """Queries and keys of each head are normalised, two layers are read, all tokens are known."""
     made = Reference(True, num_read=2, vocab_size=VOCAB_SIZE)
