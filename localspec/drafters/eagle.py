@@ -32,7 +32,7 @@ from localspec.drafters.tree_growth import (
 )
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import KIND, read_eagle
-from localspec.forward.upload import indices
+from localspec.forward.upload import indices, uploaded
 
 NUM_CHILDREN = 8  # candidates of one node
 WIDTH = 8  # nodes that get children in one step
@@ -109,15 +109,16 @@ class _Draft:
         tree, num_before = self._tree, len(self._rows) - 1
         parents = [self._rows[tree.nodes[node].parent] for node in nodes]
         self._rows |= {node: 1 + num_before + index for index, node in enumerate(nodes)}
-        blocked = torch.ones(len(nodes), num_before + len(nodes), dtype=torch.bool)
-        places = list[int]()
-        for index, node in enumerate(nodes):
+        blocked, places = list[list[bool]](), list[int]()
+        for node in nodes:
             path = tree.path(node)
-            blocked[index, [self._rows[step] - 1 for step in path]] = False
+            seen = {self._rows[step] - 1 for step in path}
+            blocked.append([row not in seen for row in range(num_before + len(nodes))])
             places.append(len(self._sequence.tokens) - 2 + len(path))
-        tokens = [tree.nodes[node].token for node in nodes]
-        outputs = self._outputs.index_select(0, indices(parents, self._outputs.device))
-        made = self._head.branch(tokens, outputs, places, blocked if blocked.any() else None)
+        device, tokens = self._outputs.device, [tree.nodes[node].token for node in nodes]
+        outputs = self._outputs.index_select(0, indices(parents, device))
+        hidden = uploaded(blocked, torch.bool, device) if any(map(any, blocked)) else None
+        made = self._head.branch(tokens, outputs, places, hidden)
         self._outputs = torch.cat((self._outputs, made))
         return made
 

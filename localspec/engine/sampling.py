@@ -18,11 +18,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from localspec import core
 from localspec.core import SamplingParams
-from localspec.forward.upload import indices
+from localspec.forward.upload import indices, uploaded
 
 Number = float | torch.Tensor  # a setting, or a tensor of one element on the device
 
@@ -72,8 +73,8 @@ def masked(
     if sequence.grammar is None:
         return logits
     rows = sequence.grammar.masks(sequence.reply, texts)
-    packed = torch.frombuffer(bytearray(b"".join(rows)), dtype=torch.uint8)
-    packed = packed.view(len(rows), -1, 1).to(logits.device)  # [n, V / 8, 1]
+    packed = uploaded(np.frombuffer(b"".join(rows), np.uint8), torch.uint8, logits.device)
+    packed = packed.view(len(rows), -1, 1)  # [n, V / 8, 1]
     bits = packed >> torch.arange(8, dtype=torch.uint8, device=logits.device) & 1
     return logits.masked_fill(bits.view(len(rows), -1)[:, : logits.shape[-1]] == 0, -math.inf)
 
