@@ -240,10 +240,12 @@ class Backend(Protocol):
         """False once the engine is lost; all calls then raise EngineLost."""
         ...
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int | None:
+    def count_tokens(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> int | None:
         """Prompt tokens of a conversation. A last message of the assistant counts as a reply to be
-        continued. None where a server does not tell it. Raises EngineLost also where no answer
-        comes in a few seconds."""
+        continued. tools: as in `Request`. None where a server does not tell it. Raises
+        EngineLost also where no answer comes in a few seconds."""
         ...
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:

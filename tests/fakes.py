@@ -110,12 +110,15 @@ class FakeBackend:
     def is_alive(self) -> bool:
         return True
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        return sum(len(_pieces(message.content)) + 4 for message in messages)
+    def count_tokens(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> int:
+        texts = [*(message.content for message in messages), *map(str, tools)]
+        return sum(len(_pieces(text)) + 4 for text in texts)
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         self.requests.append(request)
-        num_prompt_tokens = self.count_tokens(request.messages)
+        num_prompt_tokens = self.count_tokens(request.messages, request.tools)
         room = max_tokens_of(self, request, num_prompt_tokens, self.script.context_length)
         return self._generate(replace(request, max_tokens=room), cancel, num_prompt_tokens)
 

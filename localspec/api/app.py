@@ -86,7 +86,7 @@ def make_api(service: ProgramService) -> Starlette:
     async def count(http: HttpRequest) -> Response:
         fields = await _read(http, messages.CountFields)
         _require_model(service, fields.model)
-        counted = await run_in_threadpool(service.count_tokens, fields.all_messages())
+        counted = await run_in_threadpool(service.count_tokens, *fields.requests())
         return JSONResponse({"input_tokens": counted})
 
     async def show_metrics(http: HttpRequest) -> Response:

@@ -81,11 +81,11 @@ class ToolChoice(Fields):
     disable_parallel_tool_use: bool | None = None
 
 
-class MessagesFields(Common):
-    """The body of a request."""
+class CountFields(Common):
+    """The body of a request for a count of tokens: as of a message, whose length is left out."""
 
     messages: list[AnthropicMessage]
-    max_tokens: Annotated[int, Field(ge=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     system: str | list[Part] | None = None
     stop_sequences: list[StopText] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -103,7 +103,8 @@ class MessagesFields(Common):
         choice = "auto" if self.tool_choice is None else self.tool_choice.type
         if self.thinking is not None and self.thinking.budget_tokens is not None:
             self.thinking_budget = self.thinking.budget_tokens
-        request = self.request(self.all_messages(), self.max_tokens, self._stops)
+        stops = tuple(self.stop_sequences or ())
+        request = self.request(self._all_messages(), self.max_tokens, stops)
         if self.thinking is not None:
             switches = {"enabled": True, "disabled": False, "adaptive": None}
             request = replace(request, thinks=switches[self.thinking.type])
@@ -115,7 +116,7 @@ class MessagesFields(Common):
         name = self.tool_choice.name if choice == "tool" else None
         return [held(request, "tools", schema, tools, called(tools, name))]
 
-    def all_messages(self) -> tuple[Message, ...]:
+    def _all_messages(self) -> tuple[Message, ...]:
         """The system prompt first. Raises Refused."""
         system = text_of(self.system, "system")
         messages = [Message("system", system)] if system else []
@@ -123,22 +124,11 @@ class MessagesFields(Common):
             messages += one.messages(f"messages.{place}")
         return tuple(messages)
 
-    @property
-    def _stops(self) -> tuple[str, ...]:
-        return tuple(self.stop_sequences or ())
 
+class MessagesFields(CountFields):
+    """The body of a request."""
 
-class CountFields(Fields):
-    """The body of a request for a count of tokens."""
-
-    model: str | None = None
-    messages: list[AnthropicMessage]
-    system: str | list[Part] | None = None
-
-    def all_messages(self) -> tuple[Message, ...]:
-        """Raises Refused."""
-        asked = MessagesFields(messages=self.messages, system=self.system, max_tokens=1)
-        return asked.all_messages()
+    max_tokens: Annotated[int, Field(ge=1)]
 
 
 class MessageHead:

@@ -79,7 +79,7 @@ def check_room(backend: Backend, loaded: Description, request: Request) -> None:
     tell its context, or the length of a prompt, refuses by itself."""
     if loaded.context_length is None:
         return
-    num_prompt_tokens = backend.count_tokens(request.messages)
+    num_prompt_tokens = backend.count_tokens(request.messages, request.tools)
     if num_prompt_tokens is not None:
         max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)
 

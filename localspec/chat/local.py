@@ -126,9 +126,11 @@ class LocalBackend:
     def is_alive(self) -> bool:
         return True  # as long as this process lives
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+    def count_tokens(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> int:
         is_begun = bool(messages) and messages[-1].role == "assistant"
-        return len(start_of(self.loaded.template, messages, is_begun).prompt)
+        return len(start_of(self.loaded.template, messages, is_begun, tools=tools).prompt)
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See backend.Backend. The checks run at the call, not at the first `next`."""

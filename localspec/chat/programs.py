@@ -14,7 +14,7 @@ import threading
 from contextlib import suppress
 from dataclasses import replace
 
-from localspec.backend import Description, Message, Request
+from localspec.backend import Description, Request
 from localspec.chat.logged_history import LoggedHistory, asked_in
 from localspec.chat.service import ChatService
 from localspec.chat.turn import Reply, ReplySettings, decided
@@ -68,10 +68,10 @@ class ProgramService:
             self._history.add(place)
             return reply
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        """Of a conversation as a prompt. Raises LocalspecError, also while no model is loaded."""
+    def count_tokens(self, request: Request) -> int:
+        """Of its prompt. Raises LocalspecError, also while no model is loaded."""
         backend, _ = self.service.lifecycle.require()
-        found = backend.count_tokens(messages)
+        found = backend.count_tokens(request.messages, request.tools)
         if found is None:
             raise RequestError(
                 "The server that answers here does not count tokens. Send the messages and read "

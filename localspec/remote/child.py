@@ -21,7 +21,7 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
@@ -144,8 +144,11 @@ class ChildBackend:
         found: Description = self._ask("describe")
         return found
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
-        found: int = self._ask("count_tokens", messages, limit_s=COUNT_S, silent_s=COUNT_SILENT_S)
+    def count_tokens(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> int:
+        limits = {"limit_s": COUNT_S, "silent_s": COUNT_SILENT_S}
+        found: int = self._ask("count_tokens", messages, tools, **limits)
         return found
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:

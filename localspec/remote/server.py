@@ -90,8 +90,10 @@ class ServerBackend:
             server=Server(found.name, found.url, found.models, found.limits),
         )
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int | None:
-        return servers.num_tokens(self._found, self._asks, messages)
+    def count_tokens(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> int | None:
+        return None if tools else servers.num_tokens(self._found, self._asks, messages)
 
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int

@@ -71,8 +71,17 @@ def test_a_reply_that_is_cut_says_so(claude: Anthropic) -> None:
 
 
 def test_tokens_are_counted(claude: Anthropic) -> None:
-    found = claude.messages.count_tokens(model=MODEL, messages=ASKED)  # type: ignore[arg-type]
-    assert found.input_tokens > 2
+    asked = {"model": MODEL, "messages": ASKED}
+    tool = {"name": "weather", "description": "Of a city.", "input_schema": {"type": "object"}}
+    thinking = {"type": "enabled", "budget_tokens": 1024}
+    fields = {"tools": [tool], "thinking": thinking, "tool_choice": {"type": "auto"}}
+    alone = claude.messages.count_tokens(**asked)  # type: ignore[arg-type]
+    shown = claude.messages.count_tokens(**asked, **fields)  # type: ignore[arg-type]
+    assert shown.input_tokens > alone.input_tokens > 2
+    reply = claude.messages.create(**asked, tools=[tool], max_tokens=9)  # type: ignore[call-overload]
+    assert reply.usage.input_tokens == shown.input_tokens
+    hidden = claude.messages.count_tokens(**asked, tools=[tool], tool_choice={"type": "none"})  # type: ignore[arg-type]
+    assert hidden == alone
 
 
 @pytest.mark.parametrize(

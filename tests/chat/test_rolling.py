@@ -24,7 +24,7 @@ def test_an_engine_that_is_slow_to_count_is_neither_lost_nor_is_its_message(
     assert first is not None and ended(service, first)
     service.decide(first.handle, "roll")
 
-    def count_tokens(messages: tuple[Message, ...]) -> int:
+    def count_tokens(messages: tuple[Message, ...], tools: object = ()) -> int:
         raise EngineLost("The engine does not answer.")
 
     with monkeypatch.context() as patched:

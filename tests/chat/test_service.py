@@ -182,7 +182,7 @@ def test_of_two_messages_sent_at_once_one_follows_the_other(
     both = threading.Barrier(2)
     count = backend.count_tokens
 
-    def count_slowly(messages: tuple[Message, ...]) -> int:
+    def count_slowly(messages: tuple[Message, ...], tools: object = ()) -> int:
         with suppress(threading.BrokenBarrierError):
             both.wait(0.3)
         return count(messages)
@@ -247,7 +247,7 @@ def test_a_message_is_on_disk_before_the_engine_is_asked_whether_it_fits(
     before = service.messages(handle)
     on_disk = list[list[str]]()
 
-    def count_tokens(messages: tuple[Message, ...]) -> int:
+    def count_tokens(messages: tuple[Message, ...], tools: object = ()) -> int:
         on_disk.append([one.text for one in service.store.messages(handle)])
         return FakeBackend.count_tokens(backend, messages)
 

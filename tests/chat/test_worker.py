@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,11 +45,13 @@ class Mortal(FakeBackend):
             raise EngineLost("The engine ended unexpectedly.")
         return super().describe()
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+    def count_tokens(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> int:
         if self.dies_counting:
             self.is_dead = True
             raise EngineLost("The engine ended unexpectedly.")
-        return super().count_tokens(messages)
+        return super().count_tokens(messages, tools)
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         for number, chunk in enumerate(super().generate(request, cancel), -1):
@@ -63,7 +65,9 @@ class Mortal(FakeBackend):
 class Stuck(Mortal):
     """Takes a request, and answers nothing until it is closed."""
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+    def count_tokens(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> int:
         raise EngineLost("The engine does not answer.")
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:

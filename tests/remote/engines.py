@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,10 +67,12 @@ class Playing(FakeBackend):
         }
     )
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+    def count_tokens(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> int:
         if messages[-1].content == "panic in counting":
             _panic()
-        return super().count_tokens(messages)
+        return super().count_tokens(messages, tools)
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         chunks = super().generate(request, cancel)
@@ -174,9 +176,11 @@ class DyingAt(FakeBackend):
         self._count()
         return super().describe()
 
-    def count_tokens(self, messages: tuple[Message, ...]) -> int:
+    def count_tokens(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
+    ) -> int:
         self._count()
-        return super().count_tokens(messages)
+        return super().count_tokens(messages, tools)
 
     def snapshot(self) -> dict[str, Any]:
         self._count()

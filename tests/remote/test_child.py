@@ -124,7 +124,8 @@ def test_description_snapshot_and_counts_cross(shared: Shared) -> None:
     here = FakeBackend(Script(context_length=CONTEXT_LENGTH))
     messages = (Message("user", "one two three 👩‍👩‍👧 \0"),)
     assert shared.backend.describe() == here.describe()
-    assert shared.backend.count_tokens(messages) == here.count_tokens(messages)
+    for tools in ((), ({"type": "function", "function": {"name": "look"}},)):
+        assert shared.backend.count_tokens(messages, tools) == here.count_tokens(messages, tools)
     assert set(shared.backend.snapshot()) == {"num_rounds"}
 
 
