@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,11 +26,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from localspec.api import chat_completions, completions, messages, responses
-from localspec.api.faults import Fault, Refused, fault_of, refusal
+from localspec.api.faults import Fault, Refused, Scope, fault_of, is_anthropics, refusal
 from localspec.api.fields import Common
 from localspec.api.metrics import Metrics
 from localspec.api.replies import Asked, ask, streamed, whole_or_gone
-from localspec.backend import Request
+from localspec.backend import Description, Request
 from localspec.chat.programs import ProgramService
 from localspec.errors import LocalspecError
 
@@ -41,15 +42,19 @@ def make_api(service: ProgramService) -> Starlette:
     started, metrics = int(time.time()), Metrics(service)
 
     async def models(http: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": _models(service, started)})
+        known = service.known
+        found = [] if known is None else [_shown(known, started, http.scope)]
+        if not is_anthropics(http.scope):
+            return JSONResponse({"object": "list", "data": found})
+        ends = dict.fromkeys(("first_id", "last_id"), found[0]["id"] if found else None)
+        return JSONResponse({"data": found, "has_more": False, **ends})
 
     async def model(http: HttpRequest) -> Response:
         _require_model(service, http.path_params["name"])
-        found = _models(service, started)
-        if not found:
+        if service.known is None:
             why = service.service.lifecycle.phrase
             raise Refused(Fault(503, f"No model is loaded now: {why}", "unavailable"))
-        return JSONResponse(found[0])
+        return JSONResponse(_shown(service.known, started, http.scope))
 
     async def chat(http: HttpRequest) -> Response:
         fields = await _read(http, chat_completions.ChatFields)
@@ -132,37 +137,38 @@ async def _replied(
     """The replies to these requests, whole or as a stream. Raises LocalspecError, Refused."""
     asked = await ask(service, requests, fields.checking, fields.most_calls)
     if fields.stream:
-        return streamed(asked, http.url.path, events(asked))
+        return streamed(asked, http, events(asked))
     return JSONResponse(await whole_or_gone(http, asked, answer(asked)))
 
 
 def _head(service: ProgramService, fields: Common, prefix: str, kind: str) -> chat_completions.Head:
     """Raises Refused for a model that is not loaded."""
-    name = _require_model(service, fields.model)
-    loaded = service.loaded
+    name, known = _require_model(service, fields.model), service.known
     if fields.stream and kind == "chat.completion":
         kind = "chat.completion.chunk"
-    return chat_completions.Head(prefix, kind, name, None if loaded is None else loaded.fingerprint)
+    return chat_completions.Head(prefix, kind, name, None if known is None else known.fingerprint)
 
 
 def _require_model(service: ProgramService, name: str | None) -> str:
     """The name of the model that answers. Raises Refused."""
-    loaded = service.loaded
-    if loaded is None:  # the request loads it
+    known = service.known
+    if known is None:  # the first load is under way
         return name or "localspec"
-    if name not in (None, loaded.target):
-        sentence = f"The model {name!r} is not loaded; {loaded.target!r} is. Name that, or none."
+    if name not in (None, known.target):
+        sentence = f"There is no model {name!r} here, but {known.target!r}. Name that, or none."
         raise Refused(Fault(404, sentence, "model_not_found", "model"))
-    return loaded.target
+    return known.target
 
 
-def _models(service: ProgramService, started: int) -> list[dict[str, Any]]:
-    """What is loaded, in vLLM's form of OpenAI's list."""
-    loaded = service.loaded
-    if loaded is None:
-        return []
-    fields = {"id": loaded.target, "object": "model", "created": started, "owned_by": "localspec"}
-    return [{**fields, "root": loaded.target, "max_model_len": loaded.context_length}]
+def _shown(model: Description, started: int, scope: Scope) -> dict[str, Any]:
+    """In Anthropic's form, or in vLLM's of OpenAI's. started: when the server was."""
+    name, length = model.target, model.context_length
+    if is_anthropics(scope):
+        since = datetime.fromtimestamp(started, UTC).isoformat()
+        told = {"type": "model", "id": name, "display_name": name, "created_at": since}
+        return {**told, "lifecycle": "active", "max_input_tokens": length, "max_tokens": length}
+    fields = {"id": name, "object": "model", "created": started, "owned_by": "localspec"}
+    return {**fields, "root": name, "max_model_len": length}
 
 
 async def _answer_fault(http: HttpRequest, error: Exception) -> Response:
@@ -175,4 +181,4 @@ async def _answer_fault(http: HttpRequest, error: Exception) -> Response:
     else:
         sentence = f"localspec failed by an unexpected fault ({type(error).__name__})."
         fault = Fault(500, sentence)  # the server prints where it was raised
-    return fault.response(http.url.path)
+    return fault.response(http.scope)

@@ -9,16 +9,18 @@ Source: platform.openai.com/docs/guides/error-codes; docs.anthropic.com/en/api/e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 
 from localspec.errors import ContextOverflow, LocalspecError, QueueFull, RequestError
 
 MESSAGES_PATH = "/v1/messages"  # what lies there is Anthropic's
+Scope = MutableMapping[str, Any]
 CLOSED_BY_CLIENT = 499  # nobody reads it
 
 # By status: OpenAI's type, Anthropic's type.
@@ -48,16 +50,21 @@ class Fault:
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self, path: str) -> dict[str, Any]:
-        """In the format of the interface that the path belongs to."""
+    def body(self, scope: Scope) -> dict[str, Any]:
+        """In the format that the client reads."""
         for_openai, for_anthropic = TYPES.get(self.status, UNEXPECTED)
-        if path.startswith(MESSAGES_PATH):
+        if is_anthropics(scope):
             return {"type": "error", "error": {"type": for_anthropic, "message": self.message}}
         error = {"message": self.message, "type": for_openai, "param": self.param}
         return {"error": {**error, "code": self.code}}
 
-    def response(self, path: str) -> Response:
-        return JSONResponse(self.body(path), self.status, dict(self.headers))
+    def response(self, scope: Scope) -> Response:
+        return JSONResponse(self.body(scope), self.status, dict(self.headers))
+
+
+def is_anthropics(scope: Scope) -> bool:
+    """Whether the client is one of Anthropic's, by the path or by the header that those send."""
+    return scope["path"].startswith(MESSAGES_PATH) or "anthropic-version" in Headers(scope=scope)
 
 
 class Refused(Exception):

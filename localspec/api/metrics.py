@@ -131,7 +131,7 @@ class Metrics:
 
         def bytes_of(part: str) -> Callable[[], float]:
             def read() -> float:
-                loaded = self._service.loaded
+                loaded = service.lifecycle.loaded
                 if loaded is None:
                     return 0.0
                 held = {"target": loaded.target_bytes, "kv_cache": loaded.kv_bytes}

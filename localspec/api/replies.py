@@ -21,7 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from localspec.api.faults import CLOSED_BY_CLIENT, Fault, Refused, fault_of
+from localspec.api.faults import CLOSED_BY_CLIENT, Fault, Refused, fault_of, is_anthropics
 from localspec.backend import Chunk, Request
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import Reply
@@ -147,7 +147,7 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
 DONE = format_sse_event(data_str="[DONE]")
 
 
-def streamed(asked: Asked, path: str, events: AsyncGenerator[bytes | None]) -> Response:
+def streamed(asked: Asked, http: HttpRequest, events: AsyncGenerator[bytes | None]) -> Response:
     """The events as a stream. None becomes a comment that keeps the connection; an error that
     comes after the head was sent becomes the last event."""
 
@@ -157,8 +157,8 @@ def streamed(asked: Asked, path: str, events: AsyncGenerator[bytes | None]) -> R
                 async for one in events:
                     yield KEEPALIVE_COMMENT if one is None else one
         except (Refused, LocalspecError) as error:
-            name = "error" if path.startswith("/v1/messages") else None
-            yield event(fault_of(error).body(path), name)
+            name = "error" if is_anthropics(http.scope) else None
+            yield event(fault_of(error).body(http.scope), name)
         finally:
             asked.stop()
 

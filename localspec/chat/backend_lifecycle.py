@@ -69,6 +69,7 @@ class BackendLifecycle:
         self.options = options
         self.backend: Backend | None = None
         self.loaded: Description | None = None  # as of the last job: asked in one thread only
+        self._unloaded: Description | None = None  # the next job loads it again
         self.notices: tuple[str, ...] = ()
         self.needs_calibration = False
         self.was_lost = False
@@ -84,6 +85,13 @@ class BackendLifecycle:
         self._saved_s: float | None = None
         self._since_s = time.monotonic()
         self.opened_s = self._since_s
+
+    @property
+    def known(self) -> Description | None:
+        """What is loaded, or was until it was unloaded and is loaded again by the next job; None
+        where neither is known."""
+        unloaded = None if self.phase == "failed" else self._unloaded
+        return unloaded if self.loaded is None else self.loaded
 
     @property
     def seconds(self) -> float:
@@ -130,6 +138,7 @@ class BackendLifecycle:
 
     def release(self, phrase: str) -> None:
         """Save what was learnt and free everything; the next job loads it again."""
+        self._unloaded = self.known
         self.close()
         self.enter("unloaded", phrase)
 
@@ -148,7 +157,7 @@ class BackendLifecycle:
 
     def switch(self, options: LoadOptions) -> None:
         """Free what is loaded, then load `options`."""
-        self.options, self.opener = options, self._opener_of(options)
+        self.options, self.opener, self._unloaded = options, self._opener_of(options), None
         self.reload()
 
     def try_out(self, options: LoadOptions) -> None:

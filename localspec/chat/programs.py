@@ -35,9 +35,9 @@ class ProgramService:
         self._history = LoggedHistory(API, service.store)
 
     @property
-    def loaded(self) -> Description | None:
-        """None while no model is loaded."""
-        return self.service.lifecycle.loaded
+    def known(self) -> Description | None:
+        """See BackendLifecycle."""
+        return self.service.lifecycle.known
 
     def answer(self, request: Request, checking: str = AS_SET) -> Reply:
         """Queue the reply. request: its workload may be AUTO; a seed is drawn where it has none.

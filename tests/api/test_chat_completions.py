@@ -201,7 +201,7 @@ def test_a_model_that_is_not_loaded_is_not_found(client: OpenAI) -> None:
 
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError, match=f"'{MODEL}' is"):
+    with pytest.raises(openai.NotFoundError, match=f"no model 'gpt-9' here, but '{MODEL}'"):
         client.chat.completions.create(model="gpt-9", messages=ASKED)  # type: ignore[arg-type]
 
 

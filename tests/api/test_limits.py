@@ -104,13 +104,36 @@ def test_a_fault_of_the_engine_is_told(tmp_path: Path) -> None:
     assert caught.value.status_code == 503
 
 
-def test_while_no_model_is_loaded_one_that_is_asked_about_is_unavailable(tmp_path: Path) -> None:
-    with serving(FakeBackend(Script()), tmp_path) as doors, doors.http() as http:
+def test_a_model_that_was_unloaded_is_listed_for_the_next_request_loads_it(tmp_path: Path) -> None:
+    import openai
+
+    with serving(FakeBackend(Script(reply="ok")), tmp_path) as doors, doors.openai() as client:
         doors.service.unload()
         until(lambda: doors.service.lifecycle.loaded is None)
+        assert [one.id for one in client.models.list()] == ["demo-12m"]
+        assert client.models.retrieve("demo-12m").owned_by == "localspec"
+        asked = [{"role": "user", "content": "hello"}]
+        with pytest.raises(openai.NotFoundError, match="no model 'other' here, but 'demo-12m'"):
+            client.chat.completions.create(model="other", messages=asked)  # type: ignore[arg-type]
+        assert doors.service.lifecycle.loaded is None, "nothing was loaded for it"
+        reply = client.chat.completions.create(model="demo-12m", messages=asked)  # type: ignore[arg-type]
+        assert reply.choices[0].message.content == "ok"
+
+
+def test_a_model_that_could_not_be_loaded_again_is_unavailable(tmp_path: Path) -> None:
+    backend = FakeBackend(Script())
+    with serving(backend, tmp_path) as doors, doors.http() as http:
+
+        def fail(report: object) -> FakeBackend:
+            raise LocalspecError("The file is gone. Download it again.")
+
+        doors.service.unload()
+        doors.service.lifecycle.opener = fail
+        doors.service.retry()
+        until(lambda: doors.service.lifecycle.phase == "failed")
         found = http.get("/v1/models/demo-12m")
         assert http.get("/v1/models").json()["data"] == []
-    assert found.status_code == 503 and "is loaded now: " in found.json()["error"]["message"]
+    assert found.status_code == 503 and "The file is gone" in found.json()["error"]["message"]
 
 
 def test_a_wrong_path_or_method_is_told_what_there_is(doors: Doors) -> None:

@@ -84,6 +84,20 @@ def test_tokens_are_counted(claude: Anthropic) -> None:
     assert hidden == alone
 
 
+def test_models_are_told_as_anthropic_does(claude: Anthropic) -> None:
+    import anthropic
+
+    listed = claude.models.list()
+    (model,) = listed
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert model.max_input_tokens == 4096 and model.created_at.tzinfo is not None
+    assert (listed.first_id, listed.last_id, listed.has_more) == (MODEL, MODEL, False)
+    assert claude.models.retrieve(MODEL) == model
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.models.retrieve("claude-9")
+    assert caught.value.body["type"] == "error"  # type: ignore[index,call-overload]
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [

@@ -118,7 +118,7 @@ def _key_in(headers: Headers) -> str:
 
 
 async def _refuse(fault: Fault, scope: Scope, receive: Receive, send: Send) -> None:
-    await fault.response(scope["path"])(scope, receive, send)
+    await fault.response(scope)(scope, receive, send)
 
 
 async def nothing_else(scope: Scope, receive: Receive, send: Send) -> None:
