@@ -35,16 +35,17 @@ from localspec.api.fields import (
     text_of,
 )
 from localspec.api.formats import schema_of, with_choice
-from localspec.api.pieces import Piece, Whole, pieces, whole
+from localspec.api.pieces import Ending, Piece, Whole, pieces, whole
 from localspec.api.replies import DONE, Asked, event
 from localspec.api.tools import arguments_of, tool_of
 from localspec.backend import Logprob, Message, Request, ToolCall
 from localspec.chat.detokenizer import REPLACEMENT
-from localspec.core import FinishReason
 from localspec.turn_stats import TurnStats
 
 # Of a reply that came to its own end.
-FINISHED: dict[FinishReason, str] = {"eos": "stop", "stop": "stop", "length": "length"}
+FINISHED: dict[Ending, str] = {
+    "eos": "stop", "stop": "stop", "length": "length", "calls": "tool_calls",
+}  # fmt: skip
 
 
 class CalledFunction(Fields):
@@ -232,7 +233,7 @@ async def answer(asked: Asked, head: Head) -> dict[str, Any]:
             "index": index,
             "message": _message(one),
             "logprobs": _logprobs(one.logprobs),
-            "finish_reason": "tool_calls" if one.calls else FINISHED[one.finish_reason],
+            "finish_reason": FINISHED[one.finish_reason],
             "speculation": speculation_of(one.reply, one.stats),
         }
         for index, one in enumerate(found)
@@ -257,8 +258,7 @@ async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenera
                     yield event(head.with_choices([choice], **usage))
                 if piece.finish_reason is not None:
                     turns.append(piece.stats)
-                    reason = "tool_calls" if piece.calls else FINISHED[piece.finish_reason]
-                    last = _choice(index, {}, reason)
+                    last = _choice(index, {}, FINISHED[piece.finish_reason])
                     last["speculation"] = speculation_of(reply, piece.stats)
                     yield event(head.with_choices([last], **usage))
     if has_usage_event:

@@ -16,19 +16,19 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from pydantic_core import from_json
 
 from localspec.api.accounts import speculation_of
 from localspec.api.fields import Common, Fields, Part, StopText, refuse_unless, role_of, text_of
 from localspec.api.formats import called, held, schema_of
-from localspec.api.pieces import pieces, whole
+from localspec.api.pieces import Ending, pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import arguments_of, tool_of
 from localspec.backend import Message, Request, ToolCall
-from localspec.core import FinishReason
 from localspec.turn_stats import TurnStats
 
-STOPPED: dict[FinishReason, str] = {
-    "eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens",
+STOPPED: dict[Ending, str] = {
+    "eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use",
 }  # fmt: skip
 
 
@@ -143,10 +143,9 @@ class MessageHead:
         }
         self._only_stop = stops[0] if stops is not None and len(stops) == 1 else None
 
-    def ending(self, reason: FinishReason | None, has_calls: bool = False) -> dict[str, Any]:
+    def ending(self, reason: Ending | None) -> dict[str, Any]:
         """Which of several stop strings it was is not known."""
         stop = None if reason is None else STOPPED.get(reason)
-        stop = "tool_use" if has_calls else stop
         text = self._only_stop if reason == "stop" else None
         return {"stop_reason": stop, "stop_sequence": text}
 
@@ -183,7 +182,8 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _use(call: ToolCall) -> dict[str, Any]:
     block = {"type": "tool_use", "id": call.call_id, "name": call.name}
-    return {**block, "input": json.loads(call.arguments)}
+    # Of one that was cut, what Anthropic's client makes of the same events.
+    return {**block, "input": from_json(call.arguments or "{}", allow_partial=True)}
 
 
 async def answer(asked: Asked, head: MessageHead) -> dict[str, Any]:
@@ -195,7 +195,7 @@ async def answer(asked: Asked, head: MessageHead) -> dict[str, Any]:
     content += [_use(call) for call in found.calls]
     speculation = speculation_of(found.reply, found.stats)
     usage = _usage(found.stats)
-    ending = head.ending(found.finish_reason, bool(found.calls))
+    ending = head.ending(found.finish_reason)
     return {**head.message(content, usage, speculation=speculation), **ending}
 
 
@@ -235,7 +235,7 @@ async def events(asked: Asked, head: MessageHead) -> AsyncGenerator[bytes | None
                     yield _event("content_block_stop", index=index)
                 yield _event(
                     "message_delta",
-                    delta=head.ending(piece.finish_reason, bool(piece.calls)),
+                    delta=head.ending(piece.finish_reason),
                     usage=_usage(piece.stats),
                     speculation=speculation_of(reply, piece.stats),
                 )

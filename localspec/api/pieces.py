@@ -1,7 +1,7 @@
 """A reply in pieces, with the tools that the model calls apart from what it says.
 
 Contract: joined, the pieces of a reply without calls are its text. `reasoning` is what the model
-thinks before it.
+thinks before it. A reply with calls ends by "calls", unless its length cut the last of them.
 
 Not here: waiting for the chunks (replies), telling thought and answer apart (chat.thinking), the
 formats of the interfaces.
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from localspec.api.replies import Asked
 from localspec.api.tools import Calls, names_of
@@ -19,6 +20,8 @@ from localspec.backend import Logprob, ToolCall
 from localspec.chat.service import Reply
 from localspec.core import FinishReason
 from localspec.turn_stats import TurnStats
+
+Ending = FinishReason | Literal["calls"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Piece:
     text: str = ""
     reasoning: str = ""
     logprobs: tuple[Logprob, ...] = ()
-    finish_reason: FinishReason | None = None
+    finish_reason: Ending | None = None
     calls: tuple[ToolCall, ...] = ()
 
 
@@ -42,7 +45,7 @@ class Whole:
     text: str
     reasoning: str
     logprobs: tuple[Logprob, ...]
-    finish_reason: FinishReason
+    finish_reason: Ending
     calls: tuple[ToolCall, ...] = ()
 
 
@@ -59,8 +62,9 @@ async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
             said = calls.push(chunk.text)
             piece = Piece(chunk.stats, said, chunk.thinking, chunk.logprobs, chunk.finish_reason)
             if chunk.finish_reason is not None:
-                rest, found = calls.flush()
-                piece = replace(piece, text=said + rest, calls=found)
+                rest, found, are_whole = calls.flush(is_cut=chunk.finish_reason == "length")
+                ending = "calls" if found and are_whole else chunk.finish_reason
+                piece = replace(piece, text=said + rest, calls=found, finish_reason=ending)
             yield piece
 
 

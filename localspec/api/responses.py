@@ -206,10 +206,12 @@ class Response:
         status = "incomplete" if is_cut else "completed"
         output = [thought(found.reasoning)] if found.reasoning else []
         if found.text or not found.calls:
-            output.append(self.item(status, found.text))
+            output.append(self.item("completed", found.text))
+        output += [call_item(call) for call in found.calls]
+        output[-1]["status"] = status  # a cut comes last
         return self.shown(
             status,
-            [*output, *map(call_item, found.calls)],
+            output,
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             usage=_usage(found.stats),
             speculation=speculation_of(found.reply, found.stats),

@@ -3,8 +3,9 @@
 Contract: a model is shown tools by its own chat format and writes calls as it was trained to: JSON
 between "<tool_call>" and "</tool_call>" (Hermes, Qwen), or a reply that is nothing but JSON (Llama,
 Mistral), with the name of a tool and its arguments. `Calls` holds back what may become a call until
-the end of the reply; what turns out to be none is text. Whether a model calls a tool is up to it,
-unless the request forces a call (formats).
+the end of the reply; what turns out to be none is text. A call that the length of the reply cut is
+one too, with as much of its arguments as there is. Whether a model calls a tool is up to it, unless
+the request forces a call (formats).
 
 Source: the chat templates of these families.
 """
@@ -22,9 +23,12 @@ from localspec.backend import ToolCall
 from localspec.chat.thinking import num_begun
 from localspec.files import parsed
 
-OPEN = "<tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 ARGUMENTS = ("arguments", "parameters")
+BEGUN = re.compile(
+    rf'\s*{{\s*"name":\s*"([^"]+)("?)(?:,\s*"(?:{"|".join(ARGUMENTS)})":\s*(.*))?', re.DOTALL
+)
 
 
 class Calls:
@@ -54,11 +58,17 @@ class Calls:
         self._has_said = self._has_said or bool(said)
         return said
 
-    def flush(self) -> tuple[str, tuple[ToolCall, ...]]:
-        """What was held, once no more text comes: text or calls."""
+    def flush(self, is_cut: bool = False) -> tuple[str, tuple[ToolCall, ...], bool]:
+        """What was held, once no more text comes: text or calls, and whether these are whole.
+        is_cut: the reply did not come to its end."""
         held, self._held = self._held, ""
-        found = calls_in(held, self._names) if held else ()
-        return ("", found[: self._most]) if found else (held, ())
+        found = calls_in(held[: len(held) - num_begun(held, CLOSE)], self._names)
+        if found:
+            return "", found[: self._most], True
+        head, _, last = held.rpartition(OPEN)
+        found = (*calls_in(head, self._names), *begun_call(last, self._names)) if is_cut else ()
+        kept = found[: self._most]
+        return "" if found else held, kept, len(kept) < len(found)
 
 
 def calls_in(text: str, names: Iterable[str]) -> tuple[ToolCall, ...]:
@@ -75,14 +85,27 @@ def calls_in(text: str, names: Iterable[str]) -> tuple[ToolCall, ...]:
     return tuple(call for call in found if call) if all(found) else ()
 
 
+def begun_call(text: str, names: Iterable[str]) -> tuple[ToolCall, ...]:
+    """The call that a text begins, by what is there of its arguments; none where it cannot be told
+    which of these tools is called."""
+    if (match := BEGUN.match(text)) is None:
+        return ()
+    begun, is_whole, arguments = match.groups()
+    found = [name for name in names if name == begun or (not is_whole and name.startswith(begun))]
+    return (_with_id(found[0], arguments or ""),) if len(found) == 1 else ()
+
+
 def _call(data: Any, names: frozenset[str]) -> ToolCall | None:
     if not isinstance(data, dict) or data.get("name") not in names:
         return None
     arguments: Any = next((data[key] for key in ARGUMENTS if key in data), {})
     if not isinstance(arguments, dict):
         return None
-    text = json.dumps(arguments, ensure_ascii=False)
-    return ToolCall(f"call_{secrets.token_hex(12)}", data["name"], text)
+    return _with_id(data["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+def _with_id(name: str, arguments: str) -> ToolCall:
+    return ToolCall(f"call_{secrets.token_hex(12)}", name, arguments)
 
 
 def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:

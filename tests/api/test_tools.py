@@ -25,7 +25,7 @@ def divided(text: str, size: int, names: tuple[str, ...] = ("weather",)) -> tupl
     calls, said = Calls(names), ""
     for at in range(0, len(text), size):
         said += calls.push(text[at : at + size])
-    rest, found = calls.flush()
+    rest, found, _ = calls.flush()
     return said + rest, [call.arguments for call in found]
 
 
@@ -49,6 +49,73 @@ def test_calls_are_found_wherever_the_text_is_cut(
     text: str, said: str, arguments: list[str], size: int
 ) -> None:
     assert divided(text, size) == (said, arguments)
+
+
+LIMA = ("weather", '{"city": "Lima"}')
+ARGUMENTS = '{"city": "Lima", "days": [1, 2'
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "told"),
+    [
+        ('{"name": "wea', "weather", [("weather", "")]),
+        ('{"name": "weather", "argu', "weather", [("weather", "")]),
+        ('{"name": "weather", "parameters": ' + ARGUMENTS, "weather", [("weather", ARGUMENTS)]),
+        ('<tool_call>\n{"name": "weather", "arguments": {', "weather", [("weather", "{")]),
+        (f"{CALL}\n{CALL[:-25]}", "weather", [LIMA, ("weather", '{"cit')]),
+        (f"{CALL}\n<tool_call>\n{{", "weather", [LIMA]),
+        ('{"name": "clock', "clock clocks", None),  # which of them?
+        ('{"name": "clock"', "clock clocks", [("clock", "")]),
+        ('{"name": "other", "arguments": {', "weather", None),
+        ('{"na', "weather", None),
+        ("<tool_", "weather", None),
+    ],
+)
+def test_of_a_call_that_is_cut_the_beginning_is_told(
+    text: str, names: str, told: list[tuple[str, str]] | None
+) -> None:
+    calls = Calls(names.split())
+    said = calls.push(text)
+    rest, found, are_whole = calls.flush(is_cut=True)
+    assert [(one.name, one.arguments) for one in found] == (told or []) and not are_whole
+    assert said + rest == (text if told is None else "")
+
+
+def test_a_call_whose_mark_alone_is_cut_is_whole() -> None:
+    calls = Calls(["weather"])
+    assert calls.push(CALL[:-4]) == ""
+    _, found, are_whole = calls.flush(is_cut=True)
+    assert [one.arguments for one in found] == ['{"city": "Lima"}'] and are_whole
+
+
+def test_a_reply_that_is_cut_in_a_call_says_so_at_every_door(client: OpenAI, doors: Doors) -> None:
+    """After so many of the fake's tokens, within the arguments."""
+    limit = 32
+    chat = client.chat.completions.create(**ASKED, max_tokens=limit)  # type: ignore[call-overload]
+    (call,) = chat.choices[0].message.tool_calls
+    assert (chat.choices[0].finish_reason, call.function.name) == ("length", "weather")
+    assert call.function.arguments == '{"city":'
+    *_, last = client.chat.completions.create(**ASKED, max_tokens=limit, stream=True)  # type: ignore[call-overload]
+    assert last.choices[0].finish_reason == "length"
+    tool = {"type": "function", "name": "weather", "parameters": SCHEMA}
+    made = client.responses.create(
+        model=MODEL,
+        input="weather?",
+        tools=[tool],  # type: ignore[list-item]
+        max_output_tokens=limit,
+    )
+    assert [(one.type, one.status) for one in made.output] == [
+        ("message", "completed"),
+        ("function_call", "incomplete"),
+    ]
+    asked = {"model": MODEL, "messages": ASKED["messages"], "max_tokens": limit}
+    known = [{"name": "weather", "input_schema": SCHEMA}]
+    with doors.anthropic() as claude:
+        message = claude.messages.create(**asked, tools=known)  # type: ignore[call-overload]
+        with claude.messages.stream(**asked, tools=known) as stream:  # type: ignore[arg-type]
+            streamed = stream.get_final_message()
+    assert message.stop_reason == streamed.stop_reason == "max_tokens"
+    assert message.content[-1].input == streamed.content[-1].input == {}  # type: ignore[union-attr]
 
 
 def test_without_tools_all_is_text() -> None:
