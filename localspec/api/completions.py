@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import accumulate
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -26,6 +27,7 @@ from localspec.api.fields import (
 )
 from localspec.api.replies import DONE, Asked, event
 from localspec.backend import Chunk, Logprob, Message, Request
+from localspec.chat.detokenizer import REPLACEMENT
 from localspec.chat.service import clean
 from localspec.turn_stats import TurnStats
 
@@ -71,7 +73,8 @@ async def answer(asked: Asked, head: Head, num_choices: int) -> dict[str, Any]:
         turns.append(chunks[-1].stats)
         text = "".join(chunk.text for chunk in chunks)
         logprobs = [one for chunk in chunks for one in chunk.logprobs]
-        choice = _choice(index, text, _finish(chunks[-1]), _logprobs(logprobs, 0))
+        lengths = [length for chunk in chunks for length in _lengths(chunk)]
+        choice = _choice(index, text, _finish(chunks[-1]), _logprobs(logprobs, lengths, 0))
         choices.append({**choice, "speculation": speculation_of(reply, turns[-1])})
     return head.with_choices(choices, usage=usage_of(turns, num_choices))
 
@@ -82,7 +85,7 @@ async def events(
     """The answer as a stream."""
     turns = list[TurnStats]()
     for index, reply in enumerate(asked.replies):
-        num_characters = 0
+        num_before = 0  # characters, of the tokens that were given
         async with aclosing(asked.chunks(reply)) as coming:
             async for chunk in coming:
                 if chunk is None:
@@ -90,13 +93,13 @@ async def events(
                     continue
                 is_last = chunk.finish_reason is not None
                 if chunk.text or chunk.logprobs or is_last:
-                    logprobs = _logprobs(chunk.logprobs, num_characters)
+                    logprobs = _logprobs(chunk.logprobs, _lengths(chunk), num_before)
                     choice = _choice(index, chunk.text, _finish(chunk), logprobs)
                     if is_last:
                         choice["speculation"] = speculation_of(reply, chunk.stats)
                         turns.append(chunk.stats)
                     yield event(head.with_choices([choice]))
-                num_characters += len(chunk.text)
+                num_before += sum(_lengths(chunk))
     if has_usage_event:
         yield event(head.with_choices([], usage=usage_of(turns, num_choices)))
     yield DONE
@@ -112,14 +115,22 @@ def _choice(
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _logprobs(found: Sequence[Logprob], start: int) -> dict[str, Any] | None:
-    """start: characters before the first of these tokens."""
+def _lengths(chunk: Chunk) -> list[int]:
+    """Characters of each token with a probability. Of parts of one character the last has it; all
+    others have their own, also where the text waits for what may be a stop string."""
+    pairs = zip(chunk.logprobs, chunk.lengths, strict=False)
+    return [num if REPLACEMENT in one.text else len(one.text) for one, num in pairs]
+
+
+def _logprobs(
+    found: Sequence[Logprob], lengths: Sequence[int], num_before: int
+) -> dict[str, Any] | None:
+    """num_before: characters before the first of these tokens."""
     if not found:
         return None
-    offsets = [start + sum(len(one.text) for one in found[:n]) for n in range(len(found))]
     return {
         "tokens": [one.text for one in found],
         "token_logprobs": [one.logprob for one in found],
         "top_logprobs": [dict(one.top) for one in found],
-        "text_offset": offsets,
+        "text_offset": list(accumulate(lengths, initial=num_before))[:-1],
     }

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from localspec.backend import Message
-from tests.api.conftest import REPLY, Doors
+from localspec.backend import Chunk, Logprob, Message, Request
+from localspec.turn_stats import TurnStats
+from tests.api.conftest import REPLY, Doors, serving
+from tests.fakes import FakeBackend
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -69,6 +74,29 @@ def test_logprobs_have_the_places_of_their_tokens(client: OpenAI) -> None:
     for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
         assert REPLY[offset:].startswith(token)
     assert logprobs.top_logprobs is not None and logprobs.top_logprobs[0] == {" one": -0.5}
+
+
+class Halving(FakeBackend):
+    """Its rounds end within a character, as those of a model with byte tokens."""
+
+    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+        half, stats = Logprob("\N{REPLACEMENT CHARACTER}", -0.5, ()), TurnStats(1)
+        both = (Logprob("a", -0.5, ()), half), (half, Logprob("b", -0.5, ()))
+        yield Chunk("prefill", stats)
+        yield Chunk("decode", stats, "a", (1, 2), lengths=(1, 0), logprobs=both[0])
+        yield Chunk("decode", stats, "\N{FOX FACE}b", (3, 4), lengths=(1, 1), logprobs=both[1])
+        yield Chunk("done", stats, finish_reason="eos")
+
+
+def test_parts_of_a_character_have_its_place(tmp_path: Path) -> None:
+    with serving(Halving(), tmp_path) as doors, doors.openai() as client:
+        found = client.completions.create(model=MODEL, prompt="x", logprobs=0).choices[0]
+        stream = client.completions.create(model=MODEL, prompt="x", logprobs=0, stream=True)
+        streamed = [part.choices[0].logprobs for part in stream]
+    assert found.logprobs is not None and found.logprobs.text_offset == [0, 1, 1, 2]
+    assert found.text[2] == "b"
+    offsets = [place for one in streamed if one is not None for place in one.text_offset or ()]
+    assert offsets == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "."}, {"best_of": 4}, {"n": 17}])
