@@ -32,7 +32,7 @@ from localspec.errors import ContextOverflow, RequestError
 from localspec.thought import ThoughtLimit
 from localspec.turn_stats import TurnStats
 
-LEAD = 8  # tokens of the prompt before a predicted reply
+LEAD = 8  # tokens of the prompt before a reply
 MAX_CUT_TOKENS = 8  # of the known ids, how many may lie beyond the text
 
 
@@ -41,7 +41,8 @@ class Start:
     """prompt: all ids before the first new one. begun: those of the reply among them, at its end,
     which spell `text` and at most half a character more. source: of begun; None for a reply from
     the start. thinking: of begun, before its text. spelled: both with their marks. has_thought: the
-    prompt before begun opens a thought."""
+    prompt before begun opens a thought. lead: of a text that goes on as it stands, its last ids:
+    whether a space stands before the next one depends on them."""
 
     prompt: tuple[int, ...]
     begun: tuple[int, ...] = ()
@@ -50,6 +51,7 @@ class Start:
     thinking: str = ""
     spelled: str = ""
     has_thought: bool = False
+    lead: tuple[int, ...] = ()
 
 
 def start_of(
@@ -84,7 +86,8 @@ def raw_start(template: ChatTemplate, text: str) -> Start:
     prompt = tuple(template.encode_prompt(text))
     if not prompt:
         raise RequestError("The prompt is empty, so there is nothing to continue. Write a text.")
-    return Start(prompt)
+    lead = prompt[-LEAD:]
+    return Start(prompt, spelled=template.spelled(lead), lead=lead)
 
 
 def predicted(template: ChatTemplate, start: Start, text: str) -> tuple[int, ...]:
@@ -161,7 +164,7 @@ class ReplyText:
     def __init__(
         self, detokenizer: Detokenizer, stops: tuple[str, ...], start: Start, marks: Marks | None
     ) -> None:
-        detokenizer.begin(start.begun, start.spelled)
+        detokenizer.begin(start.lead or start.begun, start.spelled)
         self._detokenizer = detokenizer
         self._thoughts = Thoughts(marks, start.has_thought)
         self._thoughts.begin(start.spelled)

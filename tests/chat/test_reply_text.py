@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from localspec.chat.detokenizer import Detokenizer
-from localspec.chat.reply_text import StopStrings, TokenTexts, drafted_tokens
+from localspec.chat.reply_text import (
+    ReplyText,
+    StopStrings,
+    TokenTexts,
+    drafted_tokens,
+    raw_start,
+)
+from localspec.chat.template import ChatTemplate
 from localspec.core import TARGET, Proposal, Round, Step, Verdict, chain
 
 BYTES = {1: b" the", 2: b" cat", 3: b"\xf0\x9f", 4: b"\x90\x88", 5: b"", 6: b"\n", 7: b" sat"}
@@ -102,6 +109,21 @@ def test_a_token_is_spelt_once() -> None:
     texts.of(1)
     known = spelling.num_calls
     assert texts.of(1) == " the" and spelling.num_calls == known
+
+
+def test_a_text_that_goes_on_keeps_the_space_before_its_first_new_word() -> None:
+    """Tokenizers of Llama 2's kind decode a word alone without its space."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<unk>": 0, "\u2581Once": 1, "\u2581upon": 2, "\u2581a": 3}
+    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    template = ChatTemplate(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"))
+    start = raw_start(template, "Once")
+    assert (start.prompt, template.decode((2, 3))) == ((1,), "upon a")
+    text = ReplyText(template.detokenizer(), (), start, None)
+    assert (text.push((2,)).text, text.push((3,)).text) == (" upon", " a")
 
 
 def test_pieces_joined_are_the_text_though_a_character_spans_tokens() -> None:
