@@ -13,10 +13,14 @@ if sys.version_info < (3, 11):
         "and start with it, for example: python3.12 app.py" % sys.version_info[:2]
     )
 
+from localspec.interrupts import INTERRUPTED, end_at_once, raise_again
+
+if __name__ == "__main__":
+    end_at_once()
+
 import argparse
 import getpass
 import os
-import signal
 import threading
 import webbrowser
 from collections.abc import Callable, MutableMapping
@@ -127,6 +131,7 @@ def password_for(host: str, port: int, environment: MutableMapping[str, str]) ->
     print(EXPOSED.format(host=host, port=port), file=sys.stderr, flush=True)
     if given is not None or not sys.stdin.isatty():
         return given
+    raise_again()  # or the terminal would go on hiding what is typed
     return getpass.getpass("Password for other machines: ")
 
 
@@ -178,16 +183,17 @@ def main(argv: list[str]) -> None:
     arguments = parse_arguments(argv)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a Windows pipe may lack the arrow
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
     try:
         check_port(arguments.host, arguments.port)
+        raise_again()  # pip, or the process in the environment, ends first
         ensure_environment("requirements.txt", [str(Path(__file__).resolve()), *argv])
+        end_at_once()
         prefer_large_pages()
         start(arguments)
     except LocalspecError as error:
         sys.exit(str(error))
-    except KeyboardInterrupt:  # the usual way to end it
-        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,11 @@ Contract: only the standard library until the packages are there, like app.py. A
 your own that has them is used unchanged.
 """
 
+from localspec.interrupts import INTERRUPTED, end_at_once, raise_again
+
+if __name__ == "__main__":
+    end_at_once()
+
 import sys
 from importlib.util import find_spec
 
@@ -17,9 +22,12 @@ def prepare(command: list[str]) -> None:
     if find_spec("typer") is not None:
         return
     try:
+        raise_again()  # pip, or the process in the environment, ends first
         ensure_environment("requirements.txt", command)
     except LocalspecError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import typer
 from localspec.config import load_options
 from localspec.core import SamplingParams
 from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.interrupts import INTERRUPTED, raise_again
 from localspec.options import LOAD_FLAGS
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
@@ -124,10 +125,13 @@ def run_app(app: Callable[[], Any]) -> None:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     try:
+        raise_again()
         app()
     except LocalspecError as error:
         print(error, file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
             raise

@@ -5,10 +5,9 @@ Contract: as in cli. A key is printed once, when it is made, and is nowhere to b
 
 from __future__ import annotations
 
-import signal
 import threading
 import time
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,11 +56,9 @@ def serve(
     from localspec.web.server import serve_interfaces
 
     check_port(host, port)  # before a key is made and shown
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else nothing is written at the end
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))
-    usual_end = suppress(KeyboardInterrupt)
-    with usual_end, opened_service(options, 60.0 * unload_after or None) as service:
+    with opened_service(options, 60.0 * unload_after or None) as service:
         announce_first_key(service.api_keys)
         threading.Thread(target=tell_news, args=(service,), daemon=True).start()
         serve_interfaces(service, host, port, announce, allow_origin or ())

@@ -192,25 +192,6 @@ def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     assert ended.value.code == "No network. Connect it."
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signal")
-def test_a_request_to_end_ends_it_in_order() -> None:
-    code = (
-        "import app, threading\n"
-        "def start(arguments):\n"
-        "    try: print('up', flush=True); threading.Event().wait()\n"
-        "    finally: print('written', flush=True)\n"
-        "app.ensure_environment, app.start = (lambda *of: None), start\n"
-        "app.main(['--port', '0'])"
-    )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as ran:
-        assert ran.stdout is not None and ran.stdout.readline() == "up\n"
-        ran.terminate()
-        assert ran.communicate(timeout=30) == ("written\n", "") and ran.returncode == 0
-
-
 @pytest.mark.parametrize("code", [0, 5])
 def test_the_suite_ends_as_pytest_does_which_keeps_bytecode(
     monkeypatch: pytest.MonkeyPatch, code: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import signal
 import socket
@@ -146,6 +147,32 @@ def test_no_key_is_made_where_the_server_cannot_listen(
             run_app(partial(app, words, standalone_mode=False))
     assert "cannot be used" in capsys.readouterr().err
     assert not home.exists(), "else the next start shows no key"
+
+
+INTERRUPTING = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *others):
+        if name == "localspec.files":
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may run in the background
+sys.meta_path.insert(0, Interrupting())
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize("command", [["app.py"], ["-m", "localspec", "plan"]])
+def test_ctrl_c_while_modules_are_imported_ends_without_a_word(
+    root: Path, tmp_path: Path, command: list[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(INTERRUPTING)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=root, env=environment, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 SERVE = ["serve", "--port", "0", "--remote", "http://127.0.0.1:1", "--home"]

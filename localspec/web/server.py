@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -22,6 +23,7 @@ from localspec.api.app import make_api
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
+from localspec.interrupts import end_at_once, raise_again
 from localspec.web.guard.environment import settle
 from localspec.web.guard.hosts import Hosts
 from localspec.web.guard.password import Password
@@ -30,6 +32,7 @@ from localspec.web.guard.programs import ProgramGuard, nothing_else
 from localspec.web.guard.security import Guard, is_loopback
 from localspec.web.quick_gradio import without_type_stubs
 
+ENDINGS = (signal.SIGINT, signal.SIGTERM)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 SCRIPTS = ("queue", "live", "strip", "keys", "settings", "tokens", "stats", "models")
 HEAD = "\n".join(
@@ -63,6 +66,7 @@ def serve(
         port = bound.getsockname()[1]
         token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
         address = f"{_address_of(host, port)}/?token="
+        _end_well_at_once()
         # A browser takes a second to start, and importing Gradio takes two: what it asks for before
         # the page is there waits at the socket.
         on_bound(f"{address}{token}", f"{address}{ticket}")
@@ -81,6 +85,7 @@ def serve_interfaces(
     asked for a key and for nothing else."""
     with contextlib.closing(_bind(host, port)) as bound:
         port = bound.getsockname()[1]
+        _end_well_at_once()
         on_bound(_address_of(host, port))
         _run(with_interfaces(nothing_else, service, host, port, origins), bound, service)
 
@@ -94,14 +99,23 @@ def with_interfaces(
     return ProgramGuard(api, page, service.api_keys.opens, hosts, origins)
 
 
+def _end_well_at_once() -> None:
+    """Until the server runs: Gradio is still to be imported, and nothing has begun."""
+    for number in ENDINGS:
+        end_at_once(number, code=0)
+
+
 def _run(app: App, bound: socket.socket, service: ChatService) -> None:
-    """Until the program is ended."""
+    """Until the program is ended, by Ctrl-C or SIGTERM."""
     from localspec.web.guard.connections import server_of  # uvicorn: only when it is needed
 
     server = server_of(app)
     threading.Thread(target=_load_behind, args=(server, service), daemon=True).start()
+    for number in ENDINGS:
+        raise_again(number)
     try:
-        server.run(sockets=[bound])
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[bound])
     finally:
         service.close()
 

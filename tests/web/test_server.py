@@ -1,8 +1,12 @@
-"""The server says why it cannot start. (That it starts and ends: test_checks_faults.)"""
+"""The server says why it cannot start, and ends in order. (That it starts: test_checks_faults.)"""
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +26,42 @@ def test_a_taken_port_is_said_with_the_remedy(service: ChatService) -> None:
         port = other.getsockname()[1]
         with pytest.raises(SetupError, match=rf"127.0.0.1:{port}.*--port {port + 1}"):
             serve(service, "127.0.0.1", port, never)
+
+
+SERVING = """
+import signal
+import sys
+from pathlib import Path
+
+from localspec.chat.service import ChatService
+from localspec.record.store import Store
+from localspec.web.server import serve_interfaces
+from tests.fakes import FakeBackend, session_info
+
+class Telling(ChatService):
+    def start(self):
+        super().start()
+        print("up", flush=True)
+
+    def close(self):
+        super().close()
+        print("written", flush=True)
+
+service = Telling(Store.open(Path(sys.argv[1])), session_info, lambda report: FakeBackend())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may run in the background
+serve_interfaces(service, "127.0.0.1", 0, lambda url: None)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_end_ends_it_in_order(
+    root: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-c", SERVING, str(tmp_path / "localspec.db")]
+    with subprocess.Popen(
+        command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ran:
+        assert ran.stdout is not None and ran.stdout.readline() == "up\n"
+        ran.send_signal(number)
+        assert ran.communicate(timeout=30) == ("written\n", "") and ran.returncode == 0
