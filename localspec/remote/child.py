@@ -51,14 +51,14 @@ CLOSED = "The engine was closed."
 
 
 @contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
-    """A terminal sends Ctrl-C to all processes of a program. One that is started here does not
-    receive it, also before it can ignore it. Windows has no such mask."""
+def _endings_held_back() -> Iterator[None]:
+    """A terminal sends Ctrl-C to all processes of a program, and a supervisor SIGTERM. One that is
+    started here receives neither, also before it can ignore them. Windows has no such mask."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # its start would unblock the signal again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # its start would unblock them again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, engine.ENDINGS)
     try:
         yield
     finally:
@@ -103,7 +103,7 @@ class ChildBackend:
         process = PROCESSES.Process(
             target=engine.run, args=(far_end, opening), name="localspec engine", daemon=True
         )
-        with _ctrl_c_held_back():
+        with _endings_held_back():
             process.start()
         far_end.close()
         backend = cls(process, pipe)

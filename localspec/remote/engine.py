@@ -36,6 +36,7 @@ TOGETHER = frozenset({"generate"})
 BETWEEN = frozenset({"describe", "snapshot"})
 FLUSH_S = 0.04  # a page reads about twelve times a second
 AT_ONCE = 4  # items at the start of a stream, for the first words
+ENDINGS = (signal.SIGINT, signal.SIGTERM)  # for the page, which then ends this
 LOST_CODE = 3  # exit code after the engine reported that it is lost
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ log = logging.getLogger(__name__)
 
 def run(pipe: Connection, opening: wire.Opening) -> None:
     """The main function of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the page, which then ends this
+    for number in ENDINGS:
+        signal.signal(number, signal.SIG_IGN)
     if sys.stderr is not None:  # a program without a console has none
         faulthandler.enable()
     engine = _Engine(pipe)

@@ -108,10 +108,17 @@ def test_the_next_engine_takes_up_what_was_learnt_and_measured(
     assert again is not None and again["verify_ms"].keys() == page["measured"]["verify_ms"].keys()
 
 
-def test_an_engine_that_has_just_been_started_does_not_end_on_ctrl_c() -> None:
-    def interrupt(phrase: str) -> None:
-        for process in multiprocessing.active_children():
-            os.kill(process.pid or 0, signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_engine_ends_with_its_page_and_not_by_what_all_processes_are_sent(
+    number: signal.Signals,
+) -> None:
+    """From its start on."""
 
-    with closing(ChildBackend.open(opening("playing"), interrupt)) as backend:
-        assert backend.is_alive()
+    def send(phrase: str) -> None:
+        for process in multiprocessing.active_children():
+            os.kill(process.pid or 0, number)
+
+    with closing(ChildBackend.open(opening("playing"), send)) as backend:
+        send("open")
+        assert backend.describe().target and backend.is_alive()
+    assert not multiprocessing.active_children()
