@@ -274,7 +274,8 @@ class Backend(Protocol):
         ...
 
     def snapshot(self) -> dict[str, Any]:
-        """Controller state and costs as plain JSON data, for the record to keep."""
+        """Controller state and costs as plain JSON data, by combination of models and machine, for
+        the record to keep beside those of others."""
         ...
 
     def close(self) -> None: ...

@@ -139,6 +139,7 @@ def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
     """The reply to `request` as plain JSON data. Raises LocalspecError."""
     from localspec.config import settings_for
     from localspec.load import open_local_backend
+    from localspec.record.rows import MOST_OTHERS
     from localspec.record.store import STATE_KEY, Store
     from localspec.remote.server import ServerBackend
 
@@ -158,7 +159,7 @@ def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
             measure(backend)
         result = collect(backend, request)
         if store is not None:
-            store.save_state(STATE_KEY, backend.snapshot())
+            store.save_state(STATE_KEY, backend.snapshot(), MOST_OTHERS)
         return result
 
 

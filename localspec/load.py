@@ -85,7 +85,6 @@ NO_TEMPLATE = (
     "conversation as it stands. Its instruct or chat variant would answer."
 )
 SPENT_ON_SLOTS = 0.25  # of the free memory, where nobody asked for slots
-MOST_STATES = 15  # combinations whose learnt state is kept beside the present one's
 
 
 def open_local_backend(
@@ -152,7 +151,7 @@ def _opened(
     begun = _begun(options, report, past, beside_page, torch)
     found, place = begun.found, begun.place
     drafters, statuses = build_drafters(found.parts, report, found.draft_code)
-    learnt = _learnt(options, begun, drafters, dict(state or {}), torch)
+    learnt = _learnt(options, begun, drafters, state or {}, torch)
     engine = Engine(begun.target, drafters)
     beside, too_many = _beside(options, Slot(engine, learnt.controller), found.parts, place)
     lost = lost_parts(options, found, statuses)
@@ -166,7 +165,6 @@ def _opened(
             notices=(*begun.notices, *found.notices, *lost, *learnt.notices, *too_many),
             captures=captures_of(begun.target, drafters),
             identity=learnt.identity,
-            other_states=learnt.other_states,
             kernels=_kernels(options),
             target=begun.source.target_name,
             draft=begun.source.draft_name if "draft_model" in drafters else None,
@@ -260,12 +258,10 @@ def _kernels(options: LoadOptions) -> str:
 
 @dataclass(frozen=True)
 class _Learnt:
-    """identity: of the combination that the controller's state belongs to. other_states: of other
-    combinations."""
+    """identity: of the combination that the controller's state belongs to."""
 
     controller: Controller
     identity: str
-    other_states: dict[str, Any]
     notices: tuple[str, ...]
 
 
@@ -273,7 +269,7 @@ def _learnt(
     options: LoadOptions,
     begun: _Begun,
     drafters: Mapping[str, Drafter],
-    states: dict[str, Any],
+    state: Mapping[str, Any],
     torch: Any,
 ) -> _Learnt:
     """It starts from what was learnt here, else from what was shipped."""
@@ -283,12 +279,11 @@ def _learnt(
     combination = _identity(source, marks, begun.place, _kernels(options), device, torch)
     shipped, misfit = read_accepted(source.accepted, marks)
     controller = _controller(drafters, shipped)
-    own = states.pop(combination, None)
+    own = state.get(combination)
     is_lost = own is not None and not controller.restore(own)
     unread = "What was learnt earlier could not be read, so it is learnt anew." if is_lost else None
     told = tuple(each for each in (misfit, unread) if each is not None)
-    others = dict(list(states.items())[-MOST_STATES:])
-    return _Learnt(controller, combination, others, told)
+    return _Learnt(controller, combination, told)
 
 
 def _controller(drafters: Mapping[str, Drafter], shipped: Mapping[str, Any] | None) -> Controller:

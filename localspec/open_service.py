@@ -41,8 +41,7 @@ def opened_service(options: LoadOptions, unload_after_s: float | None) -> Iterat
         def open_backend(report: Callable[[str], None]) -> Backend:
             if options.remote is not None:
                 report(f"connecting to {options.remote.url}")
-                kept = store.load_state(STATE_KEY)
-                return ServerBackend(options.remote, kept, options.parallel)
+                return ServerBackend(options.remote, options.parallel)
             keywords = {
                 "options": options,
                 "state": store.load_state(STATE_KEY),

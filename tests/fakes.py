@@ -307,9 +307,9 @@ class BreakableStore(WatchedStore):
         self.before_write()
         super().checkpoint_reply(message_id, text, thinking)
 
-    def save_state(self, key: str, state: Mapping[str, Any]) -> None:
+    def save_state(self, key: str, state: Mapping[str, Any], num_others: int = 0) -> None:
         self.before_write()
-        super().save_state(key, state)
+        super().save_state(key, state, num_others)
 
 
 def session_info() -> SessionInfo:

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 from localspec.backend import Message, Role
 from localspec.errors import StoreError
 from localspec.record.conversations import ConversationList
-from localspec.record.rows import PAGE, now
+from localspec.record.rows import MOST_OTHERS, PAGE, now
 from localspec.record.store import ContinuedReply, SessionInfo, Store, Turn, TurnEnd, TurnSettings
 
 RETRY_S = 2.0
@@ -290,8 +291,13 @@ class Journal:
             self._checkpoint = self._submit(partial(self._write_checkpoint, turn, *said))
 
     def save_state(self, key: str, state: dict[str, Any]) -> None:
-        """Keep the controller's state, soon. Without it the next start measures again."""
-        self._submit(lambda: self._guard(lambda: self._store.save_state(key, state)))
+        """Keep the controller's state, which a model that is loaded next reads; where that takes
+        too long, soon. Without it the next start measures again."""
+        save = partial(self._store.save_state, key, state, MOST_OTHERS)
+        saving = self._submit(partial(self._guard, save))
+        if saving is not None:
+            with suppress(FutureTimeout):
+                saving.result(COMMIT_WAIT_S)
 
     def tidy(self) -> None:
         """`Store.tidy`, soon; a failure waits for the next start."""

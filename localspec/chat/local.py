@@ -78,7 +78,6 @@ class Loaded:
     dtype: str
     context_length: int
     identity: str  # the combination of models and machine that learnt state belongs to
-    other_states: Mapping[str, Any]  # learnt on other combinations; saved again unchanged
     notices: tuple[str, ...] = ()
     captures: tuple[Capturing, ...] = ()  # forwards that can be captured in idle time
     joules: Callable[[], float | None] = lambda: None
@@ -200,7 +199,7 @@ class LocalBackend:
         return is_free and self._controller.lacks_costs(request.sampling)
 
     def snapshot(self) -> dict[str, Any]:
-        return {**self.loaded.other_states, self.loaded.identity: self._controller.snapshot()}
+        return {self.loaded.identity: self._controller.snapshot()}
 
     def close(self) -> None:
         for slot in self._slots:

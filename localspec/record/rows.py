@@ -22,6 +22,7 @@ from localspec.files import parsed
 from localspec.turn_stats import TurnStats
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
+MOST_OTHERS = 15  # combinations whose learnt state is kept beside the one that is saved
 LARGEST_INTEGER = 2**63 - 1
 PAGE, API = "page", "api"  # where a conversation was held
 STATE_AFTER: Mapping[str, MessageState] = {

@@ -60,10 +60,8 @@ from localspec.record.unlogged import UNTITLED, UnloggedTexts
 from localspec.speculation import MIN_COMPARED_TOKENS
 
 __all__ = [
-    "STATE_KEY",
     "ContinuedReply",
     "SessionInfo",
-    "Store",
     "StoredMessage",
     "Turn",
     "TurnEnd",
@@ -316,10 +314,13 @@ class Store:
 
     # Controller state and settings
 
-    def save_state(self, key: str, state: Mapping[str, Any]) -> None:
-        """Keep plain JSON data (finite numbers) under `key`, replacing what was there."""
-        text = json.dumps(state, allow_nan=False)
+    def save_state(self, key: str, state: Mapping[str, Any], num_others: int = 0) -> None:
+        """Keep plain JSON data (finite numbers) under `key` in place of what was there, but for so
+        many of its newest other entries: another program may have kept some meanwhile."""
         with self._db.writing() as tables:
+            kept = (self.load_state(key) or {}).items() if num_others else ()
+            others = [(name, one) for name, one in kept if name not in state]
+            text = json.dumps({**dict(others[-num_others:]), **state}, allow_nan=False)
             tables.execute(queries.SAVE_STATE, clean(key), text, now())
 
     def load_state(self, key: str) -> dict[str, Any] | None:
@@ -328,9 +329,7 @@ class Store:
         try:
             return self._read_state(key)
         except StoreError:
-            self._notify(
-                f"What the log kept about {key} could not be read; it will be measured again."
-            )
+            self._notify(f"What the log kept about {key} could not be read; it is measured again.")
             return None
 
     def _read_state(self, key: str) -> dict[str, Any] | None:

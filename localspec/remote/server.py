@@ -42,21 +42,18 @@ USUAL_TOGETHER = 16  # replies asked for at the same time; the server has a queu
 
 
 class ServerBackend:
-    """See the module. state: what engines here have learnt, which is kept as it is. num_slots:
-    replies that are asked for at the same time. counts_replies: whether the counters are read
-    around every reply. Raises ConfigError."""
+    """See the module. num_slots: replies that are asked for at the same time. counts_replies:
+    whether the counters are read around every reply. Raises ConfigError."""
 
     def __init__(
         self,
         server: RemoteServer,
-        state: Mapping[str, Any] | None = None,
         num_slots: int | None = None,
         counts_replies: bool = True,
     ) -> None:
         from anyio.from_thread import start_blocking_portal
 
         self._server = server
-        self._state = dict(state or {})
         self._num_slots = num_slots or USUAL_TOGETHER
         self._counts_replies = counts_replies
         self._must_look = False
@@ -107,7 +104,7 @@ class ServerBackend:
         return iter(())
 
     def snapshot(self) -> dict[str, Any]:
-        return self._state
+        return {}
 
     def close(self) -> None:
         self._open.close()

@@ -45,7 +45,6 @@ def backend_of(target: Any, template: ChatTemplate, drafters: dict[str, Any]) ->
             dtype="float32",
             context_length=1024,
             identity="tiny | cpu",
-            other_states={},
         )
     )
 

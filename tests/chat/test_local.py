@@ -109,7 +109,6 @@ def backend_of(target: Any, drafters: dict[str, Any], context_length: int = 64) 
             dtype="float32",
             context_length=context_length,
             identity="tiny | cpu",
-            other_states={},
             return_memory=lambda: None,
         )
     )
@@ -360,7 +359,7 @@ def test_auto_without_measurements_decodes_plainly_and_says_so() -> None:
     assert stats.num_drafts == 0 and "not been measured" in stats.reason
 
 
-def test_snapshot_is_filed_under_the_identity_and_keeps_other_states() -> None:
+def test_snapshot_is_filed_under_the_identity() -> None:
     state = writing("a").snapshot()
     assert list(state) == ["tiny | cpu"]
 

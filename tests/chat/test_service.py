@@ -6,8 +6,9 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -407,6 +408,31 @@ def test_controller_state_is_kept(start: Start) -> None:
     service.close()
     assert service.store.load_state("controller") == {"num_rounds": backend.num_rounds}
     assert backend.is_closed
+
+
+def test_what_was_learnt_is_kept_before_the_model_is_loaded_again(tmp_path: Path) -> None:
+    """The log may be slow; the next load reads from it what the last one left."""
+
+    class Slow(Store):
+        def save_state(self, *asked: Any) -> None:
+            time.sleep(0.2)
+            super().save_state(*asked)
+
+    read = list[Any]()
+    with closing(Slow.open(tmp_path / "localspec.db")) as store:
+
+        def open_backend(report: Any) -> FakeBackend:
+            read.append(store.load_state("controller"))
+            return FakeBackend(Script(reply="ok"))
+
+        service = ChatService(store, session_info, open_backend)
+        service.start()
+        ready(service)
+        ask(service, "hi")
+        service.retry()
+        until(lambda: len(read) == 2 and service.status().phase == "ready")
+        service.close()
+    assert read[0] is None and read[1]["num_rounds"] > 0
 
 
 def test_a_conversation_goes_on_after_a_restart(tmp_path: Path) -> None:

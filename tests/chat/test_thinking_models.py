@@ -68,7 +68,6 @@ def backend_of(template: ChatTemplate, reply: str, thinks: bool | None = None) -
             statuses=(DrafterStatus("ngram", True, ""),),
             context_length=256,
             identity="t",
-            other_states={},
             **parts,
         )
     )

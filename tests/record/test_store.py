@@ -304,6 +304,19 @@ def damage(store: Store, kind: str) -> None:
         conn.execute(f"UPDATE calibration SET state = {value}")
 
 
+def test_what_two_programs_learn_stands_side_by_side(tmp_path: Path) -> None:
+    """Each of them saves again and again, and reads once; the newest stay."""
+    one, two = (Store.open(tmp_path / "x.db") for _ in range(2))
+    with closing(one), closing(two):
+        one.save_state("controller", {"a": 1}, num_others=2)
+        two.save_state("controller", {"b": 1}, num_others=2)
+        one.save_state("controller", {"a": 2}, num_others=2)
+        assert two.load_state("controller") == {"b": 1, "a": 2}
+        for name in "cd":
+            two.save_state("controller", {name: 1}, num_others=2)
+        assert one.load_state("controller") == {"a": 2, "c": 1, "d": 1}
+
+
 @pytest.mark.parametrize("kind", DAMAGED)
 def test_unreadable_state_is_left_out_and_said_once(store: Store, kind: str) -> None:
     store.save_state("costs", {"a": 1})

@@ -76,7 +76,7 @@ def text_of(found: list[Chunk]) -> str:
 
 
 def test_it_says_what_it_is_and_what_it_cannot_do(stub: Stub, open_it: Any) -> None:
-    found = open_it(stub, state={"kept": 1}, num_slots=3)
+    found = open_it(stub, num_slots=3)
     said = found.describe()
     assert (said.target, said.context_length, said.dtype) == ("stub-1b", 512, None)
     assert said.server.name == "vLLM 9.9"
@@ -85,7 +85,7 @@ def test_it_says_what_it_is_and_what_it_cannot_do(stub: Stub, open_it: Any) -> N
     assert said.num_slots == 3
     assert said.drafters == ()
     assert found.count_tokens(ASKED) == 9
-    assert found.snapshot() == {"kept": 1}, "what engines here have learnt is not lost"
+    assert found.snapshot() == {}, "it learns nothing"
 
 
 def test_a_reply_is_asked_for_whole_and_streams(stub: Stub, open_it: Any) -> None:
