@@ -103,6 +103,8 @@ def make(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> Non
 def list_keys(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     """The names of all keys, and when each was made and last used."""
     with closing(_store_of(home)) as store:
+        for notice in store.notices:
+            to_stderr(notice)
         found = store.api_keys.all()
     lines = "\n".join(
         f"{key.name}  made {key.created_at_utc}  last used {key.last_used_at_utc or 'never'}"

@@ -134,6 +134,17 @@ def test_a_hostile_argument_is_one_sentence(
     assert "Traceback" not in error
 
 
+def test_a_list_of_keys_says_where_it_cannot_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from localspec.cli import app
+
+    (tmp_path / "file").touch()
+    app(["keys", "list", "--home", str(tmp_path / "file")], standalone_mode=False)
+    said = capsys.readouterr()
+    assert "cannot be written" in said.err and said.out == "There is no key.\n"
+
+
 def test_no_key_is_made_where_the_server_cannot_listen(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -96,7 +96,7 @@ class Room:
 
 def room_for(hardware: Hardware, vram_gib: float | None = None) -> Room:
     """The memory to plan for: `vram_gib` of a GPU (0: no GPU), None for what is free now."""
-    if vram_gib is not None and not 0 <= vram_gib < math.inf:
+    if vram_gib is not None and not 0 <= vram_gib * GIB < math.inf:
         raise ConfigError(f"--vram-gib is {vram_gib}, but must be 0 or more gibibytes.")
     if vram_gib:
         return Room(

@@ -69,7 +69,7 @@ class ApiKeys:
         """Raises RequestError where there is no such key."""
         with self._db.writing() as tables:
             if not tables.execute("DELETE FROM api_key WHERE name = ?", name):
-                raise RequestError(f"There is no key called {name!r}.")
+                raise RequestError(f"There is no key called {name!r}. See the list of keys.")
 
     def opens(self, key: str) -> bool:
         hashed = _hashed(key)

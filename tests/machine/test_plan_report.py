@@ -79,7 +79,7 @@ def test_hidden_gpu_memory_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) ->
     assert room_for(hidden).free_bytes == 10 * GIB
 
 
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e300])
 def test_memory_that_is_no_amount_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="--vram-gib"):
         room_for(GPU, value)
