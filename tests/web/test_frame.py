@@ -129,6 +129,36 @@ def test_the_sign_of_the_settings_ends_where_the_line_of_the_tabs_does(page: Vis
     page.page.get_by_role("button", name="Close settings").click()
 
 
+LINES: tuple[dict[str, Any], ...] = (
+    {"label": "Connecting", "model": ["–", ""], "speed": "–", "gain": "", "guesses": ""},
+    {"label": "Loading 12 s", "model": ["A-Model-8B-Instruct", ""], "speed": "–"},
+    {
+        "label": "Writing 12 s",
+        "model": ["A-Model-8B-Instruct", "4-bit · draft A-Model-0.6B-Instruct"],
+        "speed": "103",
+        "gain": "2.1x faster",
+        "guesses": "100 % of guesses right",
+    },
+)
+LEFT = """() => ['.ls-dot', '#ls-phase', '#ls-speed', '#ls-why-open']
+  .map((one) => document.querySelector(`#ls-strip ${one}`).getBoundingClientRect().left)"""
+
+
+@pytest.mark.parametrize("width", (1440, 1280, 600, 390))
+def test_what_goes_on_keeps_its_place_whatever_the_line_says(own_page: Visit, width: int) -> None:
+    page = own_page.page
+    page.set_viewport_size({"width": width, "height": 844})
+    page.wait_for_function(f"document.querySelector('#ls-strip').offsetWidth <= {width}")
+    places = []
+    for line in LINES:
+        told = {**page.evaluate("fetch('/live').then((answer) => answer.json())"), **line}
+        page.route("**/live*", lambda route, _, told=told: route.fulfill(json=told))
+        own_page.wait_for(line["label"], "#ls-phase")
+        places.append(page.evaluate(LEFT))
+        page.unroute("**/live*")
+    assert places[1:] == places[:1] * 2
+
+
 def test_the_line_is_one_line_and_no_label_is_cut(page: Visit, site: Site) -> None:
     ask(page, "steady: hello")
     page.wait_for("% of guesses right", "#ls-guesses")
