@@ -159,6 +159,34 @@ def test_what_goes_on_keeps_its_place_whatever_the_line_says(own_page: Visit, wi
     assert places[1:] == places[:1] * 2
 
 
+SEEN = """() => {
+  const end = document.querySelector('#ls-notices p')?.getBoundingClientRect();
+  const rows = [...document.querySelectorAll('#ls-written .message-row')];
+  const boxes = rows.map((row) => row.getBoundingClientRect());
+  const box = document.querySelector('#ls-compose').getBoundingClientRect();
+  return {tops: boxes.map(({ top }) => top), below: boxes.at(-1).bottom - end?.top,
+    box: [box.top, box.bottom]};
+}"""
+
+
+def test_a_notice_moves_nothing_and_what_is_below_it_can_be_scrolled_up(page: Visit) -> None:
+    ask(page, "first")
+    was = page.page.evaluate(SEEN)
+    told = page.page.evaluate("fetch('/live').then((answer) => answer.json())")
+    told["notices"] = ["The disk is full. Make room on it.", "Less memory is free than before."]
+    page.page.route("**/live*", lambda route: route.fulfill(json=told))
+    page.wait_for("The disk is full", "#ls-notices")
+    seen = page.page.evaluate(SEEN)
+    assert (seen["tops"], seen["box"]) == (was["tops"], was["box"])
+    assert seen["below"] < 0
+    page.page.set_viewport_size({"width": 1280, "height": 360})
+    page.page.wait_for_function(f"({SEEN})().tops[0] < 0", timeout=WAIT_MS)
+    assert page.page.evaluate(SEEN)["below"] <= 0
+    page.page.set_viewport_size(VIEWPORT)
+    page.page.unroute("**/live*")
+    page.page.wait_for_function("!document.querySelector('#ls-notices p')")
+
+
 def test_the_line_is_one_line_and_no_label_is_cut(page: Visit, site: Site) -> None:
     ask(page, "steady: hello")
     page.wait_for("% of guesses right", "#ls-guesses")

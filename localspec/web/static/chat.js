@@ -109,6 +109,7 @@ function followDown(column) {
   for (const id of ["ls-written", "ls-growing"]) if (byId(id)) sized.observe(byId(id));
   sized.observe(column);
   onNews("sent", () => { isAtEnd = true; toEnd(); });
+  onNews("moved", (handle) => { if (!handle) column.scrollTop = 0; });
 }
 
 // A thought that a person opened while it was written stays open when its reply stands.

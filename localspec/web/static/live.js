@@ -1,5 +1,7 @@
 // Fills the line over the chat and its popover. Asks /live about six times a second while something happens, once a
 // second otherwise, and writes text only (never HTML), so nothing a model says can run here.
+import { byId, whenDrawn } from "./ui.js";
+
 const BUSY_MS = 150; // a look costs the server about 2 ms of a core that the engine may want
 const IDLE_MS = 1000;
 const AFTER_ACTION_MS = 3000;
@@ -16,8 +18,6 @@ let numTitles = null;
 let failures = 0;
 let nextLook = 0; // the timer
 let isLooking = true;
-
-const byId = (id) => document.getElementById(id);
 
 function write(id, text) {
   const element = byId(id);
@@ -44,6 +44,12 @@ function showNotices(notices, mayStart = false) {
     }),
   );
 }
+
+// How high what has to be said is, and what it stands on.
+whenDrawn(["ls-notices", "ls-compose"], (...boxes) => {
+  const measure = () => { for (const { id, offsetHeight } of boxes) document.documentElement.style.setProperty(`--${id}`, `${offsetHeight}px`); };
+  for (const box of boxes) new ResizeObserver(measure).observe(box);
+});
 
 function closeButton(line) {
   const button = document.createElement("button");
