@@ -196,6 +196,17 @@ class Server:
     limits: tuple[str, ...] = ()
 
 
+# The loader's names of precisions, and those that the planner and people use.
+PRECISIONS = {
+    "float32": "fp32",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "8-bit": "8-bit",
+    "4-bit": "4-bit",
+    "4-bit-head": "4-bit-head",
+}
+
+
 @dataclass(frozen=True)
 class Description:
     """What a backend has loaded. calibration: measured costs as plain data, None before.
@@ -219,6 +230,10 @@ class Description:
     num_slots: int = 1
     thinks: bool = False
     server: Server | None = None
+
+    @property
+    def precision(self) -> str | None:
+        return PRECISIONS.get(self.dtype or "", self.dtype)
 
     @property
     def held_bytes(self) -> int | None:

@@ -55,7 +55,7 @@ def cluster(
     sequences: Annotated[
         int, typer.Option(min=1, help="Replies at full context at the same time.")
     ] = 1,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     python: Annotated[
@@ -79,7 +79,7 @@ def cluster(
         raise ConfigError("cluster needs a model: name a folder or a hub id with --model.")
     chosen: Method = method or ("draft_model" if draft else "ngram")
     if dtype not in FULL_PRECISIONS:
-        raise ConfigError(f"--dtype {dtype!r} is none of bfloat16, float16 and float32.")
+        raise ConfigError(f"--dtype {dtype!r} is none of bf16, fp16 and fp32.")
     profiles = load_profiles(settings_for(options.home).profile_folders)
     target = find_model(model, profiles)
     drafter = find_model(draft, profiles) if draft and chosen in WITH_MODEL else None

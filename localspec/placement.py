@@ -172,15 +172,12 @@ def dtype_of(name: str | None, hardware: Hardware, torch: Any) -> Any:
     """The precision asked for; else the one that is planned for the device, as far as it has it."""
     from localspec.forward.weights import DTYPES
 
-    if name is not None and name not in DTYPES:
-        known = ", ".join((*DTYPES, *QUANTISED))
-        raise ConfigError(f"{name!r} is no precision. Choose one of: {known}.")
     if name is None and hardware.device == "cuda":
         with torch.cuda.device(device_of(hardware, torch)):
             # Emulated, as on Turing, bf16 is slower than fp16.
             if not torch.cuda.is_bf16_supported(including_emulation=False):
                 return torch.float16
-    return DTYPES[name or TORCH_NAMES[full_precision(None, hardware)]]
+    return DTYPES[TORCH_NAMES[full_precision(name, hardware)]]
 
 
 def refuse_shortage(folder: Path, place: Place) -> None:

@@ -263,6 +263,9 @@ def test_on_a_mac_models_are_placed_on_mps_in_bfloat16_and_never_quantised() -> 
     hardware = probe(FakeNvml(failing={"nvmlInit": 12}), apple, CPU_BUILD)
     assert device_of(hardware, torch) == torch.device("mps")
     assert dtype_of(None, hardware, torch) == torch.bfloat16
+    assert (
+        dtype_of("fp16", hardware, torch) == dtype_of("float16", hardware, torch) == torch.float16
+    )
     assert PlanRequest(LLAMA_8B, room_for(hardware), full="bf16").precisions == ("bf16",)
 
 

@@ -16,7 +16,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.backend import Backend, Candidate, Description, Message, Request, chunks_of
+from localspec.backend import (
+    PRECISIONS,
+    Backend,
+    Candidate,
+    Description,
+    Message,
+    Request,
+    chunks_of,
+)
 from localspec.chat.branches import shown_message, tokens_of
 from localspec.chat.journal import without_half_a_character
 from localspec.chat.turn import SAMPLED, prompt_messages
@@ -199,7 +207,7 @@ def changes(
         return None not in (logged, now) and logged != now
 
     named = [
-        ("precision", row["dtype"], loaded.dtype),
+        ("precision", PRECISIONS.get(row["dtype"], row["dtype"]), loaded.precision),
         ("device", row["device"], loaded.device),
         ("kernels", row["kernels"], loaded.kernels),
     ]

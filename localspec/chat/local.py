@@ -166,7 +166,7 @@ class LocalBackend:
         if logits.isnan().any():
             raise NumericsError(
                 "The model returned values that are not numbers here, so its candidates cannot be "
-                "compared. Load it with --dtype float32."
+                "compared. Load it with --dtype fp32."
             )
         best = logits.topk(min(count, len(logits)))
         chances = logits.softmax(dim=-1)[best.indices]

@@ -18,6 +18,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from localspec.backend import PRECISIONS
 from localspec.core import (
     OFF,
     Drafter,
@@ -39,15 +40,6 @@ STATE_VERSION = 5
 READABLE_VERSIONS = (4, 5)  # version 4 has the same fields and more
 UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, OverflowError)
 NO_DRAFT = "no draft"
-# The loader's names of precisions, and the planner's.
-PRECISIONS = {
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "8-bit": "8-bit",
-    "4-bit": "4-bit",
-    "4-bit-head": "4-bit-head",
-}
 
 # In plain rounds, the rounds of decoding without drafting:
 EXPLORED = 0.01  # share of the time that exploration may lose,

@@ -48,6 +48,6 @@ def no_numbers() -> NumericsError:
     """The error about a row that holds no numbers."""
     return NumericsError(
         "The model returned values that are not numbers, so no token can be chosen. The "
-        "weights may be damaged or the precision too low: load it with --dtype float32, or "
+        "weights may be damaged or the precision too low: load it with --dtype fp32, or "
         "fetch the model again."
     )

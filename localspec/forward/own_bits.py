@@ -91,7 +91,7 @@ def _assembled(
         if not layer.error <= MOST_REPACKING_ERROR:  # NaN too
             raise ModelError(
                 f"The 4-bit kernel of this machine answers {layer.error:.1%} off for {path} in "
-                f"{name}. Load it with --dtype bfloat16."
+                f"{name}. Load it with --dtype bf16."
             )
         module.set_submodule(path, layer)
     module.load_state_dict(dense, strict=False, assign=True)

@@ -139,7 +139,7 @@ def model_words(loaded: Description | None, otherwise: str) -> list[str]:
     if loaded.server is not None:
         return [short(loaded.target), loaded.device]
     draft = f" · draft {short(loaded.draft)}" if loaded.draft else ""
-    return [short(loaded.target), f"{loaded.dtype}{draft}"]
+    return [short(loaded.target), f"{loaded.precision}{draft}"]
 
 
 def short(model_id: str) -> str:

@@ -117,7 +117,7 @@ def test_a_sampled_reply_that_differs_is_said_to_differ_by_rounding_alone() -> N
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"dtype": "bfloat16"}, "the precision (bfloat16 then, float32 now) changed"),
+        ({"dtype": "bfloat16"}, "the precision (bf16 then, fp32 now) changed"),
         ({"kernels": "fastest"}, None),  # unknown now
         ({"target_fingerprint": "other"}, "the files of the model changed"),
         (

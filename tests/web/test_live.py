@@ -74,7 +74,7 @@ def test_nothing_is_made_up_before_anything_is_known() -> None:
 
 def test_the_line_has_the_model_and_the_figures_of_a_reply() -> None:
     state = live_state(replace(IDLE, reply=view()))
-    assert state["model"] == ["demo-12m", "float32 · draft demo-draft-1m"]
+    assert state["model"] == ["demo-12m", "fp32 · draft demo-draft-1m"]
     line = [state[name] for name in ("label", "speed", "gain", "guesses")]
     assert line == ["Writing 2 s", "100", "2.2x faster", "63 % of guesses right"]
     assert state["reason"] == "Drafted by the small model: it was the fastest."

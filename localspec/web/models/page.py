@@ -86,7 +86,7 @@ def loaded_html(status: Status, options: LoadOptions | None) -> str:
     held = loaded.held_bytes
     return (
         f'<p class="ls-mline"><span><b>Loaded:</b> {html.escape(loaded.target)}{draft}, '
-        f"{html.escape(str(loaded.dtype))}, context {loaded.context_length:,}, "
+        f"{html.escape(str(loaded.precision))}, context {loaded.context_length:,}, "
         f"{gib(held)} of memory</span>{button('Unload', 'unload')}</p>"
     )
 

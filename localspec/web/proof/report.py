@@ -173,7 +173,7 @@ def _loaded(loaded: Description | None) -> Iterator[str]:
         (
             ("target", loaded.target),
             ("draft", _cell(loaded.draft)),
-            ("device and precision", f"{loaded.device}, {_cell(loaded.dtype)}"),
+            ("device and precision", f"{loaded.device}, {_cell(loaded.precision)}"),
             ("context", _cell(loaded.context_length)),
             ("target in memory", memory),
         ),
