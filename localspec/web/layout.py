@@ -166,6 +166,16 @@ watch('value', () => {
 });
 """
 
+# A list may arrive after one that was read later (handlers.history): that one stays.
+HISTORY_JS = """
+let [newest, shown] = [0, ''];
+watch('value', () => {
+  const number = Number(/^<div data-number="(\\d+)"/.exec(props.value)?.[1]);
+  if (number < newest) props.value = shown;
+  else if (number) [newest, shown] = [number, props.value];
+});
+"""
+
 # Gradio's own list loses the focus when a key chooses. What is chosen and not listed any more
 # becomes the first.
 CHOICE_HTML = '<label class="ls-choice"><span>LABEL</span><select></select></label>'
@@ -250,7 +260,7 @@ def side() -> tuple[gr.Button, gr.HTML]:
         html_box(BRAND, "ls-brand-box")
         new_chat = gr.Button("New chat", variant="secondary", elem_id="ls-new")
         html_box(SEARCH, "ls-search-box")
-        history = html_box("", "ls-history")
+        history = html_box("", "ls-history", HISTORY_JS)
     return new_chat, history
 
 
@@ -334,9 +344,9 @@ def _bridge(name: str, moves: str) -> gr.HTML:
     return gr.HTML("", html_template="", js_on_load=BRIDGE_JS.replace("MOVES", moves), elem_id=name)
 
 
-def html_box(value: str, name: str) -> gr.HTML:
+def html_box(value: str, name: str, script: str | None = None) -> gr.HTML:
     """Our own markup, without Gradio's frame and styles around it."""
-    return gr.HTML(value, elem_id=name, padding=False, apply_default_css=False, js_on_load=None)
+    return gr.HTML(value, elem_id=name, padding=False, apply_default_css=False, js_on_load=script)
 
 
 def choice(label: str, choices: Sequence[tuple[str, str]], name: str) -> gr.HTML:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from base64 import b64encode
 
 import pytest
@@ -62,6 +63,43 @@ def test_the_list_renames_pins_finds_deletes_and_undoes(page: Visit, site: Site)
     page.page.get_by_role("button", name="Undo").click()
     page.wait_for("bees", "#ls-history")
     page.wait_for("echo about bees", "#ls-chat")
+
+
+def test_an_earlier_list_of_chats_that_comes_late_replaces_no_later_one(
+    page: Visit, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chat that had been pinned had no "Unpin" in its menu."""
+    ask(page, "echo about newts", 1)
+    handle = site.service.conversations("newts")[0].id
+    is_asked, may_answer = threading.Event(), threading.Event()
+    settings_of = site.service.settings_of
+
+    def late(wanted: int) -> dict[str, str]:
+        is_asked.set()
+        assert may_answer.wait(WAIT_MS / 1000)
+        return settings_of(wanted)
+
+    page.page.evaluate(
+        """() => {
+          window.told = 0;
+          window.addEventListener('ls-signal', ({ detail }) => {
+            window.told += 'moved' in JSON.parse(detail);
+          });
+        }"""
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(site.service, "settings_of", late)
+        page.page.locator("#ls-history .ls-open", has_text="newts").click()
+        until(is_asked.is_set)  # the list has been read
+        site.service.rename(handle, "Amphibians")
+        page.page.fill("#ls-search", "newts")
+        page.wait_for("Amphibians", "#ls-history")
+        may_answer.set()
+        page.page.wait_for_function("window.told === 1", timeout=WAIT_MS)
+    page.page.wait_for_timeout(200)
+    assert "Found\nAmphibians" in page.text("#ls-history")
+    page.page.fill("#ls-search", "")
+    page.page.get_by_text("Found").wait_for(state="detached")
 
 
 def test_files_travel_with_the_message_and_with_another_version_of_it(

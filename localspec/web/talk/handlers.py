@@ -14,6 +14,8 @@ Not here: components (layout), messages as Markdown (messages), the list at the 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -77,6 +79,8 @@ class Handlers:
         self.service = service
         self.presence = presence or Presence(service.stop)
         self._searches: dict[str, str] = {}
+        self._lists = itertools.count(1)
+        self._listing = threading.Lock()
         self._left_out: dict[int, int] = {}
         self._unsent: Form | None = None
         self._model: str | None = None
@@ -84,10 +88,13 @@ class Handlers:
     # conversations
 
     def history(self, page: str, handle: int | None) -> str:
-        """The list at the side, as the page last searched it."""
-        search = self._searches.get(page, "")
-        rows, folders = self.service.conversations(search), self.service.folders()
-        return history_html(rows, handle, search, folders=folders)
+        """The list at the side, as the page last searched it. Lists are numbered in the order in
+        which they were read: the page shows no earlier one after a later one."""
+        with self._listing:
+            number, search = next(self._lists), self._searches.get(page, "")
+            rows, folders = self.service.conversations(search), self.service.folders()
+        listed = history_html(rows, handle, search, folders=folders)
+        return f'<div data-number="{number}">{listed}</div>'
 
     def search(self, page: str, words: str) -> None:
         self._searches[page] = words
