@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec.training.train_loop import Schedule
-from tools.demo_pair.decoder import Decoder
-from tools.demo_pair.optimiser import OptimiserSettings
+from tools.demo_pair.decoder import hidden_states, new_decoder
 from tools.demo_pair.packs import Batch, BatchStream
 from tools.demo_pair.pretrain import LossFunction, PretrainSettings, Report, Run, train_run
 from tools.demo_pair.sampling import Sample, fill_front, group_by_length, write_answers
@@ -45,7 +45,10 @@ class SampleSettings:
 
 
 def sample_answers(
-    target: Decoder, prompts: Sequence[list[int]], settings: SampleSettings, report: Report
+    target: LlamaForCausalLM,
+    prompts: Sequence[list[int]],
+    settings: SampleSettings,
+    report: Report,
 ) -> list[Sample]:
     """Let the target answer until the prompts or the minutes are used up."""
     rng = Random(settings.seed)
@@ -111,34 +114,31 @@ def divergence(
     return ((0.5 * kl + distance) * weights).sum() / weights.sum().clamp_min(1e-6)
 
 
-def distil_loss(target: Decoder, measure: Divergence = divergence) -> LossFunction:
+def distil_loss(target: LlamaForCausalLM, measure: Divergence = divergence) -> LossFunction:
     """Return a loss that compares the draft with `target` at every weighted position."""
 
-    def loss(draft: Decoder, batch: Batch) -> Tensor:
+    def loss(draft: LlamaForCausalLM, batch: Batch) -> Tensor:
         inputs = batch.tokens[:, :-1]
         with torch.no_grad():
-            target_hidden, _ = target.hidden(inputs)
-        hidden, _ = draft.hidden(inputs)
-        return measure(hidden.flatten(0, 1), draft.embedding.weight, target_hidden.flatten(0, 1),
-                       target.embedding.weight, batch.weights.flatten())  # fmt: skip
+            wanted = hidden_states(target, inputs).flatten(0, 1)
+        found = hidden_states(draft, inputs).flatten(0, 1)
+        heads = draft.lm_head.weight, target.lm_head.weight
+        return measure(found, heads[0], wanted, heads[1], batch.weights.flatten())
 
     return loss
 
 
-def start_draft(draft: Decoder, target: Decoder, seed: int) -> None:
-    """Give the draft the target's embedding and norm if the widths agree, and its first layers if
-    theirs do too (a target trained to be left early drafts with those already); else small
-    weights."""
-    draft.initialise(seed)
-    mine, its = draft.shape, target.shape
-    if mine.hidden_size != its.hidden_size:
-        return
-    with torch.no_grad():
-        draft.embedding.weight.copy_(target.embedding.weight)
-        draft.norm.weight.copy_(target.norm.weight)
-        if (mine.ffn_size, mine.num_heads) == (its.ffn_size, its.num_heads):
-            for own, other in zip(draft.blocks, target.blocks, strict=False):
-                own.load_state_dict(other.state_dict())
+def new_draft(config: LlamaConfig, target: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
+    """With the target's embedding and norm if the widths agree, and its first layers if theirs do
+    too (a target trained to be left early drafts with those already); else small weights."""
+    draft = new_decoder(config, seed).to(target.device, target.dtype)
+    if config.hidden_size == target.config.hidden_size:
+        sizes = ("intermediate_size", "num_attention_heads")
+        has_its_layers = all(getattr(config, n) == getattr(target.config, n) for n in sizes)
+        its = target.state_dict()
+        kept = {name: its[name] for name in its if has_its_layers or ".layers." not in name}
+        draft.load_state_dict(kept, strict=False)  # it has fewer layers
+    return draft
 
 
 @dataclass(frozen=True)
@@ -162,20 +162,22 @@ def write_sample_pack(samples: Sequence[Sample], length: int, folder: Path, rng:
 
 
 def distil(
-    draft: Decoder, target: Decoder, stream: BatchStream, settings: DistilSettings, report: Report
+    draft: LlamaForCausalLM,
+    target: LlamaForCausalLM,
+    stream: BatchStream,
+    settings: DistilSettings,
+    report: Report,
 ) -> int:
     """Train the draft until the budget is used up; return the tokens it has seen."""
     target.requires_grad_(False)
     measure: Divergence = divergence
     if settings.is_compiled:
         measure = torch.compile(divergence, dynamic=False)
-        for block in (*draft.blocks, *target.blocks):
-            block.compile(dynamic=False)
+        for layer in (*draft.model.layers, *target.model.layers):
+            layer.compile(dynamic=False)
     # The embedding starts from the target's, so it moves more slowly than the fresh layer.
-    gentle = OptimiserSettings(adam_rate_ratio=0.25)
-    run = Run(
-        draft, stream, PretrainSettings(settings.schedule, settings.work_dir, optimiser=gentle)
-    )
+    gentle = PretrainSettings(settings.schedule, settings.work_dir, adam_rate_ratio=0.25)
+    run = Run(draft, stream, gentle)
     if run.resume():
         report(f"Resuming the draft at step {run.progress.step}.")
     train_run(run, distil_loss(target, measure), report)

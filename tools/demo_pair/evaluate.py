@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
-from tools.demo_pair.decoder import Decoder
 from tools.demo_pair.sampling import Sample, group_by_length, write_answers
 from tools.demo_pair.tokenizer import encode_prompt
 
@@ -47,18 +47,9 @@ class PairReport:
 
 
 @torch.no_grad()
-def answer_hidden(model: Decoder, sample: Sample) -> Tensor:
-    """Return the hidden states that predict each token of the answer, [m, H]."""
-    tokens = torch.tensor([[*sample.prompt, *sample.answer]], device=model.embedding.weight.device)
-    hidden, _ = model.hidden(tokens[:, :-1])
-    return hidden[0, len(sample.prompt) - 1 :]
-
-
-@torch.no_grad()
-def overlap(target: Decoder, draft: Decoder, sample: Sample) -> Tensor:
+def overlap(target: LlamaForCausalLM, draft: LlamaForCausalLM, sample: Sample) -> Tensor:
     """Return the chance of acceptance at each position of an answer, [m]."""
-    target_logits = target.head(answer_hidden(target, sample)).float()
-    draft_logits = draft.head(answer_hidden(draft, sample)).float()  # [m, V]
+    target_logits, draft_logits = (_logits(model, sample) for model in (target, draft))
     if sample.temperature == 0:
         return (target_logits.argmax(-1) == draft_logits.argmax(-1)).float()
     p = (target_logits / sample.temperature).softmax(-1)
@@ -66,7 +57,18 @@ def overlap(target: Decoder, draft: Decoder, sample: Sample) -> Tensor:
     return torch.minimum(p, q).sum(-1)
 
 
-def acceptance(target: Decoder, draft: Decoder, samples: Sequence[Sample]) -> float:
+def _logits(model: LlamaForCausalLM, sample: Sample) -> Tensor:
+    """Those that predict each token of the answer, [m, V] fp32."""
+    tokens = torch.tensor([[*sample.prompt, *sample.answer[:-1]]], device=model.device)
+    made: Tensor = model(
+        input_ids=tokens, use_cache=False, logits_to_keep=len(sample.answer)
+    ).logits
+    return made[0].float()
+
+
+def acceptance(
+    target: LlamaForCausalLM, draft: LlamaForCausalLM, samples: Sequence[Sample]
+) -> float:
     """Return the mean chance of acceptance over all positions of all answers."""
     return float(torch.cat([overlap(target, draft, sample) for sample in samples]).mean())
 
@@ -82,7 +84,11 @@ def repetition(samples: Sequence[Sample], size: int = 4) -> float:
 
 
 def answer_all(
-    target: Decoder, prompts: Sequence[list[int]], temperature: float, max_length: int, seed: int
+    target: LlamaForCausalLM,
+    prompts: Sequence[list[int]],
+    temperature: float,
+    max_length: int,
+    seed: int,
 ) -> list[Sample]:
     """Let the target answer every prompt at one temperature."""
     generator = torch.Generator().manual_seed(seed)
@@ -93,7 +99,7 @@ def answer_all(
     return samples
 
 
-def judging_answers(target: Decoder, tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
+def judging_answers(target: LlamaForCausalLM, tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
     """Answer the judging questions greedily."""
     answers = []
     for question in JUDGING_QUESTIONS:
@@ -104,8 +110,8 @@ def judging_answers(target: Decoder, tokenizer: Tokenizer) -> tuple[tuple[str, s
 
 
 def evaluate_pair(
-    target: Decoder,
-    draft: Decoder,
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
     tokenizer: Tokenizer,
     prompts: Sequence[list[int]],
     held_out_loss: dict[str, float],

@@ -15,19 +15,20 @@ from random import Random
 
 import torch
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from localspec.training.train_loop import Schedule
 from localspec.training.work_folder import LOCK, alone_in, require_writable
 from tools.demo_pair import corpus
 from tools.demo_pair.card import CardFacts, write_card
 from tools.demo_pair.corpus import PackPlan, Row
-from tools.demo_pair.decoder import Decoder, num_parameters
+from tools.demo_pair.decoder import new_decoder
 from tools.demo_pair.distil import (
     DistilSettings,
     SampleSettings,
     distil,
+    new_draft,
     sample_answers,
-    start_draft,
     write_sample_pack,
 )
 from tools.demo_pair.evaluate import PairReport, evaluate_pair
@@ -104,8 +105,8 @@ def _trained(settings: PairSettings, report: Report) -> TrainReport:
     export_model(draft, pipeline.tokenizer, settings.out_dir / "draft")
     pair = measure(pipeline, target, draft)
     made = TrainReport(
-        num_parameters(target),
-        num_parameters(draft),
+        target.num_parameters(),
+        draft.num_parameters(),
         num_target_tokens,
         num_draft_tokens,
         pair,
@@ -186,7 +187,7 @@ def build_packs(pipeline: Pipeline) -> None:
             pipeline.report(f"Packed {name}: {count} rows of {plan.length}.")
 
 
-def load_role(pipeline: Pipeline, role: str) -> Decoder:
+def load_role(pipeline: Pipeline, role: str) -> LlamaForCausalLM:
     """Load the target or the draft from its last checkpoint."""
     path = pipeline.settings.work_dir / role / "checkpoint.pt"
     return load_model(path, pipeline.device, pipeline.settings.torch_dtype).eval()
@@ -222,13 +223,11 @@ def train_target(pipeline: Pipeline) -> int:
     ).num_tokens
 
 
-def _first_target(settings: PairSettings) -> Decoder:
+def _first_target(settings: PairSettings) -> LlamaForCausalLM:
     """Where training begins: small random weights, or an exported model made wider."""
     if settings.start_from is not None:
         return widened(load_exported(settings.start_from), settings.target_ffn_size, settings.seed)
-    model = Decoder(settings.target_shape())
-    model.initialise(settings.seed)
-    return model
+    return new_decoder(settings.target_config(), settings.seed)
 
 
 def _target_loss(settings: PairSettings) -> Callable[[HeadLoss], LossFunction]:
@@ -240,7 +239,7 @@ def _target_loss(settings: PairSettings) -> Callable[[HeadLoss], LossFunction]:
     return partial(early_exit_loss, replace(plan, exits=exits))
 
 
-def sample_own_text(pipeline: Pipeline, target: Decoder) -> None:
+def sample_own_text(pipeline: Pipeline, target: LlamaForCausalLM) -> None:
     """Let the target write the text that the draft learns from, short and long prompts apart."""
     settings = pipeline.settings
     rng = Random(settings.seed)
@@ -259,12 +258,11 @@ def sample_own_text(pipeline: Pipeline, target: Decoder) -> None:
         write_sample_pack(samples, plan.row_length, folder, rng)
 
 
-def train_draft(pipeline: Pipeline, target: Decoder) -> int:
+def train_draft(pipeline: Pipeline, target: LlamaForCausalLM) -> int:
     """Distil the draft; return the tokens it has seen."""
     settings = pipeline.settings
     sample_own_text(pipeline, target)
-    draft = Decoder(settings.draft_shape()).to(pipeline.device, settings.torch_dtype)
-    start_draft(draft, target, settings.seed)
+    draft = new_draft(settings.draft_config(), target, settings.seed)
     sources = (
         Source(pipeline.pack("own_short"), 0.35, 0.4),
         Source(pipeline.pack("own_long"), 0.1, 0.1),
@@ -282,7 +280,7 @@ def train_draft(pipeline: Pipeline, target: Decoder) -> int:
     )
 
 
-def measure(pipeline: Pipeline, target: Decoder, draft: Decoder) -> PairReport:
+def measure(pipeline: Pipeline, target: LlamaForCausalLM, draft: LlamaForCausalLM) -> PairReport:
     """Measure the pair on held-out text and held-out prompts."""
     losses = {
         f"{role} on {name}": held_out_loss(model, pipeline.pack(f"valid_{name}"), 2)

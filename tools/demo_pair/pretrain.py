@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -22,22 +22,24 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec.files import replacing
 from localspec.training.train_loop import Schedule
-from tools.demo_pair.decoder import Decoder, ModelShape
-from tools.demo_pair.optimiser import Optimiser, OptimiserSettings
+from tools.demo_pair.decoder import hidden_states, hidden_with_exit
+from tools.demo_pair.optimiser import Optimiser
 from tools.demo_pair.packs import Batch, BatchStream, Pack
 
 Report = Callable[[str], None]
-LossFunction = Callable[[Decoder, Batch], Tensor]
+LossFunction = Callable[[LlamaForCausalLM, Batch], Tensor]
 HeadLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-Judge = Callable[[Decoder], float]
+Judge = Callable[[LlamaForCausalLM], float]
 
 
 @dataclass(frozen=True)
 class PretrainSettings:
-    """How to run: where the checkpoint is, how often it is written, what is compiled. patience:
+    """How to run: where the checkpoint is, how often it is written, what is compiled.
+    adam_rate_ratio: see Optimiser. patience:
     judgements (one with each checkpoint) without a better held-out loss before the run goes over
     to its decay; None never does."""
 
@@ -46,7 +48,7 @@ class PretrainSettings:
     checkpoint_minutes: float = 4.0
     report_steps: int = 20
     is_compiled: bool = False
-    optimiser: OptimiserSettings = field(default_factory=OptimiserSettings)
+    adam_rate_ratio: float = 1.0
     patience: int | None = None
 
 
@@ -74,10 +76,10 @@ def head_loss(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor) ->
     return (losses * flat).sum() / flat.sum().clamp_min(1e-6)
 
 
-def weighted_loss(model: Decoder, batch: Batch, head: HeadLoss = head_loss) -> Tensor:
+def weighted_loss(model: LlamaForCausalLM, batch: Batch, head: HeadLoss = head_loss) -> Tensor:
     """Return the mean cross-entropy in nats, by loss weight."""
-    hidden, _ = model.hidden(batch.tokens[:, :-1])
-    return head(hidden, model.embedding.weight, batch.tokens[:, 1:], batch.weights)
+    hidden = hidden_states(model, batch.tokens[:, :-1])
+    return head(hidden, model.lm_head.weight, batch.tokens[:, 1:], batch.weights)
 
 
 def plain_loss(head: HeadLoss) -> LossFunction:
@@ -108,26 +110,27 @@ class EarlyExit:
 def early_exit_loss(plan: EarlyExit, head: HeadLoss = head_loss) -> LossFunction:
     """A loss in nats over a batch, by loss weight."""
 
-    def loss(model: Decoder, batch: Batch) -> Tensor:
+    def loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
         inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
-        skipped = plan.skipped(batch.number, model.shape.num_layers)
-        last, left = model.hidden_with_exit(inputs, plan.exit_of(batch.number), skipped)
-        whole = head(last, model.embedding.weight, targets, batch.weights)
-        return whole + plan.weight * head(left, model.embedding.weight, targets, batch.weights)
+        skipped = plan.skipped(batch.number, model.config.num_hidden_layers)
+        last, left = hidden_with_exit(model, inputs, plan.exit_of(batch.number), skipped)
+        whole, at_exit = (
+            head(each, model.lm_head.weight, targets, batch.weights) for each in (last, left)
+        )
+        return whole + plan.weight * at_exit
 
     return loss
 
 
 @torch.no_grad()
 def held_out_loss(
-    model: Decoder, pack: Pack, rows_per_batch: int = 8, max_rows: int = 256
+    model: LlamaForCausalLM, pack: Pack, rows_per_batch: int = 8, max_rows: int = 256
 ) -> float:
     """Return the loss over a pack, tokens counted by their weight."""
-    device = model.embedding.weight.device
     total = weight = 0.0
     for start in range(0, min(len(pack.tokens), max_rows), rows_per_batch):
         stop = min(start + rows_per_batch, len(pack.tokens), max_rows)
-        batch = pack.rows(range(start, stop), device)
+        batch = pack.rows(range(start, stop), model.device)
         batch_weight = float(batch.weights.sum())
         total += float(weighted_loss(model, batch)) * batch_weight
         weight += batch_weight
@@ -140,10 +143,10 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
         torch.save(content, part)
 
 
-def load_model(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> Decoder:
+def load_model(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
     """Build the decoder of a checkpoint from its master weights."""
     content = torch.load(checkpoint, map_location=device, weights_only=True)
-    model = Decoder(ModelShape(**content["shape"])).to(device, dtype)
+    model = LlamaForCausalLM(LlamaConfig.from_dict(content["config"])).to(device, dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(content["optimiser"]["master"][name])
@@ -153,11 +156,13 @@ def load_model(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> De
 class Run:
     """One training run: model, optimiser, data and clock, and their checkpoint."""
 
-    def __init__(self, model: Decoder, stream: BatchStream, settings: PretrainSettings) -> None:
+    def __init__(
+        self, model: LlamaForCausalLM, stream: BatchStream, settings: PretrainSettings
+    ) -> None:
         self.model = model
         self.stream = stream
         self.settings = settings
-        self.optimiser = Optimiser(model, settings.optimiser)
+        self.optimiser = Optimiser(model, settings.adam_rate_ratio)
         self.progress = Progress()
         self.path = settings.work_dir / "checkpoint.pt"
         settings.work_dir.mkdir(parents=True, exist_ok=True)
@@ -175,7 +180,7 @@ class Run:
     def save(self) -> None:
         """Write the checkpoint."""
         content = {
-            "shape": asdict(self.model.shape),
+            "config": self.model.config.to_dict(),
             "optimiser": self.optimiser.state(),
             "stream": self.stream.state(),
             "progress": asdict(self.progress),
@@ -245,7 +250,7 @@ def train_run(
 
 
 def pretrain(
-    model: Decoder,
+    model: LlamaForCausalLM,
     stream: BatchStream,
     settings: PretrainSettings,
     report: Report,
@@ -261,8 +266,8 @@ def pretrain(
         report(f"Resuming at step {run.progress.step}.")
     head: HeadLoss = head_loss
     if settings.is_compiled:
-        for block in model.blocks:
-            block.compile(dynamic=False)
+        for layer in model.model.layers:
+            layer.compile(dynamic=False)
         head = torch.compile(head_loss, dynamic=False)
     train_run(run, loss_of(head), report, judge)
     return run.progress

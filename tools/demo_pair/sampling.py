@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 from localspec.training.collect import choose
-from tools.demo_pair.decoder import Decoder
 from tools.demo_pair.tokenizer import END_OF_TEXT_ID, TURN_END_ID
 
 
@@ -29,7 +29,7 @@ class Sample:
 
 @torch.no_grad()
 def write_answers(
-    model: Decoder,
+    model: LlamaForCausalLM,
     prompts: Sequence[Sequence[int]],
     temperatures: Sequence[float],
     max_length: int,
@@ -37,19 +37,21 @@ def write_answers(
 ) -> list[Sample]:
     """Answer prompts of equal length together."""
     assert len({len(prompt) for prompt in prompts}) == 1, "prompts of a batch must have one length"
-    device = model.embedding.weight.device
+    device = model.device
     heat = torch.tensor(temperatures, device=device)
     tokens = torch.tensor(prompts, device=device)  # [B, n]
-    hidden, past = model.hidden(tokens)
+    output = model(input_ids=tokens, use_cache=True, logits_to_keep=1)
     written: list[Tensor] = []
     is_open = torch.ones(len(prompts), dtype=torch.bool, device=device)
     for _ in range(max_length):
-        chosen = choose(model.head(hidden[:, -1]), heat, generator)  # [B]
+        chosen = choose(output.logits[:, -1], heat, generator)  # [B]
         written.append(chosen)
         is_open &= (chosen != TURN_END_ID) & (chosen != END_OF_TEXT_ID)
         if not bool(is_open.any()):
             break
-        hidden, past = model.hidden(chosen[:, None], past)
+        output = model(
+            input_ids=chosen[:, None], past_key_values=output.past_key_values, use_cache=True
+        )
     answers = torch.stack(written, dim=1).tolist()  # [B, m]
     return [
         Sample(tuple(prompt), tuple(cut_at_end(answer)), temperature)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from transformers import LlamaConfig
 
 from localspec.errors import ConfigError
-from tools.demo_pair.decoder import ModelShape
+from tools.demo_pair.decoder import llama_config
 
 BUDGETS = ("target_minutes", "sample_minutes", "draft_minutes", "target_rate", "draft_rate")
 # The largest there may be of each: more than anybody trains, so that it is a typing error.
@@ -97,18 +98,17 @@ class PairSettings:
         """The type of the weights while they are trained."""
         return DTYPES[self.dtype]
 
-    def target_shape(self) -> ModelShape:
-        """Return the sizes of the target."""
-        return self.shape(self.target_layers, self.target_ffn_size)
+    def target_config(self) -> LlamaConfig:
+        """The sizes of the target."""
+        return self._config(self.target_layers, self.target_ffn_size)
 
-    def draft_shape(self) -> ModelShape:
-        """Return the sizes of the draft: few layers, because a draft costs its layers; two,
+    def draft_config(self) -> LlamaConfig:
+        """The sizes of the draft: few layers, because a draft costs its layers; two,
         because one cannot find what followed a word before."""
-        return self.shape(self.draft_layers, self.draft_ffn_size)
+        return self._config(self.draft_layers, self.draft_ffn_size)
 
-    def shape(self, num_layers: int, ffn_size: int) -> ModelShape:
-        """Return the sizes of a decoder of the pair."""
-        return ModelShape(
+    def _config(self, num_layers: int, ffn_size: int) -> LlamaConfig:
+        return llama_config(
             self.vocabulary_size,
             num_layers,
             self.hidden_size,

@@ -8,16 +8,17 @@ from random import Random
 import pytest
 import torch
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from localspec.training.train_loop import Schedule
 from tools.demo_pair import dialogues
-from tools.demo_pair.decoder import Decoder, ModelShape
+from tools.demo_pair.decoder import hidden_states, hidden_with_exit, llama_config
 from tools.demo_pair.distil import (
     DistilSettings,
     distil,
     divergence,
+    new_draft,
     pack_samples,
-    start_draft,
     write_sample_pack,
 )
 from tools.demo_pair.evaluate import acceptance, answer_all, repetition
@@ -37,12 +38,11 @@ def make_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
 
 @pytest.mark.slow  # trains
 def test_distilling_raises_acceptance(
-    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
+    decoder: LlamaForCausalLM, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     prompts = make_prompts(tokenizer, 24)
     samples = answer_all(decoder, prompts, 1.0, 24, SEED)
-    draft = Decoder(ModelShape(420, 1, 32, 64, 2, context_length=256))
-    start_draft(draft, decoder, SEED)
+    draft = new_draft(llama_config(420, 1, 32, 64, 2, context_length=256), decoder, SEED)
     before = acceptance(decoder, draft, samples)
     write_sample_pack(samples, 96, tmp_path / "own", Random(SEED))
     stream = BatchStream([Source(Pack(tmp_path / "own"), 1.0, 1.0)], 768, SEED, torch.device("cpu"))
@@ -52,7 +52,9 @@ def test_distilling_raises_acceptance(
     assert after > before + 0.05, f"seed {SEED}: {before:.3f} to {after:.3f}"
 
 
-def test_a_model_accepts_all_of_its_own_tokens(decoder: Decoder, tokenizer: Tokenizer) -> None:
+def test_a_model_accepts_all_of_its_own_tokens(
+    decoder: LlamaForCausalLM, tokenizer: Tokenizer
+) -> None:
     prompts = make_prompts(tokenizer, 4)
     for temperature in (0.0, 0.7):
         samples = answer_all(decoder, prompts, temperature, 12, SEED)
@@ -95,9 +97,10 @@ def test_groups_hold_one_length_and_lose_no_prompt() -> None:
     assert sum(map(len, groups)) == len(prompts)
 
 
-def test_a_draft_of_the_same_widths_starts_as_the_targets_first_layers(decoder: Decoder) -> None:
-    draft = Decoder(ModelShape(420, 1, 32, 64, 2, context_length=256))
-    start_draft(draft, decoder, seed=3)
+def test_a_draft_of_the_same_widths_starts_as_the_targets_first_layers(
+    decoder: LlamaForCausalLM,
+) -> None:
+    draft = new_draft(llama_config(420, 1, 32, 64, 2, context_length=256), decoder, seed=3)
     tokens = torch.arange(10)[None]
-    _, left = decoder.hidden_with_exit(tokens, 1, frozenset())
-    assert torch.allclose(draft.hidden(tokens)[0], left, atol=1e-6)
+    _, left = hidden_with_exit(decoder, tokens, 1, frozenset())
+    assert torch.allclose(hidden_states(draft, tokens), left, atol=1e-6)

@@ -8,34 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
 
 from localspec.errors import ModelError
-from tools.demo_pair.decoder import Decoder
-from tools.demo_pair.export import (
-    MAX_SHARD_BYTES,
-    export_model,
-    llama_weights,
-    load_exported,
-    make_shards,
-    widened,
-)
-
-
-def test_transformers_gives_the_same_logits_as_the_plain_model(
-    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    transformers = pytest.importorskip("transformers")
-    export_model(decoder, tokenizer, tmp_path, torch.float32)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    tokens = torch.randint(4, 420, (2, 40), generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
-        plain, exported = decoder(tokens), loaded(tokens).logits
-    assert plain.std() > 0.1, "logits are flat, so the comparison says nothing"
-    assert torch.allclose(plain, exported, atol=1e-4)
+from tools.demo_pair import export
+from tools.demo_pair.export import export_model, load_exported, widened
 
 
 def test_generation_stops_at_the_end_of_a_turn_and_of_a_text(
-    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
+    decoder: LlamaForCausalLM, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     export_model(decoder, tokenizer, tmp_path)
     settings = json.loads((tmp_path / "generation_config.json").read_text("utf-8"))
@@ -43,42 +24,42 @@ def test_generation_stops_at_the_end_of_a_turn_and_of_a_text(
     assert set(settings["eos_token_id"]) == ends
 
 
-def test_shards_keep_every_weight_and_the_limit(decoder: Decoder) -> None:
-    weights = llama_weights(decoder)
-    limit = 40_000
-    shards = make_shards(weights, limit)
-    assert len(shards) > 1
-    assert [name for shard in shards for name in shard] == list(weights)
-    for shard in shards:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in shard.values())
-        assert size <= limit or len(shard) == 1
-    assert MAX_SHARD_BYTES < 15 * 1024 * 1024
+def test_an_export_is_cut_into_shards_within_the_limit(
+    decoder: LlamaForCausalLM, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "MAX_SHARD_BYTES", 40_000)
+    export.export_model(decoder, tokenizer, tmp_path)
+    shards = list(tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 1 and (tmp_path / "model.safetensors.index.json").is_file()
+    assert all(shard.stat().st_size < 42_000 for shard in shards)
 
 
 def test_a_second_export_leaves_no_old_shards(
-    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
+    decoder: LlamaForCausalLM, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / "model-00001-of-00009.safetensors").write_bytes(b"old")
     export_model(decoder, tokenizer, tmp_path)
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"]
 
 
-def test_a_wider_model_computes_the_same_and_its_new_units_can_learn(decoder: Decoder) -> None:
+def test_a_wider_model_computes_the_same_and_its_new_units_can_learn(
+    decoder: LlamaForCausalLM,
+) -> None:
     tokens = torch.arange(24).view(2, 12)
     wide = widened(decoder, 96, seed=1)
-    assert torch.allclose(wide(tokens), decoder(tokens), atol=1e-5)
-    wide(tokens).square().mean().backward()
-    gradient = wide.blocks[0].down.weight.grad
+    assert torch.allclose(wide(tokens).logits, decoder(tokens).logits, atol=1e-5)
+    wide(tokens).logits.square().mean().backward()
+    gradient = wide.model.layers[0].mlp.down_proj.weight.grad
     assert gradient is not None and bool((gradient[:, 64:] != 0).any())
 
 
-def test_a_model_cannot_be_made_narrower(decoder: Decoder) -> None:
+def test_a_model_cannot_be_made_narrower(decoder: LlamaForCausalLM) -> None:
     with pytest.raises(ModelError, match="cannot shrink"):
         widened(decoder, 32, seed=1)
 
 
 def test_an_exported_model_comes_back(
-    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
+    decoder: LlamaForCausalLM, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     export_model(decoder, tokenizer, tmp_path / "model", torch.float32)
     again = load_exported(tmp_path / "model")
@@ -88,7 +69,7 @@ def test_an_exported_model_comes_back(
 
 
 def test_a_model_of_another_kind_is_refused(
-    decoder: Decoder, tokenizer: Tokenizer, tmp_path: Path
+    decoder: LlamaForCausalLM, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     export_model(decoder, tokenizer, tmp_path / "model", torch.float32)
     config = tmp_path / "model" / "config.json"

@@ -57,4 +57,4 @@ def test_what_cannot_be_trained_is_named(changes: dict[str, Any], sentence: str)
 
 
 def test_the_defaults_stand() -> None:
-    assert PairSettings((), (), Path("out"), Path("work")).target_shape().num_layers == 12
+    assert PairSettings((), (), Path("out"), Path("work")).target_config().num_hidden_layers == 12
