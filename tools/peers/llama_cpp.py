@@ -5,13 +5,12 @@ precision of the comparison (8-bit as Q8_0, 4-bit as Q4_0), and kept by the size
 files. The binding offers prompt lookup and takes any draft model; both are verified by drawing from
 the target at each position, which is exact at every temperature.
 
-Not here: the conversion (workers/convert_gguf), what the worker does (workers/engine_llama_cpp).
+Not here: the conversion (convert_gguf), what the worker does (workers/engine_llama_cpp).
 """
 
 from __future__ import annotations
 
 import hashlib
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +18,15 @@ from localspec.bench.cases import Case
 from localspec.bench.runs import BenchEngine, MeasuredReply
 from localspec.core import SamplingParams
 from localspec.errors import ModelError
+from localspec.files import replacing
+from tools.peers import convert_gguf
+from tools.peers.convert_gguf import convert
 from tools.peers.environments import python_of
 from tools.peers.replies import reply_of, request_for
 from tools.peers.worker import WORKERS, Worker
 
 OPENING_LIMIT_S = 300.0
 RUN_LIMIT_S = 600.0
-CONVERSION_LIMIT_S = 1800.0
-CONVERSION = WORKERS / "convert_gguf.py"
-UNSUPPORTED = 2  # exit code of the conversion for a family it does not know
 KINDS = {"float32": "f32", "bfloat16": "bf16", "8-bit": "q8_0", "4-bit": "q4_0"}
 DEFAULT_LENGTHS = {
     "plain": 0,
@@ -47,13 +46,12 @@ class LlamaCpp:
                 f"comparison runs in {bench.precision}."
             )
         self.end_ids = bench.end_ids
-        self.has_draft = bench.draft_folder is not None
+        draft = bench.draft_folder
+        self.has_draft = draft is not None
         python, kind = python_of("llama_cpp", home), KINDS[bench.precision]
         opening = {
-            "target": str(converted(bench.target_folder, kind, home, python)),
-            "draft": str(converted(bench.draft_folder, kind, home, python))
-            if bench.draft_folder is not None
-            else None,
+            "target": str(converted(bench.target_folder, kind, home)),
+            "draft": None if draft is None else str(converted(draft, kind, home)),
             "context_length": bench.context_length,
             "num_threads": num_threads,
             "is_fp32": kind == "f32",
@@ -99,33 +97,22 @@ class LlamaCppPeer:
         self.engine.worker.close()
 
 
-def converted(folder: Path, kind: str, home: Path, python: Path) -> Path:
+def converted(folder: Path, kind: str, home: Path) -> Path:
     """The folder's weights as GGUF, written unless they are there. Raises ModelError."""
-    cache = home / "peers" / "gguf"
-    out = cache / f"{folder.name}-{kind}-{_fingerprint(folder)}.gguf"
-    if out.is_file():
-        return out
-    cache.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_suffix(".part")
-    command = [str(python), str(CONVERSION), str(folder), str(unfinished), kind]
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=CONVERSION_LIMIT_S)
-        if ran.returncode:
-            words = ran.stdout if ran.returncode == UNSUPPORTED else ran.stderr
-            last_line = (words.strip().splitlines() or ["it gave no reason."])[-1]
-            raise ModelError(f"{folder.name} could not be written for llama.cpp: {last_line}")
-        unfinished.replace(out)
-    except subprocess.TimeoutExpired:
-        raise ModelError(f"Writing {folder.name} for llama.cpp took too long.") from None
-    finally:
-        unfinished.unlink(missing_ok=True)
+    out = home / "peers" / "gguf" / f"{folder.name}-{kind}-{_fingerprint(folder)}.gguf"
+    if not out.is_file():
+        try:
+            with replacing(out) as part:
+                convert(folder, part, kind)
+        except ModelError as error:
+            raise ModelError(f"{folder.name} could not be written for llama.cpp: {error}") from None
     return out
 
 
 def _fingerprint(folder: Path) -> str:
     """Changes when the weights, the config or the conversion do."""
     digest = hashlib.sha256(str(folder.resolve()).encode())
-    digest.update(CONVERSION.read_bytes())
+    digest.update(Path(convert_gguf.__file__).read_bytes())
     for path in sorted((*folder.glob("*.safetensors"), folder / "config.json")):
         found = path.stat()
         digest.update(f"{path.name} {found.st_size} {found.st_mtime_ns}".encode())

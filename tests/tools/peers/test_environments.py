@@ -74,7 +74,7 @@ class Machine:
         self.num_folders_made = 0
         self.pip_does()
 
-    def pip_does(self, *lines: str, code: int = 0, modules: str = "llama_cpp gguf vllm") -> None:
+    def pip_does(self, *lines: str, code: int = 0, modules: str = "llama_cpp vllm") -> None:
         told = {"lines": lines, "code": code, "modules": modules.split(), "torch": "2.13.0+cpu",
                 "metadata": METADATA}  # fmt: skip
         (self.root / "told").write_text(json.dumps(told))
@@ -164,8 +164,8 @@ def test_a_disk_without_room_is_seen_before_anything_is_made(
 
 
 def test_what_does_not_start_here_is_not_called_installed(machine: Machine) -> None:
-    machine.pip_does(modules="llama_cpp")
-    with pytest.raises(SetupError, match=r"does not start here: ModuleNotFoundError.*gguf"):
+    machine.pip_does(modules="vllm")
+    with pytest.raises(SetupError, match=r"does not start here: ModuleNotFoundError.*llama_cpp"):
         machine.set_up("llama_cpp")
     assert not environment_of("llama_cpp", machine.home).is_complete()
 

@@ -88,15 +88,14 @@ def test_sampled_peers_write_something_and_draft(bench: BenchEngine) -> None:
 def test_weights_are_written_once_and_a_strange_family_is_said(
     bench: BenchEngine, tmp_path: Path
 ) -> None:
-    python = require("llama_cpp")
     assert bench.draft_folder is not None
-    first = converted(bench.draft_folder, "bf16", tmp_path, python)
+    first = converted(bench.draft_folder, "bf16", tmp_path)
     written = first.stat().st_mtime_ns
-    assert converted(bench.draft_folder, "bf16", tmp_path, python) == first
+    assert converted(bench.draft_folder, "bf16", tmp_path) == first
     assert first.stat().st_mtime_ns == written
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / "config.json").write_text('{"model_type": "mamba"}')
     with pytest.raises(ModelError, match="this is mamba"):
-        converted(strange, "bf16", tmp_path, python)
+        converted(strange, "bf16", tmp_path)
     assert list((tmp_path / "peers" / "gguf").iterdir()) == [first]
