@@ -1,7 +1,6 @@
 """Writes the model card of a pair: its data, its figures and its limits.
 
-Contract: `write_card` writes one Markdown file from facts that the run measured. It adds no figure
-of its own.
+Contract: `card` is Markdown made of facts that the run measured. It adds no figure of its own.
 """
 
 from __future__ import annotations
@@ -27,121 +26,112 @@ SOURCE_TITLES: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class CardFacts:
-    """What the card states; all of it measured or set by the run."""
+class TrainReport:
+    """What a run made: sizes, tokens seen and the figures of the pair."""
 
     num_target_parameters: int
     num_draft_parameters: int
     num_target_tokens: int
     num_draft_tokens: int
-    context_length: int
-    licences: Mapping[str, str]
     pair: PairReport
-    command: str
+    out_dir: Path
 
 
-def write_card(path: Path, facts: CardFacts) -> None:
-    """Write the card."""
-    made = f"## How it was made\n\n```sh\n{facts.command}\n```\n"
-    parts = (
-        heading(),
-        sizes(facts),
-        figures(facts.pair),
-        abilities(),
-        data(facts),
-        answers(facts.pair),
-        made,
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(parts), encoding="utf-8")
-
-
-def heading() -> str:
-    """Say what this is."""
-    return (
-        "# The demo pair\n\n"
-        "`target/` is a small chat model, `draft/` a one-layer model that predicts it. They ship\n"
-        "with localspec so that speculative decoding can be seen at work without a GPU, a network\n"
-        "or a download. They are made to show speed; for useful answers load a larger model.\n"
-    )
-
-
-def sizes(facts: CardFacts) -> str:
-    """State sizes and tokens seen."""
-    return (
-        "| | target | draft |\n|---|---|---|\n"
-        f"| parameters | {millions(facts.num_target_parameters)} "
-        f"| {millions(facts.num_draft_parameters)} |\n"
-        f"| training tokens | {millions(facts.num_target_tokens)} "
-        f"| {millions(facts.num_draft_tokens)} |\n\n"
-        "Both are Llama-shaped (RMSNorm, rotary positions, SwiGLU, tied embeddings), bf16, with\n"
-        "the same byte-level BPE tokenizer and the ChatML format. Context: "
-        f"{facts.context_length} positions\nallowed, 2,304 trained.\n"
-    )
-
-
-def millions(count: int) -> str:
-    """Write a count in millions."""
-    return f"{count / 1e6:.1f} M"
-
-
-def figures(pair: PairReport) -> str:
-    """State held-out losses, acceptance and repetition."""
-    losses = "\n".join(
-        f"- {name}: {loss:.2f} nats per token" for name, loss in pair.held_out_loss.items()
-    )
-    rows = "\n".join(
+def card(made: TrainReport, context_length: int, licences: Mapping[str, str], command: str) -> str:
+    """licences: by source."""
+    pair = made.pair
+    losses = (f"- {name}: {loss:.2f} nats per token" for name, loss in pair.held_out_loss.items())
+    heats = (
         f"| {heat:g} | {pair.acceptance[heat]:.3f} | {pair.repetition[heat]:.3f} |"
         for heat in sorted(pair.acceptance)
     )
-    return (
-        "## Figures\n\nHeld-out loss (rows kept apart; generated dialogues of another seed):\n\n"
-        f"{losses}\n\n"
-        "Acceptance of the draft on the target's own answers to held-out prompts (the mean over\n"
-        "positions of sum min(p, q); at temperature 0 the share of equal first choices), and the\n"
-        "share of 4-grams that an answer repeats:\n\n"
-        f"| temperature | acceptance | repeated 4-grams |\n|---|---|---|\n{rows}\n"
-    )
-
-
-def abilities() -> str:
-    """State what the pair is for and where it fails."""
-    return (
-        "## What it can and cannot do\n\n"
-        "It holds short conversations in whole sentences, explains the app's own terms (draft,\n"
-        "acceptance, gamma, tokens per second), and was trained on small sums, capitals, lists,\n"
-        "steps, JSON and CSV forms, small Python functions, rewriting, short stories and e-mails.\n"
-        "It knows almost nothing else. It often gets sums wrong, copies inexactly, summarises by\n"
-        "quoting, does not translate, and can loop on long foreign prompts. Do not rely on\n"
-        "anything it says.\n"
-    )
-
-
-def data(facts: CardFacts) -> str:
-    """Credit the data, by source and licence."""
-    rows = "\n".join(
+    sources = (
         f"| {SOURCE_TITLES.get(source, source)} | {licence} |"
-        for source, licence in sorted(facts.licences.items())
+        for source, licence in sorted(licences.items())
     )
-    return (
-        "## Data\n\nAbout half of the tokens are dialogues generated from templates in\n"
-        "`tools/demo_pair/dialogues/`. The rest comes from openly licensed text (credits in\n"
-        "NOTICE):\n\n"
-        f"| source | licence |\n|---|---|\n{rows}\n"
+    shown = pair.answers[:: max(1, len(pair.answers) // NUM_SHOWN_ANSWERS)][:NUM_SHOWN_ANSWERS]
+    answers = (f"**{question}**\n\n{_quoted(answer)}" for question, answer in shown)
+    return CARD.format(
+        target_parameters=_millions(made.num_target_parameters),
+        draft_parameters=_millions(made.num_draft_parameters),
+        target_tokens=_millions(made.num_target_tokens),
+        draft_tokens=_millions(made.num_draft_tokens),
+        context_length=context_length,
+        losses="\n".join(losses),
+        heats="\n".join(heats),
+        sources="\n".join(sources),
+        num_shown=len(shown),
+        num_answers=len(pair.answers),
+        answers="\n\n".join(answers),
+        command=command,
     )
 
 
-def answers(pair: PairReport) -> str:
-    """Show every third of the judged answers, good or bad."""
-    step = max(1, len(pair.answers) // NUM_SHOWN_ANSWERS)
-    shown = pair.answers[::step][:NUM_SHOWN_ANSWERS]
-    blocks = "\n\n".join(f"**{question}**\n\n{quoted(answer)}" for question, answer in shown)
-    return (
-        f"## {len(shown)} of the {len(pair.answers)} answers it was judged by\n\n"
-        f"Every third one, greedy, not chosen by quality.\n\n{blocks}\n"
-    )
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.1f} M"
 
 
-def quoted(answer: str) -> str:
-    """Quote an answer line by line."""
+def _quoted(answer: str) -> str:
     return "\n".join(f"> {line}".rstrip() for line in (answer or "(no text)").split("\n"))
+
+
+CARD = """# The demo pair
+
+`target/` is a small chat model, `draft/` a smaller one that predicts it. They ship
+with localspec so that speculative decoding can be seen at work without a GPU, a network
+or a download. They are made to show speed; for useful answers load a larger model.
+
+| | target | draft |
+|---|---|---|
+| parameters | {target_parameters} | {draft_parameters} |
+| training tokens | {target_tokens} | {draft_tokens} |
+
+Both are Llama-shaped (RMSNorm, rotary positions, SwiGLU, tied embeddings), bf16, with
+the same byte-level BPE tokenizer and the ChatML format. Context: {context_length} positions
+allowed, 2,304 trained.
+
+## Figures
+
+Held-out loss (rows kept apart; generated dialogues of another seed):
+
+{losses}
+
+Acceptance of the draft on the target's own answers to held-out prompts (the mean over
+positions of sum min(p, q); at temperature 0 the share of equal first choices), and the
+share of 4-grams that an answer repeats:
+
+| temperature | acceptance | repeated 4-grams |
+|---|---|---|
+{heats}
+
+## What it can and cannot do
+
+It holds short conversations in whole sentences, explains the app's own terms (draft,
+acceptance, gamma, tokens per second), and was trained on small sums, capitals, lists,
+steps, JSON and CSV forms, small Python functions, rewriting, short stories and e-mails.
+It knows almost nothing else. It often gets sums wrong, copies inexactly, summarises by
+quoting, does not translate, and can loop on long foreign prompts. Do not rely on
+anything it says.
+
+## Data
+
+About half of the tokens are dialogues generated from templates in
+`tools/demo_pair/dialogues/`. The rest comes from openly licensed text (credits in
+NOTICE):
+
+| source | licence |
+|---|---|
+{sources}
+
+## {num_shown} of the {num_answers} answers it was judged by
+
+Every third one, greedy, not chosen by quality.
+
+{answers}
+
+## How it was made
+
+```sh
+{command}
+```
+"""

@@ -7,10 +7,9 @@ the corpus and learns or loads the tokenizer; `build_packs` writes the packs tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from random import Random
 
 import torch
@@ -20,7 +19,7 @@ from transformers import LlamaForCausalLM
 from localspec.training.train_loop import Schedule
 from localspec.training.work_folder import LOCK, alone_in, require_writable
 from tools.demo_pair import corpus
-from tools.demo_pair.card import CardFacts, write_card
+from tools.demo_pair.card import TrainReport, card
 from tools.demo_pair.corpus import PackPlan, Row
 from tools.demo_pair.decoder import new_decoder
 from tools.demo_pair.distil import (
@@ -73,18 +72,6 @@ LONG_PROMPTS = OwnTextPlan(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class TrainReport:
-    """What a run made: sizes, tokens seen and the figures of the pair."""
-
-    num_target_parameters: int
-    num_draft_parameters: int
-    num_target_tokens: int
-    num_draft_tokens: int
-    pair: PairReport
-    out_dir: Path
-
-
 def train(settings: PairSettings, report: Report) -> TrainReport:
     """Run all stages and return the figures. Raises CorpusError for a corpus that cannot be used,
     StoreError and ConfigError for folders that cannot."""
@@ -112,7 +99,8 @@ def _trained(settings: PairSettings, report: Report) -> TrainReport:
         pair,
         settings.out_dir,
     )
-    write_card(settings.out_dir / "README.md", card_facts(pipeline, made))
+    told = card(made, settings.context_length, licences(pipeline.rows), command_line(settings))
+    (settings.out_dir / "README.md").write_text(told, encoding="utf-8")
     return made
 
 
@@ -294,23 +282,14 @@ def measure(pipeline: Pipeline, target: LlamaForCausalLM, draft: LlamaForCausalL
     return evaluate_pair(target, draft, pipeline.tokenizer, prompts, losses)
 
 
-def card_facts(pipeline: Pipeline, made: TrainReport) -> CardFacts:
-    """Collect what the model card states."""
-    licences = {
-        source: str(rows[0].get("license", "unknown"))
-        for source, rows in pipeline.rows.items()
-        if source in corpus.SHORT_SHARES or source in corpus.LONG_SHARES
+def licences(rows: Mapping[str, Sequence[Row]]) -> dict[str, str]:
+    """Of the sources that the mix knows."""
+    known = {*corpus.SHORT_SHARES, *corpus.LONG_SHARES}
+    return {
+        source: str(each[0].get("license", "unknown"))
+        for source, each in rows.items()
+        if source in known
     }
-    return CardFacts(
-        made.num_target_parameters,
-        made.num_draft_parameters,
-        made.num_target_tokens,
-        made.num_draft_tokens,
-        pipeline.settings.context_length,
-        licences,
-        made.pair,
-        command_line(pipeline.settings),
-    )
 
 
 def command_line(settings: PairSettings) -> str:
