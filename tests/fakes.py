@@ -28,7 +28,8 @@ from localspec.backend import (
     Request,
 )
 from localspec.chat.context_room import max_tokens_of
-from localspec.chat.thinking import Thoughts
+from localspec.chat.reply_text import ReplyText, Start
+from localspec.chat.thinking import THINK
 from localspec.core import OFF, TARGET, Step
 from localspec.errors import StoreError
 from localspec.record.store import SessionInfo, Store, Turn, TurnEnd
@@ -83,6 +84,19 @@ class Script:
     )
 
 
+class Verbatim:
+    """A detokenizer whose tokens are texts."""
+
+    def begin(self, tokens: object, shown: str) -> None:
+        """Nothing to catch up with."""
+
+    def push(self, token: str) -> str:
+        return token
+
+    def flush(self) -> str:
+        return ""
+
+
 @dataclass
 class FakeBackend:
     """A backend that follows its script. num_rounds, num_calls: what it was asked to do."""
@@ -132,7 +146,7 @@ class FakeBackend:
         cancel.wait(script.prefill_s)
         stats = replace(stats, prefill_ms=1000 * (time.monotonic() - started_s))
         reply = script.reply if isinstance(script.reply, str) else script.reply(request)
-        thoughts = Thoughts()
+        said_so_far: Any = ReplyText(Verbatim(), (), Start(()), THINK)  # type: ignore[arg-type]
         if request.continues:  # like a model, it knows what it would have said next
             stats = replace(stats, continued_from="tokens" if request.begun_tokens else "text")
             reply = reply.removeprefix(request.messages[-1].content)
@@ -154,9 +168,9 @@ class FakeBackend:
             new = pieces[done : done + step.num_output_tokens]
             done += len(new)
             provenance = (step.drafter,) * step.num_accepted_tokens + (TARGET,)
-            was_thinking = thoughts.is_open
-            said = [thoughts.push(piece) for piece in new]
-            if was_thinking or thoughts.is_open:
+            was_thinking = said_so_far.is_thinking
+            said = said_so_far.push(new)
+            if was_thinking or said_so_far.is_thinking:
                 stats = replace(
                     stats,
                     num_thinking_tokens=stats.num_thinking_tokens + len(new),
@@ -165,12 +179,12 @@ class FakeBackend:
             yield Chunk(
                 "decode",
                 stats,
-                text="".join(answer for _, answer in said),
-                thinking="".join(thought for thought, _ in said),
+                text=said.text,
+                thinking=said.thinking,
                 tokens=tuple(_token_id(piece) for piece in new),
                 provenance=provenance[: len(new)],
                 step=step,
-                lengths=tuple(len(thought) + len(answer) for thought, answer in said),
+                lengths=said.lengths,
                 drafted=self._drafted(step, pieces[done - len(new) :]),
                 logprobs=_logprobs(request, new),
             )
@@ -178,12 +192,12 @@ class FakeBackend:
         if reason == "eos" and done == request.max_tokens:
             reason = "length"
         is_compared = stats.plain_decode_ms is not None
-        rest = thoughts.flush()
+        rest = said_so_far.flush()
         yield Chunk(
             "done",
             stats,
-            rest[1],
-            thinking=rest[0],
+            rest.text,
+            thinking=rest.thinking,
             finish_reason=reason,  # type: ignore[arg-type]
             plain_ms=tuple(plain_ms) if is_compared else (),
         )

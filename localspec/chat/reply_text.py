@@ -8,8 +8,8 @@ Contract:
   otherwise, after a crash or an import, the text is encoded again, which may divide it differently
   than the model did; `source` says which. Control tokens in that text stay text, but for those
   that the chat format lets the model generate.
-- `StopStrings` takes text in pieces of any size and releases it as soon as it cannot become a stop
-  string any more; neither a stop string nor what follows it is ever shown.
+- `ReplyText` gives text as soon as it cannot become a mark or a stop string any more; neither a
+  stop string nor what follows it is ever shown.
 - `TokenTexts.of` is a token as it stands inside a text, remembered by id; a token that is only a
   part of a character is U+FFFD, a control token "". `pieces` is exact: joined, they are the text.
 
@@ -26,7 +26,7 @@ from localspec.backend import Backend, DraftedToken, DraftOutcome, Logprob, Mess
 from localspec.chat.context_room import max_tokens_of
 from localspec.chat.detokenizer import REPLACEMENT, Detokenizer
 from localspec.chat.template import ChatTemplate
-from localspec.chat.thinking import Marks, Thoughts, num_begun
+from localspec.chat.thinking import Marks, divided, num_begun
 from localspec.core import Round, Step, TokenLogprob
 from localspec.errors import ContextOverflow, RequestError
 from localspec.thought import ThoughtLimit
@@ -104,47 +104,25 @@ def _spelling(
     wanted = reply.thinking + reply.content
     for num in range(len(tokens), max(0, len(tokens) - MAX_CUT_TOKENS - 1), -1):
         spelled = template.spelled(tokens[:num])
-        both = Thoughts(template.marks, has_thought).begin(spelled)
-        whole = "".join(both)
+        thought, answer, _ = divided(spelled, template.marks, has_thought, has_ended=True)
+        whole = thought + answer
         if not whole.startswith(wanted) or whole[len(wanted) :].strip(REPLACEMENT):
             continue
-        if both[0].startswith(reply.thinking):
+        if thought.startswith(reply.thinking):
             return tokens[:num], spelled[: len(spelled) - len(whole) + len(wanted)]
     return None
 
 
-class StopStrings:
-    """Ends a reply at the first stop string to be completed, however the text is cut.
-
-    begun: the text of the reply that this one continues; a stop string may have begun in it.
-    """
-
-    def __init__(self, stops: Sequence[str], begun: str = "") -> None:
-        self._stops = tuple(stops)
-        self._held = begun[len(begun) - self._num_open(begun) :]
-        self._num_shown = len(self._held)  # of the held text, how much the page has already
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """(text that may be shown, whether a stop string is complete). On a hit, the stop string
-        and all after it are dropped."""
-        text, shown = self._held + text, self._num_shown
-        hits = [(start + len(s), start) for s in self._stops if (start := text.find(s)) >= 0]
-        if hits:
-            self._held, self._num_shown = "", 0
-            return text[shown : min(hits)[1]], True
-        end = len(text) - self._num_open(text)
-        self._held, self._num_shown = text[end:], max(0, shown - end)
-        return text[shown:end], False
-
-    def flush(self) -> str:
-        """The held text, once no more text comes."""
-        held = self._held[self._num_shown :]
-        self._held, self._num_shown = "", 0
-        return held
-
-    def _num_open(self, text: str) -> int:
-        """Characters at the end that may become a stop string."""
-        return max((num_begun(text, stop) for stop in self._stops), default=0)
+def until_stop(
+    text: str, stops: Sequence[str], start: int = 0, has_ended: bool = False
+) -> tuple[int, bool]:
+    """How much of a text that grows may be shown, and whether a stop string ends it there: the
+    first one to be completed, however the text is cut. start: no stop string begins before it."""
+    hits = [(at + len(stop), at) for stop in stops if (at := text.find(stop, start)) >= 0]
+    if hits:
+        return min(hits)[1], True
+    num_open = 0 if has_ended else max((num_begun(text, stop) for stop in stops), default=0)
+    return len(text) - num_open, False
 
 
 class Said(NamedTuple):
@@ -166,18 +144,21 @@ class ReplyText:
     ) -> None:
         detokenizer.begin(start.lead or start.begun, start.spelled)
         self._detokenizer = detokenizer
-        self._thoughts = Thoughts(marks, start.has_thought)
-        self._thoughts.begin(start.spelled)
-        self._stops = StopStrings(stops, start.text)
+        self._marks, self._has_thought, self._stops = marks, start.has_thought, stops
+        self._text = start.spelled
+        shown = divided(start.spelled, marks, start.has_thought, has_ended=True)
+        self._num_thought, self._num_answer = len(shown.thought), len(shown.answer)
+        self._stop_from, _ = until_stop(shown.answer, stops, len(shown.answer))
+        self._is_open = divided(start.spelled, marks, start.has_thought).is_open
         self.is_stopped = False
 
     @property
     def is_thinking(self) -> bool:
-        return self._thoughts.is_open
+        return self._is_open is True
 
     @property
     def may_think(self) -> bool:
-        return not self._thoughts.has_answer
+        return self._is_open is not False
 
     def push(self, tokens: Sequence[int], num_forced: int = 0) -> Said:
         """num_forced: of the tokens, those at the end that are not the model's."""
@@ -195,22 +176,27 @@ class ReplyText:
         )
 
     def flush(self) -> Said:
+        """What was held, once no more tokens come."""
         if self.is_stopped:
             return Said("", "")
-        thinking, text, *_ = self._said(self._detokenizer.flush())
-        if self.is_stopped:
-            return Said(thinking, text)
-        thought, answer = self._thoughts.flush()
-        shown, self.is_stopped = self._stops.push(answer)
-        rest = "" if self.is_stopped else self._stops.flush()
-        return Said(thinking + thought, text + shown + rest)
+        return self._said(self._detokenizer.flush(), has_ended=True)
 
-    def _said(self, characters: str) -> Said:
+    def _said(self, characters: str, has_ended: bool = False) -> Said:
         """Of one token."""
-        was_thinking = self._thoughts.is_open
-        thinking, answer = self._thoughts.push(characters)
-        text, self.is_stopped = self._stops.push(answer)
-        return Said(thinking, text, (), int(was_thinking and self._thoughts.is_open))
+        was_thinking = self.is_thinking
+        self._text += characters
+        thought, answer, self._is_open = divided(
+            self._text, self._marks, self._has_thought, has_ended
+        )
+        if answer and not self.may_think:  # the thought is settled
+            self._text, self._marks = answer, None
+        self._stop_from, self.is_stopped = until_stop(
+            answer, self._stops, self._stop_from, has_ended
+        )
+        new = thought[self._num_thought :], answer[self._num_answer : self._stop_from]
+        self._num_thought += len(new[0])
+        self._num_answer += len(new[1])
+        return Said(*new, (), int(was_thinking and self.is_thinking))
 
 
 class TokenTexts:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from localspec.backend import Message
 
@@ -60,86 +60,42 @@ def marks_in(source: str, added_tokens: Iterable[str]) -> Marks | None:
     return next(in_source, None) or next((one for one in others if one.open in added), None)
 
 
-class Thoughts:
-    """Divides a text that grows into thought and answer. marks: None: all of it is the answer.
-    is_open: the prompt has begun a thought already."""
+class Divided(NamedTuple):
+    """A reply so far. is_open: whether a thought has begun and not ended; None: the text may still
+    become either."""
 
-    def __init__(self, marks: Marks | None = THINK, is_open: bool = False) -> None:
-        self._marks = marks or THINK
-        # None: the text has not begun
-        self._is_open: bool | None = True if is_open else None if marks else False
-        self._held = ""  # may become a mark
-        self._num_shown = 0  # characters of it that are shown already
-        self._is_at_mark = is_open  # line breaks after a mark belong to it
+    thought: str
+    answer: str
+    is_open: bool | None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether a thought has begun and not ended."""
-        return self._is_open is True
 
-    @property
-    def has_answer(self) -> bool:
-        """Whether the answer has begun: no thought comes any more."""
-        return self._is_open is False
-
-    def begin(self, text: str) -> tuple[str, str]:
-        """Go on after this text, all of which is shown; (thought, answer) in it."""
-        thought, answer = self.push(text)
-        held = self._held[: len(self._held) - self._num_of_a_mark()]
-        held = "" if self._is_at_mark and not held.strip("\n") else held
-        self._num_shown = len(held)
-        return (thought + held, answer) if self._is_open else (thought, answer + held)
-
-    def push(self, text: str) -> tuple[str, str]:
-        """(thought, answer) that are certain by now."""
-        self._held += text
-        if self._is_open is None:
-            self._begin()
-        if self._is_open is None:
-            return "", ""
-        thought = self._thought() if self._is_open else ""
-        return thought, "" if self._is_open else self._taken(len(self._held))
-
-    def flush(self) -> tuple[str, str]:
-        """What was held, once no more text comes."""
-        rest = self._taken(len(self._held) - self._num_of_a_mark())
-        return (rest, "") if self._is_open else ("", rest)
-
-    def _num_of_a_mark(self) -> int:
-        """Characters at the end that are no text, though their mark is not complete."""
-        if not self._marks.are_control or self._is_open is False:
-            return 0
-        marks = (self._marks.close,) if self._is_open else (self._marks.open, self._marks.answer)
-        return max(num_begun(self._held, mark) for mark in marks)
-
-    def _begin(self) -> None:
-        begun = self._held.lstrip()
-        for mark, is_open in ((self._marks.open, True), (self._marks.answer, False)):
-            if mark and begun.startswith(mark):
-                self._is_open, self._is_at_mark = is_open, True
-                self._held = begun[len(mark) :]
-                return
-        if not any(mark.startswith(begun) for mark in (self._marks.open, self._marks.answer)):
-            self._is_open = False
-
-    def _thought(self) -> str:
-        close = self._marks.close
-        thought, mark, rest = self._held.partition(close)
-        certain = thought if mark else thought[: len(thought) - num_begun(thought, close)]
-        found = self._taken(len(certain.rstrip("\n")))
-        if mark:
-            self._is_open, self._is_at_mark, self._held, self._num_shown = False, True, rest, 0
-        return found
-
-    def _taken(self, count: int) -> str:
-        """So many characters of what is held, without those that are shown already."""
-        found, self._held = self._held[:count], self._held[count:]
-        shown, self._num_shown = self._num_shown, max(0, self._num_shown - count)
-        found = found[shown:]
-        if self._is_at_mark and not shown:
-            found = found.lstrip("\n")
-            self._is_at_mark = not found
-        return found
+def divided(
+    text: str, marks: Marks | None, is_open: bool = False, has_ended: bool = False
+) -> Divided:
+    """What is certain of a text that grows: each part begins with what it was before. marks: None:
+    all of it is the answer. is_open: the prompt has begun a thought already. has_ended: no more
+    text comes."""
+    if marks is None:
+        return Divided("", text, False)
+    if not is_open:
+        begun, firsts = text.lstrip(), (marks.open, marks.answer)
+        if begun.startswith(marks.open):
+            text = begun[len(marks.open) :]
+        elif marks.answer and begun.startswith(marks.answer):
+            return Divided("", begun[len(marks.answer) :].lstrip("\n"), False)
+        elif not any(mark.startswith(begun) for mark in firsts):
+            return Divided("", text, False)
+        elif has_ended:
+            num_of_a_mark = max(num_begun(text, mark) for mark in firsts) * marks.are_control
+            return Divided("", text[: len(text) - num_of_a_mark], None)
+        else:
+            return Divided("", "", None)
+    thought, mark, answer = text.partition(marks.close)
+    if not mark and (marks.are_control or not has_ended):
+        thought = thought[: len(thought) - num_begun(thought, marks.close)]
+    if mark or not has_ended:
+        thought = thought.rstrip("\n")
+    return Divided(thought.lstrip("\n"), answer.lstrip("\n"), not mark)
 
 
 def num_begun(text: str, mark: str) -> int:

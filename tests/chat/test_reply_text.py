@@ -10,17 +10,26 @@ from typing import Any
 import pytest
 
 from localspec.chat.detokenizer import Detokenizer
-from localspec.chat.reply_text import (
-    ReplyText,
-    StopStrings,
-    TokenTexts,
-    drafted_tokens,
-    raw_start,
-)
+from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, raw_start
 from localspec.chat.template import ChatTemplate
 from localspec.core import TARGET, Proposal, Round, Step, Verdict, chain
+from tests.fakes import Verbatim
 
 BYTES = {1: b" the", 2: b" cat", 3: b"\xf0\x9f", 4: b"\x90\x88", 5: b"", 6: b"\n", 7: b" sat"}
+
+
+class Finder:
+    """A reply whose tokens are pieces of any size."""
+
+    def __init__(self, stops: Sequence[str], begun: str = "") -> None:
+        start, verbatim = Start((), text=begun, spelled=begun), Verbatim()
+        self._reply: Any = ReplyText(verbatim, tuple(stops), start, None)  # type: ignore[arg-type]
+
+    def push(self, text: str) -> tuple[str, bool]:
+        return self._reply.push([text]).text, self._reply.is_stopped
+
+    def flush(self) -> str:
+        return str(self._reply.flush().text)
 
 
 def test_stop_strings_are_found_across_any_cut() -> None:
@@ -29,7 +38,7 @@ def test_stop_strings_are_found_across_any_cut() -> None:
         lengths = [rng.randint(1, 4) for _ in range(rng.randint(1, 3))]
         stops = ["".join(rng.choices("ab\n", k=length)) for length in lengths]
         text = "".join(rng.choices("ab\n", k=rng.randrange(14)))
-        finder, shown, hit, position = StopStrings(stops), "", False, 0
+        finder, shown, hit, position = Finder(stops), "", False, 0
         while position < len(text) and not hit:
             size = rng.randint(1, 4)
             safe, hit = finder.push(text[position : position + size])
@@ -45,7 +54,7 @@ def test_stop_strings_are_found_across_any_cut() -> None:
 
 
 def test_only_a_possible_stop_is_held_back() -> None:
-    finder = StopStrings(["\nUser:"])
+    finder = Finder(["\nUser:"])
     assert finder.push("Hello\nUs") == ("Hello", False)
     assert finder.push("e it") == ("\nUse it", False)
     assert finder.push("\nUser: x") == ("", True)
@@ -64,14 +73,14 @@ def test_only_a_possible_stop_is_held_back() -> None:
 def test_a_stop_string_may_have_begun_before_the_reply_goes_on(
     begun: str, pieces: tuple[str, ...], shown: str, is_hit: bool
 ) -> None:
-    finder = StopStrings(["\nUser:"], begun)
+    finder = Finder(["\nUser:"], begun)
     found = [finder.push(piece) for piece in pieces]
     assert "".join(text for text, _ in found) == shown
     assert any(hit for _, hit in found) is is_hit
 
 
 def test_what_is_shown_and_held_is_not_shown_again() -> None:
-    finder = StopStrings(["STOP"], "a ST")
+    finder = Finder(["STOP"], "a ST")
     assert finder.push("O") == ("", False)
     assert finder.flush() == "O"
 

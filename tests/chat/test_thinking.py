@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.chat.thinking import Thoughts
+from localspec.chat.thinking import THINK, divided
 
 
-def divided(text: str, size: int) -> tuple[str, str]:
-    thoughts, reasoning, said = Thoughts(), "", ""
-    parts = [thoughts.push(text[at : at + size]) for at in range(0, len(text), size)]
-    for thought, spoken in (*parts, thoughts.flush()):
-        reasoning, said = reasoning + thought, said + spoken
-    return reasoning, said
+def grown(text: str, size: int) -> tuple[str, str]:
+    """Both parts of the whole text; each only grows on the way there."""
+    thought, answer = "", ""
+    for at in range(0, len(text), size):
+        found = divided(text[: at + size], THINK)
+        assert found.thought.startswith(thought) and found.answer.startswith(answer)
+        thought, answer = found.thought, found.answer
+    found = divided(text, THINK, has_ended=True)
+    assert found.thought.startswith(thought) and found.answer.startswith(answer)
+    return found.thought, found.answer
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
@@ -32,5 +36,5 @@ def divided(text: str, size: int) -> tuple[str, str]:
 def test_the_marks_are_found_wherever_the_text_is_cut(
     text: str, wanted: tuple[str, str], size: int
 ) -> None:
-    reasoning, said = divided(text, size)
+    reasoning, said = grown(text, size)
     assert (reasoning.strip("\n"), said) == (wanted[0].strip("\n"), wanted[1])
