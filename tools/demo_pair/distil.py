@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
@@ -22,47 +22,68 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from localspec.training.train_loop import Schedule
 from tools.demo_pair.decoder import hidden_states, new_decoder
 from tools.demo_pair.packs import Batch, BatchStream
-from tools.demo_pair.pretrain import LossFunction, PretrainSettings, Report, Run, train_run
+from tools.demo_pair.pretrain import (
+    LossFunction,
+    PretrainSettings,
+    Report,
+    compile_layers,
+    compiled,
+    pretrain,
+)
+from tools.demo_pair.prompts import PromptPlan
 from tools.demo_pair.sampling import Sample, fill_front, group_by_length, write_answers
 from tools.demo_pair.tokenizer import PAD_ID
 
 Divergence = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class SampleSettings:
-    """How the target writes its own text. temperatures: drawn evenly per answer."""
+TEMPERATURES = (0.0, 0.0, 0.4, 0.7, 1.0)  # of the target's own text, drawn evenly
+LONGEST_ANSWER = 128  # tokens
 
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.4, 0.7, 1.0)
+
+@dataclass(frozen=True)
+class OwnTextPlan(PromptPlan):
+    """Prompts for the target's own text, and how they are batched and packed."""
+
+    pack_name: str = "own"
+    row_length: int = 256
     batch_size: int = 64
     length_multiple: int = 16
-    max_length: int = 128
-    minutes: float = 5.0
-    seed: int = 5
+    minutes_share: float = 1.0
+
+
+SHORT_PROMPTS = OwnTextPlan(
+    12_000, 200, (250, 700), 0.15, pack_name="own_short", minutes_share=0.75
+)
+LONG_PROMPTS = OwnTextPlan(
+    600, 2176, (2000, 8000), 0.9, pack_name="own_long", row_length=2304, batch_size=8,
+    length_multiple=128, minutes_share=0.25,
+)  # fmt: skip
 
 
 def sample_answers(
     target: LlamaForCausalLM,
     prompts: Sequence[list[int]],
-    settings: SampleSettings,
+    plan: OwnTextPlan,
+    minutes: float,
+    seed: int,
     report: Report,
 ) -> list[Sample]:
-    """Let the target answer until the prompts or the minutes are used up."""
-    rng = Random(settings.seed)
-    generator = torch.Generator().manual_seed(settings.seed)
-    filled = [fill_front(prompt, settings.length_multiple) for prompt in prompts]
-    batches = group_by_length(filled, settings.batch_size)
+    """Let the target answer until the prompts or its share of the minutes are used up."""
+    rng = Random(seed)
+    generator = torch.Generator().manual_seed(seed)
+    filled = [fill_front(prompt, plan.length_multiple) for prompt in prompts]
+    batches = group_by_length(filled, plan.batch_size)
     rng.shuffle(batches)
     samples: list[Sample] = []
-    until = time.monotonic() + 60 * settings.minutes
+    until = time.monotonic() + 60 * minutes * plan.minutes_share
     for batch in batches:
         if time.monotonic() > until:
             break
-        heats = [rng.choice(settings.temperatures) for _ in batch]
-        samples += write_answers(target, batch, heats, settings.max_length, generator)
+        heats = [rng.choice(TEMPERATURES) for _ in batch]
+        samples += write_answers(target, batch, heats, LONGEST_ANSWER, generator)
     num_tokens = sum(len(sample.answer) for sample in samples)
     report(f"The target wrote {len(samples)} answers, {num_tokens} tokens.")
     return samples
@@ -141,15 +162,6 @@ def new_draft(config: LlamaConfig, target: LlamaForCausalLM, seed: int) -> Llama
     return draft
 
 
-@dataclass(frozen=True)
-class DistilSettings:
-    """How the draft is trained: budget, place of its checkpoint, compiling."""
-
-    schedule: Schedule
-    work_dir: Path
-    is_compiled: bool = False
-
-
 def write_sample_pack(samples: Sequence[Sample], length: int, folder: Path, rng: Random) -> int:
     """Write samples as a pack; return its number of rows."""
     rows = pack_samples(samples, length, rng)
@@ -165,20 +177,14 @@ def distil(
     draft: LlamaForCausalLM,
     target: LlamaForCausalLM,
     stream: BatchStream,
-    settings: DistilSettings,
+    settings: PretrainSettings,
     report: Report,
 ) -> int:
     """Train the draft until the budget is used up; return the tokens it has seen."""
     target.requires_grad_(False)
-    measure: Divergence = divergence
     if settings.is_compiled:
-        measure = torch.compile(divergence, dynamic=False)
-        for layer in (*draft.model.layers, *target.model.layers):
-            layer.compile(dynamic=False)
+        compile_layers(target)
+    loss = distil_loss(target, compiled(divergence, settings.is_compiled))
     # The embedding starts from the target's, so it moves more slowly than the fresh layer.
-    gentle = PretrainSettings(settings.schedule, settings.work_dir, adam_rate_ratio=0.25)
-    run = Run(draft, stream, gentle)
-    if run.resume():
-        report(f"Resuming the draft at step {run.progress.step}.")
-    train_run(run, distil_loss(target, measure), report)
-    return run.progress.num_tokens
+    gentle = replace(settings, adam_rate_ratio=0.25)
+    return pretrain(draft, stream, gentle, report, loss).num_tokens

@@ -23,8 +23,8 @@ from tools.demo_pair.card import TrainReport, card
 from tools.demo_pair.corpus import PackPlan, Row
 from tools.demo_pair.decoder import new_decoder
 from tools.demo_pair.distil import (
-    DistilSettings,
-    SampleSettings,
+    LONG_PROMPTS,
+    SHORT_PROMPTS,
     distil,
     new_draft,
     sample_answers,
@@ -35,14 +35,15 @@ from tools.demo_pair.export import export_model, load_exported, widened
 from tools.demo_pair.packs import BatchStream, Pack, Source
 from tools.demo_pair.pretrain import (
     EarlyExit,
-    HeadLoss,
     LossFunction,
     PretrainSettings,
+    compiled,
     early_exit_loss,
+    head_loss,
     held_out_loss,
     load_model,
-    plain_loss,
     pretrain,
+    weighted_loss,
 )
 from tools.demo_pair.prompts import PromptPlan, chat_prompts
 from tools.demo_pair.settings import PairSettings
@@ -50,26 +51,6 @@ from tools.demo_pair.tokenizer import load_tokenizer, save_tokenizer, train_toke
 
 Report = Callable[[str], None]
 VALID_PACKS = ("corpus", "generated", "long")
-
-
-@dataclass(frozen=True)
-class OwnTextPlan(PromptPlan):
-    """Prompts for the target's own text, and how they are batched and packed."""
-
-    pack_name: str = "own"
-    row_length: int = 256
-    batch_size: int = 64
-    length_multiple: int = 16
-    minutes_share: float = 1.0
-
-
-SHORT_PROMPTS = OwnTextPlan(
-    12_000, 200, (250, 700), 0.15, pack_name="own_short", minutes_share=0.75
-)
-LONG_PROMPTS = OwnTextPlan(
-    600, 2176, (2000, 8000), 0.9, pack_name="own_long", row_length=2304, batch_size=8,
-    length_multiple=128, minutes_share=0.25,
-)  # fmt: skip
 
 
 def train(settings: PairSettings, report: Report) -> TrainReport:
@@ -218,13 +199,13 @@ def _first_target(settings: PairSettings) -> LlamaForCausalLM:
     return new_decoder(settings.target_config(), settings.seed)
 
 
-def _target_loss(settings: PairSettings) -> Callable[[HeadLoss], LossFunction]:
+def _target_loss(settings: PairSettings) -> LossFunction:
     """With the loss of early exits where the target is deep enough to be left early."""
-    plan = EarlyExit()
+    plan, head = EarlyExit(), compiled(head_loss, settings.is_compiled)
     exits = tuple(each for each in plan.exits if each < settings.target_layers)
     if not exits:
-        return plain_loss
-    return partial(early_exit_loss, replace(plan, exits=exits))
+        return partial(weighted_loss, head=head)
+    return early_exit_loss(replace(plan, exits=exits), head)
 
 
 def sample_own_text(pipeline: Pipeline, target: LlamaForCausalLM) -> None:
@@ -236,13 +217,9 @@ def sample_own_text(pipeline: Pipeline, target: LlamaForCausalLM) -> None:
         if (folder / "weights.npy").exists():
             continue
         prompts = list(chat_prompts(pipeline.tokenizer, pipeline.rows, plan, rng))
-        sampling = SampleSettings(
-            batch_size=plan.batch_size,
-            length_multiple=plan.length_multiple,
-            minutes=settings.sample_minutes * plan.minutes_share,
-            seed=settings.seed,
+        samples = sample_answers(
+            target, prompts, plan, settings.sample_minutes, settings.seed, pipeline.report
         )
-        samples = sample_answers(target, prompts, sampling, pipeline.report)
         write_sample_pack(samples, plan.row_length, folder, rng)
 
 
@@ -259,13 +236,8 @@ def train_draft(pipeline: Pipeline, target: LlamaForCausalLM) -> int:
     )
     stream = BatchStream(sources, settings.tokens_per_batch, settings.seed + 1, pipeline.device)
     schedule = Schedule(settings.draft_rate, minutes=settings.draft_minutes, decay_fraction=0.4)
-    return distil(
-        draft,
-        target,
-        stream,
-        DistilSettings(schedule, settings.work_dir / "draft", settings.is_compiled),
-        pipeline.report,
-    )
+    how = PretrainSettings(schedule, settings.work_dir / "draft", is_compiled=settings.is_compiled)
+    return distil(draft, target, stream, how, pipeline.report)
 
 
 def measure(pipeline: Pipeline, target: LlamaForCausalLM, draft: LlamaForCausalLM) -> PairReport:

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -80,11 +79,6 @@ def weighted_loss(model: LlamaForCausalLM, batch: Batch, head: HeadLoss = head_l
     """Return the mean cross-entropy in nats, by loss weight."""
     hidden = hidden_states(model, batch.tokens[:, :-1])
     return head(hidden, model.lm_head.weight, batch.tokens[:, 1:], batch.weights)
-
-
-def plain_loss(head: HeadLoss) -> LossFunction:
-    """The loss of the whole model alone."""
-    return partial(weighted_loss, head=head)
 
 
 @dataclass(frozen=True)
@@ -249,25 +243,28 @@ def train_run(
     return losses
 
 
+def compiled(function: Callable[..., Tensor], is_wanted: bool) -> Callable[..., Tensor]:
+    return torch.compile(function, dynamic=False) if is_wanted else function
+
+
+def compile_layers(model: LlamaForCausalLM) -> None:
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+
+
 def pretrain(
     model: LlamaForCausalLM,
     stream: BatchStream,
     settings: PretrainSettings,
     report: Report,
-    loss_of: Callable[[HeadLoss], LossFunction] = plain_loss,
+    loss: LossFunction,
     judge: Judge | None = None,
 ) -> Progress:
-    """Train from scratch or from the checkpoint until the budget is used up.
-
-    loss_of: makes the loss from the one that applies the head, which may be compiled.
-    """
+    """Train from scratch or from the checkpoint until the budget is used up."""
     run = Run(model, stream, settings)
     if run.resume():
         report(f"Resuming at step {run.progress.step}.")
-    head: HeadLoss = head_loss
     if settings.is_compiled:
-        for layer in model.model.layers:
-            layer.compile(dynamic=False)
-        head = torch.compile(head_loss, dynamic=False)
-    train_run(run, loss_of(head), report, judge)
+        compile_layers(model)
+    train_run(run, loss, report, judge)
     return run.progress

@@ -14,7 +14,6 @@ from localspec.training.train_loop import Schedule
 from tools.demo_pair import dialogues
 from tools.demo_pair.decoder import hidden_states, hidden_with_exit, llama_config
 from tools.demo_pair.distil import (
-    DistilSettings,
     distil,
     divergence,
     new_draft,
@@ -23,6 +22,7 @@ from tools.demo_pair.distil import (
 )
 from tools.demo_pair.evaluate import acceptance, answer_all, repetition
 from tools.demo_pair.packs import BatchStream, Pack, Source
+from tools.demo_pair.pretrain import PretrainSettings
 from tools.demo_pair.sampling import Sample, cut_at_end, fill_front, group_by_length
 from tools.demo_pair.tokenizer import PAD_ID, TURN_END_ID, encode_prompt
 
@@ -46,7 +46,7 @@ def test_distilling_raises_acceptance(
     before = acceptance(decoder, draft, samples)
     write_sample_pack(samples, 96, tmp_path / "own", Random(SEED))
     stream = BatchStream([Source(Pack(tmp_path / "own"), 1.0, 1.0)], 768, SEED, torch.device("cpu"))
-    settings = DistilSettings(Schedule(6e-3, num_steps=30), tmp_path / "draft")
+    settings = PretrainSettings(Schedule(6e-3, num_steps=30), tmp_path / "draft")
     distil(draft, decoder, stream, settings, lambda line: None)
     after = acceptance(decoder, draft, samples)
     assert after > before + 0.05, f"seed {SEED}: {before:.3f} to {after:.3f}"
