@@ -78,7 +78,7 @@ class LogService:
 
     def pin(self, handle: int, is_pinned: bool) -> None:
         self.journal.change(
-            handle, lambda conversations, stored_id: conversations.pin(stored_id, is_pinned)
+            handle, lambda chats, stored_id: chats.change(stored_id, is_pinned=int(is_pinned))
         )
 
     def import_conversations(self, data: bytes) -> list[int]:
@@ -108,7 +108,7 @@ class LogService:
     def place(self, handle: int, folder_id: int | None) -> None:
         """Move a chat into a folder; None: out of it."""
         self.journal.change(
-            handle, lambda conversations, stored_id: conversations.place(stored_id, folder_id)
+            handle, lambda chats, stored_id: chats.change(stored_id, folder_id=folder_id)
         )
 
     def messages(self, handle: int | None) -> list[ShownMessage]:
@@ -133,7 +133,7 @@ class LogService:
         if when_full not in WHEN_FULL:
             raise RequestError(f"A full context is met by one of {', '.join(WHEN_FULL)}.")
         self.journal.change(
-            handle, lambda conversations, stored_id: conversations.decide(stored_id, when_full)
+            handle, lambda chats, stored_id: chats.change(stored_id, when_full=when_full)
         )
 
     def delete(self, handle: int) -> None:

@@ -112,7 +112,7 @@ class ConversationList:
 
     def rename(self, conversation_id: int, title: str) -> None:
         written = {} if self._unlogged.is_on else {"title": title}
-        self._set(conversation_id, title_by="person", **written)
+        self.change(conversation_id, title_by="person", **written)
         self._unlogged.keep_title(conversation_id, title)
 
     def entitle(self, conversation_id: int, title: str) -> bool:
@@ -124,19 +124,9 @@ class ConversationList:
             self._unlogged.keep_title(conversation_id, title)
         return is_taken
 
-    def place(self, conversation_id: int, folder_id: int | None) -> None:
-        """Move it into a folder, None: out of all."""
-        self._set(conversation_id, folder_id=folder_id)
-
-    def decide(self, conversation_id: int, when_full: str) -> None:
-        """What is done when its context is full: ask, roll or stop."""
-        self._set(conversation_id, when_full=when_full)
-
-    def pin(self, conversation_id: int, is_pinned: bool) -> None:
-        self._set(conversation_id, is_pinned=int(is_pinned))
-
-    def _set(self, conversation_id: int, **columns: str | int | None) -> None:
-        """Of one that is not deleted."""
+    def change(self, conversation_id: int, **columns: str | int | None) -> None:
+        """Of one that is not deleted: is_pinned, folder_id (None: in none), when_full (ask, roll or
+        stop)."""
         with self._db.writing() as tables:
             _check_exists(tables, conversation_id)
             tables.update("conversation", conversation_id, columns)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from localspec.errors import RequestError
 from localspec.files import parsed
-from localspec.record.connection import SharedConnection, Tables
+from localspec.record.connection import SharedConnection
 from localspec.record.rows import clean
 
 MAX_NAME_LENGTH = 1000  # a model may be called by its path
@@ -23,8 +23,9 @@ Kind = Literal["prompt", "model"]
 Settings = Mapping[str, str]
 
 ALL = "SELECT name, settings FROM kept_settings WHERE kind = ? ORDER BY name"
+SAVE = "INSERT OR REPLACE INTO kept_settings (kind, name, settings) VALUES (?, ?, ?)"
+RENAME = "UPDATE OR REPLACE kept_settings SET name = ? WHERE kind = ? AND name = ?"
 DELETE = "DELETE FROM kept_settings WHERE kind = ? AND name = ?"
-RENAME = "UPDATE kept_settings SET name = ? WHERE kind = ? AND name = ?"
 
 
 class KeptSettings:
@@ -43,27 +44,17 @@ class KeptSettings:
 
     def save(self, name: str, settings: Settings) -> None:
         with self._db.writing() as tables:
-            self._replace(tables, _name(name), written(settings))
+            tables.execute(SAVE, self._kind, _name(name), written(settings))
 
     def rename(self, name: str, wanted: str) -> None:
         """No effect where there is none of that name; replaces what was called so."""
-        name, wanted = _name(name), _name(wanted)
-        if name == wanted:
-            return
         with self._db.writing() as tables:
-            if tables.rows(f"{ALL.split(' ORDER')[0]} AND name = ?", self._kind, name):
-                tables.execute(DELETE, self._kind, wanted)
-                tables.execute(RENAME, wanted, self._kind, name)
+            tables.execute(RENAME, _name(wanted), self._kind, _name(name))
 
     def delete(self, name: str) -> None:
         """No effect where there is none of that name."""
         with self._db.writing() as tables:
             tables.execute(DELETE, self._kind, _name(name))
-
-    def _replace(self, tables: Tables, name: str, settings: str) -> None:
-        tables.execute(DELETE, self._kind, name)
-        row = {"kind": self._kind, "name": name, "settings": settings}
-        tables.insert("kept_settings", row)
 
 
 def written(settings: Settings) -> str:

@@ -64,9 +64,9 @@ def everything(store: Store) -> object:
 def test_pinned_come_first_then_the_newest(store: Store) -> None:
     first, second = talk(store, "first"), talk(store, "second")
     talk(store, "third")
-    store.conversation_list.pin(first, True)
+    store.conversation_list.change(first, is_pinned=1)
     assert titles(store) == ["first", "third", "second"]
-    store.conversation_list.pin(first, False)
+    store.conversation_list.change(first, is_pinned=0)
     store.add_message(second, None, "user", "again")
     assert titles(store) == ["second", "third", "first"]
 
@@ -151,7 +151,7 @@ def test_opening_alone_purges_nothing(tmp_path: Path) -> None:
     "use",
     [
         lambda store, gone: store.conversation_list.rename(gone, "x"),
-        lambda store, gone: store.conversation_list.pin(gone, True),
+        lambda store, gone: store.conversation_list.change(gone, is_pinned=1),
         lambda store, gone: store.conversation_list.rename(99, "x"),
         lambda store, gone: store.conversation_list.delete(99),
         lambda store, gone: store.conversation_list.restore(99),
@@ -245,7 +245,7 @@ def test_a_text_that_is_written_after_all_replaces_the_one_in_memory(store: Stor
 
 WRITES: dict[str, Callable[[Store], object]] = {
     "rename": lambda store: store.conversation_list.rename(1, "new"),
-    "pin": lambda store: store.conversation_list.pin(1, True),
+    "pin": lambda store: store.conversation_list.change(1, is_pinned=1),
     "delete": lambda store: store.conversation_list.delete(1),
     "restore": lambda store: store.conversation_list.restore(2),
     "purge": lambda store: store.conversation_list.purge(),

@@ -187,7 +187,7 @@ def test_a_log_without_history_is_listed_found_and_gone_on_with(tmp_path: Path) 
         assert store.turn_rows()[0]["continues_message_id"] is None
         assert store.prompts.all() == {}
         assert store.conversations()[0].system_prompt is None
-        store.conversation_list.pin(1, True)
+        store.conversation_list.change(1, is_pinned=1)
         store.conversation_list.delete(1)
         store.conversation_list.restore(1)
         finish(store, begin(store))
@@ -246,7 +246,7 @@ def test_a_log_without_folders_takes_them_and_keeps_its_titles(tmp_path: Path) -
         VERSION_7,
     ) as store:
         assert not store.conversation_list.entitle(1, "by a model"), "a person may have written it"
-        store.conversation_list.place(1, store.folders.add("old ones"))
+        store.conversation_list.change(1, folder_id=store.folders.add("old ones"))
         assert store.conversation_list.rows()[0].folder_id == 1
         store.folders.delete(1)
         assert (store.folders.all(), store.conversation_list.rows()[0].folder_id) == ([], None)
