@@ -7,8 +7,8 @@ messages a reply beside the first.
 
 Contract: one thread at a time. A request without earlier messages begins a conversation, however
 alike to another it is. So does one whose beginning was logged before the newest MOST_TURNS turns,
-or without its texts by an earlier process. `place` remembers nothing of a request: `add` does, once
-the turn was queued. What earlier processes logged is read with the first request.
+or without its texts by an earlier process. A turn can be followed once its message is in the log.
+What earlier processes logged is read with the first request.
 
 Not here: writing turns (journal).
 """
@@ -32,14 +32,6 @@ from localspec.record.store import Store
 MOST_TURNS = 1024
 
 
-@dataclass(frozen=True)
-class Place:
-    """A turn to be queued. key: of all that was said up to its reply."""
-
-    turn: PendingTurn
-    key: bytes
-
-
 class LoggedHistory:
     """source: of the conversations, for the log. store: None where it holds none."""
 
@@ -50,8 +42,8 @@ class LoggedHistory:
         self._turns: deque[tuple[bytes, _Answered]] = deque()
         self._by_key: dict[bytes, list[_Answered]] = defaultdict(list)
 
-    def place(self, request: Request) -> Place:
-        """The log keeps a system prompt with the turn."""
+    def place(self, request: Request) -> PendingTurn:
+        """The turn to be queued. The log keeps a system prompt with it."""
         is_system_apart = request.system_prompt != "" and len(request.messages) > 1
         messages = request.messages[int(is_system_apart) :]
         self._read()
@@ -60,11 +52,8 @@ class LoggedHistory:
         if turn is None:
             title = title_of(asked_in(messages))
             turn = _turn(OpenConversation(0, title, source=self._source), messages)
-        return Place(turn, keys[-1])
-
-    def add(self, place: Place) -> None:
-        """A later request may follow this turn."""
-        self._remember(place.key, _Answered(place.turn.conversation, place.turn))
+        self._remember(keys[-1], _Answered(turn.conversation, turn))
+        return turn
 
     def _remember(self, key: bytes, answered: _Answered) -> None:
         self._turns.append((key, answered))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from localspec.backend import Description, Request
 from localspec.chat.logged_history import LoggedHistory, asked_in
 from localspec.chat.service import ChatService
-from localspec.chat.turn import Reply, ReplySettings, decided
+from localspec.chat.turn import Reply, ReplySettings, decided, shared
 from localspec.errors import EngineLost, QueueFull, RequestError
 from localspec.record.rows import API
 from localspec.workloads import AS_SET
@@ -50,22 +50,16 @@ class ProgramService:
             num_waiting = self.service.worker.num_waiting
             if num_waiting >= self._most_waiting:
                 raise QueueFull(num_waiting, self._usual_seconds())
-            settings = decided(
-                _settings_of(request, checking), self.service.workloads, asked_in(request.messages)
+            wanted = ReplySettings(
+                **shared(request), system_prompt=request.system_prompt, checking=checking
             )
-            request = replace(
-                request,
-                sampling=settings.sampling,
-                workload=settings.workload,
-                first_num_draft_tokens=settings.first_num_draft_tokens,
-            )
+            settings = decided(wanted, self.service.workloads, asked_in(request.messages))
+            request = replace(request, **shared(settings))
             with suppress(EngineLost):  # the next engine checks it
                 self.service.check(request)
-            place = self._history.place(request)
-            reply = Reply(place.turn, settings, request)
-            self.service.journal.add(place.turn)
+            reply = Reply(self._history.place(request), settings, request)
+            self.service.journal.add(reply.pending)
             self.service.worker.queue(reply)
-            self._history.add(place)
             return reply
 
     def count_tokens(self, request: Request) -> int:
@@ -87,21 +81,3 @@ class ProgramService:
         """How long a reply takes, by the one that ended last."""
         latest = self.service.latest
         return 1.0 if latest is None else latest.view.seconds
-
-
-def _settings_of(request: Request, checking: str) -> ReplySettings:
-    """As the log keeps them."""
-    return ReplySettings(
-        sampling=request.sampling,
-        max_tokens=request.max_tokens,
-        drafter=request.drafter,
-        num_draft_tokens=request.num_draft_tokens,
-        system_prompt=request.system_prompt,
-        workload=request.workload,
-        checking=checking,
-        stop=request.stop,
-        thinks=request.thinks,
-        thinking_budget=request.thinking_budget,
-        is_raw=request.is_raw,
-        grammar=request.grammar,
-    )

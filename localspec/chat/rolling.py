@@ -6,6 +6,7 @@ alternate.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,14 +21,8 @@ def fewest_left_out(roles: Sequence[str], fits: Callable[[int], bool]) -> int | 
     """The smallest number of the oldest messages without which the rest fits; None where none
     does. roles: of all messages, the one to be answered last."""
     starts = [index for index, role in enumerate(roles) if index and role == "user"]
-    low, high = 0, len(starts)
-    while low < high:
-        middle = (low + high) // 2
-        if fits(starts[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return starts[low] if low < len(starts) else None
+    found = bisect_left(starts, True, key=fits)
+    return starts[found] if found < len(starts) else None
 
 
 def rolled(

@@ -44,20 +44,16 @@ class Titles:
         self._tried = set[int]()
         self.num_made = 0
         kept = store.load_state(KEY) or {}
-        self._is_on = kept.get("is_on", True) is True
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the model writes titles, also at later starts."""
-        return self._is_on
+        self.is_on = kept.get("is_on", True) is True
 
     def switch(self, is_on: bool) -> None:
-        self._is_on = is_on
+        """Whether the model writes titles, also at later starts."""
+        self.is_on = is_on
         self._store.save_state(KEY, {"is_on": is_on})
 
     def task(self, latest: Reply | None) -> Task | None:
         """The job after this reply; None where no title is wanted."""
-        if latest is None or not self._is_on:
+        if latest is None or not self.is_on:
             return None
         conversation = latest.pending.conversation
         stored_id = conversation.stored_id

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from localspec.backend import Chunk, Description, Message, Request
 from localspec.chat.journal import PendingTurn
@@ -58,6 +58,9 @@ class ReplySettings:
     thinking_budget: int | None = None
     is_raw: bool = False
     grammar: str = ""
+
+
+SHARED = {one.name for one in fields(Request)} & {one.name for one in fields(ReplySettings)}
 
 
 @dataclass(frozen=True)
@@ -322,20 +325,15 @@ def request_of(settings: ReplySettings, shown: list[ShownMessage], turn: Pending
     if turn.has_begun:
         begun = Message("assistant", turn.begun_text, thinking=turn.begun_thinking)
         messages = (*messages, begun)
-    return Request(
-        messages=messages,
-        continues=turn.has_begun,
-        begun_tokens=turn.begun_tokens,
-        sampling=settings.sampling,
-        max_tokens=settings.max_tokens,
-        stop=settings.stop,
-        drafter=settings.drafter,
-        num_draft_tokens=settings.num_draft_tokens,
-        first_num_draft_tokens=settings.first_num_draft_tokens,
-        workload="" if settings.workload == AUTO else settings.workload,
-        thinks=settings.thinks,
-        thinking_budget=settings.thinking_budget,
-    )
+    same = shared(settings)
+    if settings.workload == AUTO:
+        same["workload"] = ""
+    return Request(messages, continues=turn.has_begun, begun_tokens=turn.begun_tokens, **same)
+
+
+def shared(values: ReplySettings | Request) -> dict[str, Any]:
+    """The fields that a request and the settings of a reply both have."""
+    return {name: getattr(values, name) for name in SHARED}
 
 
 def prompt_messages(system_prompt: str, shown: list[ShownMessage]) -> tuple[Message, ...]:

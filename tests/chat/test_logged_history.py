@@ -179,9 +179,7 @@ def test_what_is_remembered_has_an_end() -> None:
     history = LoggedHistory("api", None, most_turns=2)
     request = asked("one", "reply", "two")
     for text in ("one", "three", "four"):
-        place = history.place(asked(text))
-        history.add(place)
-        place.turn.prompt_id = 7
-    assert history.place(request).turn.parent_id is None, "the oldest was forgotten"
+        history.place(asked(text)).prompt_id = 7
+    assert history.place(request).parent_id is None, "the oldest was forgotten"
     known = replace(request, messages=(Message("user", "four"), *request.messages[1:]))
-    assert history.place(known).turn.parent_id == 7
+    assert history.place(known).parent_id == 7
