@@ -15,11 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from localspec.errors import ConfigError, StoreError
-from localspec.files import replacing, why_not_writable
+from localspec.files import replacing, try_lock, why_not_writable
 
 LOCK, OWNER = ".training.lock", "target.json"
 UNOWNED = (LOCK, f".{OWNER}")  # what may lie in a work folder before it has an owner
-WAIT_SECONDS = 0.5  # for a training that is just ending
 
 
 def require_writable(place: Path, file: Path, flag: str) -> None:
@@ -35,25 +34,20 @@ def require_writable(place: Path, file: Path, flag: str) -> None:
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Make the folder and hold it. Raises ConfigError where another training does, StoreError."""
-    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = WeakFileLock(folder / LOCK, timeout=WAIT_SECONDS)
-        lock.__enter__()
-    except TimeoutError as error:
-        raise ConfigError(
-            f"Another training is running in {folder}, and two would write over each other. Wait "
-            "until it has ended, or name another --work."
-        ) from error
+        file = (folder / LOCK).open("ab")
     except OSError as error:
         raise StoreError(
             f"{folder} cannot be written ({error.strerror or error}). Name another --work."
         ) from error
-    try:
+    with file:
+        if not try_lock(file):
+            raise ConfigError(
+                f"Another training is running in {folder}, and two would write over each other. "
+                "Wait until it has ended, or name another --work."
+            )
         yield
-    finally:
-        lock.__exit__(None, None, None)
 
 
 @contextmanager
