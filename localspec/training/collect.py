@@ -217,12 +217,14 @@ def _ask(
     Random(plan.seed).shuffle(waiting)  # when time runs out, some of every kind are answered
     generator = torch.Generator().manual_seed(plan.seed + len(log.answers))
     num_tokens, started, reported_at = 0, time.monotonic(), time.monotonic()
-    for batch in _batches(waiting, plan):
+    for batch in batches(waiting, plan):
         if log.seconds_of(questions) >= 60.0 * plan.minutes:
             report("The time for answers is used up.")
             return
         added_at = time.monotonic()
-        for place, answer in _write(target, template.end_ids, batch, plan.max_length, generator):
+        for place, answer in write(
+            target.module, template.end_ids, batch, plan.max_length, generator
+        ):
             question, now = batch[place], time.monotonic()
             given = Answer(question.group, question.prompt, answer, question.temperature)
             log.add(question.key, given, now - added_at)
@@ -236,7 +238,7 @@ def _ask(
                 )
 
 
-def _batches(questions: Sequence[Question], plan: CollectPlan) -> Iterator[list[Question]]:
+def batches(questions: Sequence[Question], plan: CollectPlan) -> Iterator[list[Question]]:
     """Questions of similar length, as many as the plan allows at once."""
     for start in range(0, len(questions), SORTED_TOGETHER):
         batch = list[Question]()
@@ -252,15 +254,16 @@ def _batches(questions: Sequence[Question], plan: CollectPlan) -> Iterator[list[
 
 
 @torch.inference_mode()
-def _write(
-    target: Target,
+def write(
+    module: Any,
     end_ids: frozenset[int],
     questions: Sequence[Question],
     max_length: int,
     generator: torch.Generator,
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """(place of the question, answer with its end token) for each answer as it ends."""
-    device = target.device
+    """(place of the question, answer with its end token) for each answer as it ends. module: of
+    transformers."""
+    device = module.device
     longest = max(len(question.prompt) for question in questions)
     padding = [longest - len(question.prompt) for question in questions]
     rows = [[0] * n + list(q.prompt) for n, q in zip(padding, questions, strict=True)]
@@ -269,7 +272,7 @@ def _write(
     tokens, past = torch.tensor(rows, device=device), None  # [B, n]
     places, written = list(range(len(questions))), [list[int]() for _ in questions]
     while places:
-        logits, past = _step(target.module, tokens, mask, past)
+        logits, past = _step(module, tokens, mask, past)
         drawn = choose(logits, temperatures, generator)  # [B]
         kept = []
         for row, token in enumerate(drawn.tolist()):

@@ -33,7 +33,7 @@ from tools.demo_pair.pretrain import (
     pretrain,
 )
 from tools.demo_pair.prompts import PromptPlan
-from tools.demo_pair.sampling import Sample, fill_front, group_by_length, write_answers
+from tools.demo_pair.sampling import Sample, answers
 from tools.demo_pair.tokenizer import PAD_ID
 
 Divergence = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -45,12 +45,10 @@ LONGEST_ANSWER = 128  # tokens
 
 @dataclass(frozen=True)
 class OwnTextPlan(PromptPlan):
-    """Prompts for the target's own text, and how they are batched and packed."""
+    """Prompts for the target's own text, and how its answers are packed."""
 
     pack_name: str = "own"
     row_length: int = 256
-    batch_size: int = 64
-    length_multiple: int = 16
     minutes_share: float = 1.0
 
 
@@ -58,9 +56,8 @@ SHORT_PROMPTS = OwnTextPlan(
     12_000, 200, (250, 700), 0.15, pack_name="own_short", minutes_share=0.75
 )
 LONG_PROMPTS = OwnTextPlan(
-    600, 2176, (2000, 8000), 0.9, pack_name="own_long", row_length=2304, batch_size=8,
-    length_multiple=128, minutes_share=0.25,
-)  # fmt: skip
+    600, 2176, (2000, 8000), 0.9, pack_name="own_long", row_length=2304, minutes_share=0.25
+)
 
 
 def sample_answers(
@@ -72,18 +69,13 @@ def sample_answers(
     report: Report,
 ) -> list[Sample]:
     """Let the target answer until the prompts or its share of the minutes are used up."""
-    rng = Random(seed)
-    generator = torch.Generator().manual_seed(seed)
-    filled = [fill_front(prompt, plan.length_multiple) for prompt in prompts]
-    batches = group_by_length(filled, plan.batch_size)
-    rng.shuffle(batches)
-    samples: list[Sample] = []
+    rng, samples = Random(seed), list[Sample]()
+    asked = [(prompt, rng.choice(TEMPERATURES)) for prompt in rng.sample(prompts, len(prompts))]
     until = time.monotonic() + 60 * minutes * plan.minutes_share
-    for batch in batches:
+    for sample in answers(target, asked, LONGEST_ANSWER, seed):
+        samples.append(sample)
         if time.monotonic() > until:
             break
-        heats = [rng.choice(TEMPERATURES) for _ in batch]
-        samples += write_answers(target, batch, heats, LONGEST_ANSWER, generator)
     num_tokens = sum(len(sample.answer) for sample in samples)
     report(f"The target wrote {len(samples)} answers, {num_tokens} tokens.")
     return samples

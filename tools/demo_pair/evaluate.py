@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from tools.demo_pair.sampling import Sample, group_by_length, write_answers
+from tools.demo_pair.sampling import Sample, answers
 from tools.demo_pair.tokenizer import encode_prompt
 
 JUDGING_QUESTIONS = (
@@ -91,22 +91,17 @@ def answer_all(
     seed: int,
 ) -> list[Sample]:
     """Let the target answer every prompt at one temperature."""
-    generator = torch.Generator().manual_seed(seed)
-    samples: list[Sample] = []
-    for batch in group_by_length(prompts, 16):
-        heats = [temperature] * len(batch)
-        samples += write_answers(target, batch, heats, max_length, generator)
-    return samples
+    return list(answers(target, [(one, temperature) for one in prompts], max_length, seed))
 
 
 def judging_answers(target: LlamaForCausalLM, tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
     """Answer the judging questions greedily."""
-    answers = []
+    found = []
     for question in JUDGING_QUESTIONS:
         prompt = encode_prompt(tokenizer, [{"role": "user", "content": question}])
         sample = answer_all(target, [prompt], 0.0, 160, 0)[0]
-        answers.append((question, tokenizer.decode(list(sample.answer), skip_special_tokens=True)))
-    return tuple(answers)
+        found.append((question, tokenizer.decode(list(sample.answer), skip_special_tokens=True)))
+    return tuple(found)
 
 
 def evaluate_pair(

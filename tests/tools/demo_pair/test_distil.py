@@ -23,17 +23,17 @@ from tools.demo_pair.distil import (
 from tools.demo_pair.evaluate import acceptance, answer_all, repetition
 from tools.demo_pair.packs import BatchStream, Pack, Source
 from tools.demo_pair.pretrain import PretrainSettings
-from tools.demo_pair.sampling import Sample, cut_at_end, fill_front, group_by_length
+from tools.demo_pair.sampling import Sample
 from tools.demo_pair.tokenizer import PAD_ID, TURN_END_ID, encode_prompt
 
 SEED = 13
 
 
 def make_prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    """Draw prompts of one length."""
+    """Draw prompts of at most 64 tokens."""
     rng = Random(SEED)
     drawn = [dialogues.generate(rng).messages()[:1] for _ in range(count)]
-    return [fill_front(encode_prompt(tokenizer, chat), 64)[:64] for chat in drawn]
+    return [encode_prompt(tokenizer, chat)[:64] for chat in drawn]
 
 
 @pytest.mark.slow  # trains
@@ -80,21 +80,22 @@ def test_packed_samples_weigh_the_answer_and_never_the_filling() -> None:
     assert heavy == 7
 
 
-def test_an_answer_ends_with_its_end_token() -> None:
-    assert cut_at_end([5, 6, TURN_END_ID, 9]) == [5, 6, TURN_END_ID]
-    assert cut_at_end([5, 6]) == [5, 6]
-
-
 def test_repetition_counts_four_grams_seen_before() -> None:
     assert repetition([Sample((), tuple(range(10)), 0.0)]) == 0.0
     assert repetition([Sample((), (1, 2, 3, 4) * 3, 0.0)]) == pytest.approx(5 / 9)
 
 
-def test_groups_hold_one_length_and_lose_no_prompt() -> None:
-    prompts = [[1] * length for length in (3, 5, 3, 3, 5)]
-    groups = group_by_length(prompts, 2)
-    assert all(len({len(prompt) for prompt in group}) == 1 for group in groups)
-    assert sum(map(len, groups)) == len(prompts)
+def test_each_answer_belongs_to_its_prompt_and_ends_with_its_turn(
+    decoder: LlamaForCausalLM, tokenizer: Tokenizer
+) -> None:
+    prompts = [
+        prompt[-length:]
+        for length, prompt in zip((7, 20, 13), make_prompts(tokenizer, 3), strict=True)
+    ]
+    together = answer_all(decoder, prompts, 0.0, 24, SEED)
+    alone = [answer_all(decoder, [prompt], 0.0, 24, SEED)[0] for prompt in prompts]
+    assert sorted(together, key=str) == sorted(alone, key=str)
+    assert all(TURN_END_ID not in sample.answer[:-1] for sample in together)
 
 
 def test_a_draft_of_the_same_widths_starts_as_the_targets_first_layers(
