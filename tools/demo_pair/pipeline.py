@@ -159,14 +159,14 @@ def build_packs(pipeline: Pipeline) -> None:
 def load_role(pipeline: Pipeline, role: str) -> LlamaForCausalLM:
     """Load the target or the draft from its last checkpoint."""
     path = pipeline.settings.work_dir / role / "checkpoint.pt"
-    return load_model(path, pipeline.device, pipeline.settings.torch_dtype).eval()
+    return load_model(path, pipeline.device).eval()
 
 
 def train_target(pipeline: Pipeline) -> int:
     """Pretrain the target; return the tokens it has seen."""
     settings = pipeline.settings
     torch.manual_seed(settings.seed)
-    model = _first_target(settings).to(pipeline.device, settings.torch_dtype)
+    model = _first_target(settings).to(pipeline.device, torch.bfloat16)
     sources = (
         Source(pipeline.pack("short"), early=0.93, late=0.0),
         Source(pipeline.pack("mid"), early=0.07, late=0.0),

@@ -137,10 +137,10 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
         torch.save(content, part)
 
 
-def load_model(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> LlamaForCausalLM:
+def load_model(checkpoint: Path, device: torch.device) -> LlamaForCausalLM:
     """Build the decoder of a checkpoint from its master weights."""
     content = torch.load(checkpoint, map_location=device, weights_only=True)
-    model = LlamaForCausalLM(LlamaConfig.from_dict(content["config"])).to(device, dtype)
+    model = LlamaForCausalLM(LlamaConfig.from_dict(content["config"])).to(device, torch.bfloat16)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(content["optimiser"]["master"][name])

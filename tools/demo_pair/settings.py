@@ -17,14 +17,14 @@ from localspec.errors import ConfigError
 from tools.demo_pair.decoder import llama_config
 
 BUDGETS = ("target_minutes", "sample_minutes", "draft_minutes", "target_rate", "draft_rate")
-# The largest there may be of each: more than anybody trains, so that it is a typing error.
+# The largest there may be of each: more than anybody trains, so that it is a typing error; of the
+# vocabulary, what the 16 bits of a pack can name.
 MOST = {
     "target_layers": 256, "draft_layers": 256, "hidden_size": 1 << 16, "num_heads": 1 << 10,
     "target_ffn_size": 1 << 20, "draft_ffn_size": 1 << 20, "vocabulary_size": 1 << 16,
     "context_length": 1 << 24, "num_short_tokens": 1 << 40, "num_long_tokens": 1 << 40,
     "tokens_per_batch": 1 << 30,
 }  # fmt: skip
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,6 @@ class PairSettings:
     num_judged_prompts: int = 60
     seed: int = 1
     device: str = "cpu"
-    dtype: str = "bfloat16"
     is_compiled: bool = True
     start_from: Path | None = None
     patience: int | None = 5
@@ -69,15 +68,6 @@ class PairSettings:
     def __post_init__(self) -> None:
         self._require_numbers()
         _require_device(self.device)
-        if self.dtype not in DTYPES:
-            raise ConfigError(
-                f"The dtype '{self.dtype}' is not known here. Use one of {', '.join(DTYPES)}."
-            )
-        if self.vocabulary_size > 65536:
-            raise ConfigError(
-                f"vocabulary_size {self.vocabulary_size} does not fit the 16-bit packs. "
-                "Choose at most 65536."
-            )
         if self.hidden_size % (2 * self.num_heads):  # positions turn pairs of a head's numbers
             raise ConfigError(
                 f"hidden_size {self.hidden_size} does not divide into {self.num_heads} heads of an "
@@ -92,11 +82,6 @@ class PairSettings:
         for name, most in MOST.items():
             if not 1 <= (value := vars(self)[name]) <= most:
                 raise ConfigError(f"{_words(name)} is {value}, but must lie between 1 and {most}.")
-
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The type of the weights while they are trained."""
-        return DTYPES[self.dtype]
 
     def target_config(self) -> LlamaConfig:
         """The sizes of the target."""

@@ -48,7 +48,6 @@ def test_the_command_has_the_flags_it_had() -> None:
         ({"hidden_size": 0}, "Hidden size is 0"),
         ({"hidden_size": 12}, "Choose a multiple of 8"),
         ({"device": "quantum"}, "'quantum' is not here"),
-        ({"dtype": "float8"}, "not known here"),
     ],
 )
 def test_what_cannot_be_trained_is_named(changes: dict[str, Any], sentence: str) -> None:
