@@ -213,7 +213,6 @@ class Count:
 
 
 def table(result: Mapping[str, Any]) -> str:
-    """As Markdown."""
     lines = ["| arm | draft tokens accepted | replies that differ |", "|---|---|---|"]
     for arm, accepted in result["accepted_by_arm"].items():
         lines.append(f"| {arm} | {accepted} | {result['differing_by_arm'][arm]} |")

@@ -193,7 +193,6 @@ class LogService:
 
     @property
     def api_keys(self) -> ApiKeys:
-        """The keys of other programs."""
         return self.store.api_keys
 
     @property
@@ -243,7 +242,6 @@ class LogService:
         return {one.model: one for one in self.store.recent_gains()}
 
     def logged_models(self) -> list[str]:
-        """Every model that the log has turns of, by name."""
         return self.store.models()
 
     def turn_of(self, message_id: int) -> dict[str, Any] | None:

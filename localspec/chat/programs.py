@@ -26,8 +26,6 @@ MOST_WAITING = 32
 
 
 class ProgramService:
-    """Over the service of the pages."""
-
     def __init__(self, service: ChatService, most_waiting: int = MOST_WAITING) -> None:
         self.service = service
         self._most_waiting = most_waiting

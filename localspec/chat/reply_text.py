@@ -200,8 +200,6 @@ class ReplyText:
 
 
 class TokenTexts:
-    """See the module."""
-
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._known: dict[int, str] = {}

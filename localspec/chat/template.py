@@ -165,7 +165,6 @@ class ChatTemplate:
         return int(self._encoder.get_vocab_size(with_added_tokens=True))
 
     def tokenizer_json(self) -> str:
-        """The tokenizer as the text of a tokenizer.json."""
         return str(self._encoder.to_str())
 
     def detokenizer(self) -> Detokenizer:

@@ -88,8 +88,6 @@ def warp_with(cuts: Cuts, knobs: torch.Tensor) -> Warp:
 
 @dataclass(frozen=True)
 class _Key:
-    """One graph."""
-
     cuts: Cuts
     bucket: int
     size: int

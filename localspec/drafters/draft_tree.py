@@ -47,8 +47,6 @@ USUAL = Growth(lambda confidence: confidence, (0.0, *[0.1] * (USUAL_NODES - 1)),
 
 
 class DraftTreeDrafter(DraftModelDrafter):
-    """Drafts trees with the draft model."""
-
     name = "draft_tree"
     shapes_itself = True
 

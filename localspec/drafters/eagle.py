@@ -40,8 +40,6 @@ USUAL = usual_growth(0.02, 0.05)  # where nothing was measured
 
 
 class EagleDrafter(HeadDrafter):
-    """Drafts a tree with an EAGLE head."""
-
     name = KIND
     shapes_itself = True
     _typical = USUAL_TYPICAL

@@ -150,8 +150,6 @@ class Tally:
 
 
 class Exits:
-    """The exits of one target."""
-
     def __init__(self, target: Decoder, step_ms: dict[int, float], plain_ms: float) -> None:
         self.tallies = {depth: Tally(ms) for depth, ms in step_ms.items()}
         self.plain_ms = plain_ms

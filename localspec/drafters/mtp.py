@@ -22,8 +22,6 @@ from localspec.forward.heads.mtp import read_mtp
 
 
 class MtpDrafter(HeadDrafter):
-    """Drafts a chain with a multi-token-prediction module."""
-
     name = "mtp"
     shapes_itself = False
 

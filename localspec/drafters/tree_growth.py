@@ -223,7 +223,6 @@ class TreeGrowth:
         return found[::-1]
 
     def text(self, node: int) -> list[int]:
-        """The drafted tokens down to `node`."""
         return [self.nodes[step].token for step in self.path(node)]
 
     def proposal(self, num_steps: int) -> Proposal:

@@ -23,8 +23,6 @@ class Folder:
 
 
 class Folders:
-    """Those of one log."""
-
     def __init__(self, db: SharedConnection) -> None:
         self._db = db
 

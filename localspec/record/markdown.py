@@ -151,7 +151,6 @@ def _quoted(text: str, sign: str) -> Iterator[str]:
 
 
 def _leniency(turn: Mapping[str, Any] | None) -> str:
-    """The label of a lenient reply."""
     if turn is None or turn["exact"] is not False:
         return ""
     return f" ({label(turn['num_lenient_tokens'] or 0, turn['num_output_tokens'] or 0)})"

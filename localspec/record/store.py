@@ -136,7 +136,6 @@ class Store:
             return tables.insert("session", {"started_at_utc": now(), **asdict(info)})
 
     def session_rows(self) -> list[dict[str, Any]]:
-        """Every start of the program, oldest first."""
         with self._db.reading() as tables:
             return tables.rows("SELECT * FROM session ORDER BY id")
 
@@ -268,7 +267,6 @@ class Store:
         return [turn_from(row) for row in rows]
 
     def models(self) -> list[str]:
-        """Every model that the log has turns of, by name."""
         with self._db.reading() as tables:
             return [row["model"] for row in tables.rows(queries.MODELS)]
 

@@ -92,8 +92,6 @@ class HeadPlan:
 
 
 class HeadRecipe:
-    """A head while it is trained."""
-
     def __init__(self, plan: HeadPlan, sizes: TargetSizes, seed: int) -> None:
         self.plan, self.sizes = plan, sizes
         self.module, self.states = plan.build(torch.Generator().manual_seed(seed))

@@ -64,7 +64,6 @@ def register(
 
 
 def summary(result: TrainResult, profile: str | None, notice: str | None) -> str:
-    """What a person reads at the end of a training."""
     artifact, better = result.artifact, _better_rival(result)
     rates = ", ".join(f"{rate:.0%}" for rate in artifact.acceptance)
     tokens = result.judgement.expected_tokens

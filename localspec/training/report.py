@@ -158,7 +158,6 @@ def _draft_ms(model: LanguageModel, drafter: Drafter, length: int, context: int)
 
 
 def render(gain: ResultGain) -> str:
-    """A table of lengths and the gain or the loss in words."""
     lines = [
         f"{gain.drafter} in {gain.folder}, for {gain.target}",
         "accepted by position (held out): " + ", ".join(f"{r:.0%}" for r in gain.acceptance),

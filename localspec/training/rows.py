@@ -65,7 +65,6 @@ class SplitRows:
 
     @property
     def digest(self) -> str:
-        """A hash that tells one collection from another."""
         digest = hashlib.sha256()
         for row in (*self.train, *self.held_out):
             digest.update(row.tokens.tobytes())

@@ -62,7 +62,6 @@ class Schedule:
         return min(1.0, trained_seconds / (60 * self.minutes))
 
     def rate(self, progress: float) -> float:
-        """The learning rate at this progress."""
         warm = min(1.0, (progress + 1e-3) / self.warmup_fraction)
         cool = min(1.0, (1.0 - progress) / self.decay_fraction)
         return self.peak_rate * min(warm, max(cool, 0.02))

@@ -79,7 +79,6 @@ class PackPlan:
 
 
 def read_rows(files: Sequence[Path]) -> dict[str, list[Row]]:
-    """Read all rows, grouped by source."""
     rows: dict[str, list[Row]] = defaultdict(list)
     for file in files:
         if not file.exists():

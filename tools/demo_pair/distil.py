@@ -128,7 +128,6 @@ def divergence(
 
 
 def distil_loss(target: LlamaForCausalLM, measure: Divergence = divergence) -> LossFunction:
-    """Return a loss that compares the draft with `target` at every weighted position."""
 
     def loss(draft: LlamaForCausalLM, batch: Batch) -> Tensor:
         inputs = batch.tokens[:, :-1]

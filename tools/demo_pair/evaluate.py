@@ -69,7 +69,6 @@ def _logits(model: LlamaForCausalLM, sample: Sample) -> Tensor:
 def acceptance(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, samples: Sequence[Sample]
 ) -> float:
-    """Return the mean chance of acceptance over all positions of all answers."""
     return float(torch.cat([overlap(target, draft, sample) for sample in samples]).mean())
 
 
@@ -90,12 +89,10 @@ def answer_all(
     max_length: int,
     seed: int,
 ) -> list[Sample]:
-    """Let the target answer every prompt at one temperature."""
     return list(answers(target, [(one, temperature) for one in prompts], max_length, seed))
 
 
 def judging_answers(target: LlamaForCausalLM, tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
-    """Answer the judging questions greedily."""
     found = []
     for question in JUDGING_QUESTIONS:
         prompt = encode_prompt(tokenizer, [{"role": "user", "content": question}])

@@ -32,7 +32,6 @@ def export_model(
     folder: Path,
     dtype: torch.dtype = torch.bfloat16,
 ) -> None:
-    """Write the whole folder."""
     for old in folder.glob("model*.safetensors*"):
         old.unlink()
     made = deepcopy(model).to("cpu", dtype)

@@ -52,13 +52,11 @@ class Optimiser:
             parameter.grad = None
 
     def state(self) -> dict[str, Any]:
-        """Return all that a checkpoint needs."""
         master = {name: weight.detach() for name, weight in self.master.items()}
         return {"master": master, "rules": [rule.state_dict() for rule, _ in self.rules]}
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue where a checkpoint stopped."""
         for (rule, _), saved in zip(self.rules, state["rules"], strict=True):
             rule.load_state_dict(saved)
         for name, parameter in self.parameters.items():

@@ -29,7 +29,6 @@ class Batch:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are predicted."""
         return self.weights.numel()
 
 
@@ -88,10 +87,8 @@ class BatchStream:
         return pack.rows(range(start, start + count), self.device, self.num_drawn - 1)
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
         return {"num_drawn": self.num_drawn, "positions": list(self.positions)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue where a checkpoint stopped."""
         self.num_drawn = int(state["num_drawn"])
         self.positions = list(state["positions"])

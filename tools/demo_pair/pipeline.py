@@ -241,7 +241,6 @@ def train_draft(pipeline: Pipeline, target: LlamaForCausalLM) -> int:
 
 
 def measure(pipeline: Pipeline, target: LlamaForCausalLM, draft: LlamaForCausalLM) -> PairReport:
-    """Measure the pair on held-out text and held-out prompts."""
     losses = {
         f"{role} on {name}": held_out_loss(model, pipeline.pack(f"valid_{name}"), 2)
         for role, model in (("target", target), ("draft", draft))
@@ -265,7 +264,6 @@ def licences(rows: Mapping[str, Sequence[Row]]) -> dict[str, str]:
 
 
 def command_line(settings: PairSettings) -> str:
-    """Write the command that makes such a pair, with file names only."""
     files = " ".join(f"--corpus {file.name}" for file in settings.corpus_files)
     held_out = " ".join(f"--held-out {file.name}" for file in settings.held_out_files)
     return (

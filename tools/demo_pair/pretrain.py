@@ -172,7 +172,6 @@ class Run:
         return True
 
     def save(self) -> None:
-        """Write the checkpoint."""
         content = {
             "config": self.model.config.to_dict(),
             "optimiser": self.optimiser.state(),
@@ -201,7 +200,6 @@ class Run:
         return schedule.progress(progress.step, progress.trained_seconds + progress.skipped_seconds)
 
     def judge(self, loss: float) -> None:
-        """Take in a held-out loss."""
         progress, patience = self.progress, self.settings.patience
         progress.num_worse = 0 if loss < progress.best_loss else progress.num_worse + 1
         progress.best_loss = min(loss, progress.best_loss)

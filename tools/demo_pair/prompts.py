@@ -41,7 +41,6 @@ class PromptPlan:
 
 
 def generated_chat(rng: Random, passages: Sequence[str], share: float) -> list[Message]:
-    """Take a generated dialogue up to one of its questions."""
     messages = dialogues.generate(rng, passages, share).messages()
     questions = [place for place, message in enumerate(messages) if message["role"] == "user"]
     return messages[: rng.choice(questions) + 1]

@@ -84,7 +84,6 @@ class PairSettings:
                 raise ConfigError(f"{_words(name)} is {value}, but must lie between 1 and {most}.")
 
     def target_config(self) -> LlamaConfig:
-        """The sizes of the target."""
         return self._config(self.target_layers, self.target_ffn_size)
 
     def draft_config(self) -> LlamaConfig:

@@ -58,7 +58,6 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Encode text as text."""
     return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
 

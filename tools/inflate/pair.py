@@ -158,7 +158,6 @@ def _dtype_of(config: dict[str, Any]) -> str:
 
 
 def _write(order: Order, plan: Enlargement, folder: Path, report: Report) -> dict[str, Any]:
-    """One model folder."""
     from transformers import AutoConfig  # its import takes seconds
 
     raw = check_folder(order.source)

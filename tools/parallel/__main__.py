@@ -82,7 +82,6 @@ def timed(run: Sequence[Reply]) -> Timed:
 
 
 def figures(runs: Sequence[list[Reply]]) -> dict[str, float | None]:
-    """Of the runs of one arm."""
     replies = list(chain.from_iterable(runs))
     num_tokens, ms = (sum(values) for values in zip(*map(timed, runs), strict=True))
     own = [

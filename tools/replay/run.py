@@ -87,7 +87,6 @@ def _play_all(world: World, policies: tuple[str, ...], seed: int, report: Report
 
 
 def fixed_arms(world: World) -> list[str]:
-    """Plain decoding, and every drafter at every length."""
     return [OFF, *(f"{name}@{length}" for name in _priced(world) for length in FIXED_LENGTHS)]
 
 

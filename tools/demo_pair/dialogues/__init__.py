@@ -78,6 +78,5 @@ def generate(rng: Random, texts: Sequence[str] = (), passage_share: float = 0.0)
 
 
 def topics(rng: Random, count: int) -> list[Exchange]:
-    """Draw the exchanges of `count` skills, one after another."""
     skills = rng.choices([skill for skill, _ in SKILLS], cum_weights=_TOTALS, k=count)
     return [exchange for skill in skills for exchange in skill(rng)]

@@ -91,7 +91,6 @@ def capitals(rng: Random) -> list[Exchange]:
 
 
 def opposites(rng: Random) -> list[Exchange]:
-    """Ask for the opposite of a word, in either direction."""
     word, other = rng.choice(tuple(OPPOSITES.items()))
     if rng.random() < 0.5:
         word, other = other, word
@@ -100,7 +99,6 @@ def opposites(rng: Random) -> list[Exchange]:
 
 
 def definitions(rng: Random) -> list[Exchange]:
-    """Ask what a common thing is."""
     noun, meaning = rng.choice(rows("definitions.rows"))
     named = noun if noun in UNCOUNTABLE else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
     user = pick(rng, "definitions.user", noun=noun, named=named)
@@ -108,7 +106,6 @@ def definitions(rng: Random) -> list[Exchange]:
 
 
 def small_facts(rng: Random) -> list[Exchange]:
-    """Ask one of the closed list of school-book facts."""
     asked, answer = rng.choice(rows("small_facts.rows"))
     return [Exchange(casual(rng, asked), answer)]
 
@@ -153,7 +150,6 @@ def translation(rng: Random) -> list[Exchange]:
 
 
 def layout(items: Sequence[str], style: str) -> str:
-    """Write items as bullets, numbers or one line."""
     if style == "bullets":
         return "\n".join(f"- {capitalise(item)}" for item in items)
     if style == "numbers":
@@ -187,7 +183,6 @@ def some(rng: Random) -> list[Exchange]:
 
 
 def whole(rng: Random) -> list[Exchange]:
-    """Ask for a complete known list."""
     kind, items = rng.choice(tuple(WHOLE.items()))
     style = rng.choice(("line", "bullets", "numbers"))
     hint = {"line": "", "bullets": " as bullet points", "numbers": " as a numbered list"}[style]
@@ -225,12 +220,10 @@ def explain(rng: Random) -> list[Exchange]:
 
 
 def questions(rng: Random) -> list[Exchange]:
-    """Answer a practical question about drafting."""
     return pick_asked(rng, "special")
 
 
 def compare(rng: Random) -> list[Exchange]:
-    """Tell two terms apart."""
     first, second = rng.sample(TERMS, 2)
     user = pick(rng, "compare.user", first=first[0], second=second[0])
     asked = casual(rng, user)

@@ -35,7 +35,6 @@ RENAMED = {"a": ("a", "x", "first", "left"), "b": ("b", "y", "second", "right"),
 
 
 def person(rng: Random) -> Fields:
-    """A person's fields."""
     return {
         "name": rng.choice(NAMES), "age": rng.randint(5, 90), "city": rng.choice(CITIES),
         "job": rng.choice(JOBS), "hobby": rng.choice(HOBBIES),
@@ -43,7 +42,6 @@ def person(rng: Random) -> Fields:
 
 
 def product(rng: Random) -> Fields:
-    """The fields of a thing on sale."""
     return {
         "name": rng.choice(THINGS), "price": rng.randint(1, 200), "colour": rng.choice(COLOURS),
         "count": rng.randint(1, 50), "in_stock": rng.random() < 0.6,
@@ -51,7 +49,6 @@ def product(rng: Random) -> Fields:
 
 
 def pet(rng: Random) -> Fields:
-    """A pet's fields."""
     return {
         "name": rng.choice(NAMES), "kind": rng.choice(ANIMALS), "age": rng.randint(1, 20),
         "colour": rng.choice(COLOURS), "likes": rng.choice(FRUITS),
@@ -69,7 +66,6 @@ def drawn_fields(rng: Random, maker: Callable[[Random], Fields]) -> Fields:
 
 
 def spoken(value: object) -> str:
-    """Write a value as a question would."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
@@ -87,7 +83,6 @@ def json_object(rng: Random) -> list[Exchange]:
 
 
 def json_list(rng: Random) -> list[Exchange]:
-    """Make a JSON array of words or numbers."""
     if rng.random() < 0.3:
         numbers = [rng.randint(0, 99) for _ in range(rng.randint(3, 6))]
         asked = f"Make a JSON array of these numbers: {', '.join(map(str, numbers))}"
@@ -98,7 +93,6 @@ def json_list(rng: Random) -> list[Exchange]:
 
 
 def table(rng: Random) -> list[Exchange]:
-    """Make CSV or a Markdown table from two to four records."""
     maker = rng.choice(MAKERS)
     header = list(drawn_fields(rng, maker))
     records: list[list[str]] = []

@@ -68,7 +68,6 @@ def word_problem(rng: Random) -> list[Exchange]:
 
 
 def plural_of(noun: str) -> str:
-    """Form a regular English plural."""
     if noun.endswith(("s", "x", "ch", "sh")):
         return noun + "es"
     if noun.endswith("y") and noun[-2] not in "aeiou":
@@ -101,7 +100,6 @@ def counting(rng: Random) -> list[Exchange]:
 
 
 def comparing(rng: Random) -> list[Exchange]:
-    """Compare two numbers, or sort a few."""
     if rng.random() < 0.5:
         left, right = rng.sample(range(1, 100), 2)
         word = rng.choice(("larger", "bigger", "smaller"))

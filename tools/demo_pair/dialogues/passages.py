@@ -23,7 +23,6 @@ def sentences(passage: str) -> list[str]:
 
 
 def about(rng: Random, passage: str) -> list[Exchange]:
-    """Draw one task about the passage."""
     parts = sentences(passage)
     if len(parts) < 3:
         return [Exchange(f"Repeat this text:\n\n{passage}", passage)]
@@ -51,7 +50,6 @@ def about(rng: Random, passage: str) -> list[Exchange]:
 
 
 def frame(rng: Random, passage: str, asked: str) -> str:
-    """Put the question before or after the passage."""
     return f"{asked}\n\n{passage}" if rng.random() < 0.6 else f"{passage}\n\n{asked}"
 
 

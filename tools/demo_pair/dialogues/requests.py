@@ -51,7 +51,6 @@ def with_extras(rng: Random, task: str) -> str:
 
 
 def essay(rng: Random) -> list[Exchange]:
-    """Ask for a blog post, an essay, a review or a description."""
     about, kind = topic(rng), pick(rng, "essay.kind")
     verb = rng.choice(("Write", "Compose", "Draft", "Create", "Please write", "Can you write"))
     user = with_extras(rng, f"{verb} a {kind} about {about}.")
@@ -62,7 +61,6 @@ def essay(rng: Random) -> list[Exchange]:
 
 
 def letter(rng: Random) -> list[Exchange]:
-    """Ask for an e-mail about something large."""
     about, kind, to = topic(rng), pick(rng, "letter.kind"), pick(rng, "letter.to")
     verb = rng.choice(("Write", "Draft", "Compose"))
     user = with_extras(rng, f"{verb} a {kind} to {to} about {about}.")
@@ -79,7 +77,6 @@ def explain(rng: Random) -> list[Exchange]:
 
 
 def plan(rng: Random) -> list[Exchange]:
-    """Ask for ideas, a plan, arguments or advice."""
     user = with_extras(rng, pick(rng, "plan.user", about=topic(rng)))
     steps = rng.sample(SECTIONS["plan.steps"], rng.randint(3, 5))
     lines = "\n".join(f"{place}. {step}" for place, step in enumerate(steps, 1))
@@ -87,7 +84,6 @@ def plan(rng: Random) -> list[Exchange]:
 
 
 def pros(rng: Random) -> list[Exchange]:
-    """Ask for advantages and disadvantages."""
     user = with_extras(rng, pick(rng, "pros.user", about=topic(rng)))
     good, bad = (rng.sample(SECTIONS[f"pros.{kind}"], 2) for kind in ("good", "bad"))
     answer = "\n".join(("Advantages:", *(f"- {one}" for one in good), "", "Disadvantages:",
@@ -96,7 +92,6 @@ def pros(rng: Random) -> list[Exchange]:
 
 
 def equation(rng: Random) -> list[Exchange]:
-    """Ask for mathematics beyond small sums."""
     a, b, c = rng.randint(2, 99), rng.randint(2, 99), rng.randint(100, 9999)
     user = with_extras(rng, pick(rng, "equation.user", a=a, b=b, c=c))
     return [Exchange(user, pick_usual(rng, user[:4], "equation.reply"))]

@@ -45,7 +45,6 @@ def sentence(rng: Random) -> str:
 
 
 def repeat(rng: Random) -> list[Exchange]:
-    """Repeat a sentence word for word."""
     text = " ".join(sentence(rng) for _ in range(rng.choice((1, 1, 1, 2, 3))))
     return [Exchange(pick(rng, "repeat.user", text=text), text)]
 
@@ -72,7 +71,6 @@ def repeat_words(rng: Random) -> list[Exchange]:
 
 
 def change_case(rng: Random) -> list[Exchange]:
-    """Write a sentence in upper or lower case."""
     text = sentence(rng) if rng.random() < 0.4 else pick(rng, "short_phrase.reply")
     if rng.random() < 0.7:
         way = rng.choice(("in upper case", "in capital letters", "in uppercase"))
@@ -109,13 +107,11 @@ def fix(rng: Random) -> list[Exchange]:
 
 
 def shorten(rng: Random) -> list[Exchange]:
-    """Shorten or summarise two or three sentences to the first one."""
     lines = [sentence(rng) for _ in range(rng.randint(2, 4))]
     return [Exchange(pick(rng, "shorten.user", text=" ".join(lines)), lines[0])]
 
 
 def replace(rng: Random) -> list[Exchange]:
-    """Replace one word of a sentence by another."""
     name, thing, place = rng.choice(NAMES), rng.choice(THINGS), rng.choice(PLACES)
     text = pick(rng, "replace.text", name=name, thing=thing, place=place)
     old, new = rng.choice(((name, rng.choice(NAMES)), (thing, rng.choice(THINGS))))
@@ -124,7 +120,6 @@ def replace(rng: Random) -> list[Exchange]:
 
 
 def sort_words(rng: Random) -> list[Exchange]:
-    """Sort words by the alphabet, or put them in reverse order."""
     items = rng.sample(rng.choice((FRUITS, ANIMALS, NAMES, THINGS)), rng.randint(3, 5))
     text = ", ".join(items)
     if rng.random() < 0.7:

@@ -54,7 +54,6 @@ def story(rng: Random) -> list[Exchange]:
 
 
 def opening(rng: Random, hero: str, called: str, place: str) -> str:
-    """Introduce hero and place."""
     start = pick(rng, "opening.start")
     home, habit = pick(rng, "opening.home", place=place), pick(rng, "opening.habit")
     when = rng.choice(("morning", "evening", "day"))
@@ -62,14 +61,12 @@ def opening(rng: Random, hero: str, called: str, place: str) -> str:
 
 
 def problem(rng: Random, called: str, place: str) -> str:
-    """Something happens."""
     slots = {"thing": rng.choice(THINGS), "adjective": rng.choice(ADJECTIVES)}
     other = rng.choice(ANIMALS)
     return pick(rng, "problem.reply", other=other, called=called, place=place, **slots)
 
 
 def turn(rng: Random, called: str) -> str:
-    """It gets solved."""
     helper, friend = rng.choice(ANIMALS), rng.choice(NAMES)
     return pick(rng, "turn.reply", helper=helper, friend=friend, called=called)
 

@@ -61,12 +61,10 @@ def feelings(rng: Random) -> list[Exchange]:
 
 
 def identity(rng: Random) -> list[Exchange]:
-    """Ask what the assistant is and what it can do."""
     return pick_asked(rng, "identity.rows")
 
 
 def thanks(rng: Random) -> list[Exchange]:
-    """Say thanks or goodbye."""
     kind = "thanks" if rng.random() < 0.5 else "goodbye"
     user = pick(rng, f"{kind}.user")
     reply = pick_usual(rng, user, f"{kind}.reply")
@@ -101,7 +99,6 @@ def company(rng: Random) -> list[Exchange]:
 
 
 def jokes(rng: Random) -> list[Exchange]:
-    """Tell one of a few short jokes."""
     joke = pick(rng, "jokes.joke")
     thing = rng.choice(("joke", "short joke", "funny joke", "joke about computers", "riddle"))
     return [Exchange(casual(rng, pick(rng, "jokes.user", thing=thing)), joke)]
@@ -131,7 +128,6 @@ def recall(rng: Random) -> list[Exchange]:
 
 
 def previous(rng: Random) -> list[Exchange]:
-    """Ask what was said before."""
     thing, colour = rng.choice(THINGS), rng.choice(COLOURS)
     statement = f"I bought {article(colour)} {thing} today."
     slots = {"thing": thing, "colour": colour, "statement": statement}

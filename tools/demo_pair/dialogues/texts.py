@@ -94,7 +94,6 @@ def filled(rng: Random, section: str, **slots: object) -> list[str]:
 
 
 def pick(rng: Random, section: str, **slots: object) -> str:
-    """One option of a section."""
     return rng.choice(filled(rng, section, **slots))
 
 
@@ -144,7 +143,6 @@ def casual(rng: Random, text: str) -> str:
 
 
 def capitalise(text: str) -> str:
-    """Upper-case the first letter and leave the rest alone."""
     return text[:1].upper() + text[1:]
 
 
