@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from localspec.backend import Description, Request
-from localspec.chat.logged_history import LoggedHistory, asked_in
+from localspec.chat.logged_history import asked_in, place
 from localspec.chat.service import ChatService
 from localspec.chat.turn import Reply, ReplySettings, decided, shared
 from localspec.errors import EngineLost, QueueFull, RequestError
@@ -30,7 +30,6 @@ class ProgramService:
         self.service = service
         self._most_waiting = most_waiting
         self._asking = threading.Lock()
-        self._history = LoggedHistory(API, service.store)
 
     @property
     def known(self) -> Description | None:
@@ -55,7 +54,8 @@ class ProgramService:
             request = replace(request, **shared(settings))
             with suppress(EngineLost):  # the next engine checks it
                 self.service.check(request)
-            reply = Reply(self._history.place(request), settings, request)
+            self.service.flush()  # a reply that has just ended is found in the log
+            reply = Reply(place(self.service.store, API, request), settings, request)
             self.service.journal.add(reply.pending)
             self.service.worker.queue(reply)
             return reply

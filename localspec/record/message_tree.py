@@ -16,11 +16,13 @@ from typing import Any
 
 from localspec.record import queries
 from localspec.record.connection import SharedConnection, Tables, missing
-from localspec.record.rows import json_column, now
+from localspec.record.rows import StoredMessage, clean, json_column, message_from, now
 from localspec.record.unlogged import UnloggedTexts
 
 COPIED = ("role", "text", "text_exact", "state", "created_at_utc", "is_logged", "model",
           "is_edited", "thinking")  # fmt: skip
+
+MOST_CONVERSATIONS = 1024  # whose beginnings are looked through
 
 
 class MessageTree:
@@ -44,6 +46,13 @@ class MessageTree:
             for row in tables.rows(queries.SIBLING_GROUPS, conversation_id):
                 groups[row["parent_id"]] = (*groups.get(row["parent_id"], ()), row["id"])
         return groups
+
+    def beginnings(self, source: str, text: str) -> list[StoredMessage]:
+        """The first messages that are this text, of the newest conversations of a source."""
+        with self._db.reading() as tables:
+            rows = tables.rows(queries.BEGINNINGS, source, MOST_CONVERSATIONS, clean(text))
+        found = (self._unlogged.filled(message_from(row)) for row in rows)
+        return [message for message in found if message.text == text]
 
     def newest_leaf(self, message_id: int) -> int:
         """The end of the newest branch that passes through this message."""

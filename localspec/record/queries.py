@@ -40,6 +40,18 @@ WITH RECURSIVE down (id) AS (
 SELECT max(id) AS id FROM down
 """
 
+# source, number of conversations, text → the first messages with this text or one that is not
+# written, the newest first
+BEGINNINGS = """
+SELECT * FROM (
+    SELECT message.* FROM message JOIN conversation ON conversation.id = message.conversation_id
+    WHERE message.parent_id IS NULL AND message.deleted_at_utc IS NULL AND source = ?
+        AND conversation.deleted_at_utc IS NULL
+    ORDER BY message.id DESC LIMIT ?
+)
+WHERE text = ? OR is_logged = 0
+"""
+
 # id of a conversation → its messages with their parents. A reply that another one continues, and
 # that nothing else follows, is the beginning of that one and no branch of its own.
 SIBLING_GROUPS = """

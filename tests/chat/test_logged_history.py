@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from localspec.backend import Message, Request, ToolCall
-from localspec.chat.logged_history import LoggedHistory
 from localspec.chat.programs import ProgramService
 from localspec.record.export import Scope
 from tests.chat.services import close, ended, open_service
@@ -175,11 +173,20 @@ def test_a_conversation_without_texts_begins_anew_after_a_restart(tmp_path: Path
     close(programs.service)
 
 
-def test_what_is_remembered_has_an_end() -> None:
-    history = LoggedHistory("api", None, most_turns=2)
-    request = asked("one", "reply", "two")
-    for text in ("one", "three", "four"):
-        history.place(asked(text)).prompt_id = 7
-    assert history.place(request).parent_id is None, "the oldest was forgotten"
-    known = replace(request, messages=(Message("user", "four"), *request.messages[1:]))
-    assert history.place(known).parent_id == 7
+def test_only_the_newest_conversations_are_looked_through(
+    programs: ProgramService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.record.message_tree.MOST_CONVERSATIONS", 2)
+    for text in ("one", "two", "three"):
+        answered(programs, asked(text))
+    answered(programs, asked("two", "reply to two", "more"))
+    assert conversations(programs) == 3
+    answered(programs, asked("one", "reply to one", "more"))
+    assert conversations(programs) == 4, "it was begun before the newest two"
+
+
+def test_a_conversation_without_texts_goes_on_in_its_own_process(programs: ProgramService) -> None:
+    programs.service.store.keep_text(False)
+    answered(programs, asked("one", system="Be brief."))
+    answered(programs, asked("one", "reply to one", "two", system="Be brief."))
+    assert (stored(programs), conversations(programs)) == (4, 1)
