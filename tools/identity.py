@@ -24,8 +24,12 @@ from typing import Annotated, Any
 import typer
 
 from localspec.bench.cases import OWN_PROMPTS, Case, fitting_cases, load_prompts
-from localspec.bench.open_engine import open_bench_engine
-from localspec.bench.runs import BenchEngine, empty_caches, own_controller
+from localspec.bench.runs import (
+    BenchEngine,
+    empty_caches,
+    open_bench_engine,
+    own_controller,
+)
 from localspec.core import AUTO, OFF, DraftPlan, Growth, Outcome, Policy
 from localspec.core import Sequence as Turn
 from localspec.engine.calibrate import calibrate

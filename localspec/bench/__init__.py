@@ -1,7 +1,7 @@
 """Comparisons on this machine: arms by cases by temperatures, to rows, to figures, to a report.
 
-settings, arms, cases    what is compared                 open_engine  loads it
-runs                     one reply of an engine           exactness    is it plain decoding's
+settings, arms, cases    what is compared
+runs                     an engine, and one reply of it   exactness    is it plain decoding's
 compare                  every arm on every prompt        cost_curve   what a round costs
 results, statistics      rows and cells with intervals    cold_starts  fresh processes
 report, tables, plots    for people                       kept         the file of --out

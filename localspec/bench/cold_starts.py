@@ -54,7 +54,7 @@ def first_replies(
 ) -> Started:
     """Load with nothing learnt and answer these messages one after another."""
     from localspec.backend import Message, Request
-    from localspec.bench.open_engine import machine_facts
+    from localspec.bench.runs import machine_facts
     from localspec.load import open_local_backend
     from localspec.workloads import recognise
 

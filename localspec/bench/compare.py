@@ -28,7 +28,6 @@ from localspec.bench.cases import (
 from localspec.bench.cost_curve import bytes_per_token, cost_curve, read_bandwidth
 from localspec.bench.exactness import Difference, judge
 from localspec.bench.kept import KeptFile
-from localspec.bench.open_engine import open_bench_engine
 from localspec.bench.results import (
     PromptResult,
     Results,
@@ -41,6 +40,7 @@ from localspec.bench.runs import (
     EngineRunner,
     MeasuredReply,
     Runner,
+    open_bench_engine,
     own_controller,
 )
 from localspec.bench.settings import BenchSettings

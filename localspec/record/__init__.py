@@ -7,8 +7,8 @@
 
     rows           types of the log and their rows    queries    the longer SQL
     schema         the tables, as migrations          search     the index of texts
-    opening        makes a log of any file            faults     messages for SQLite's errors
-    connection     transactions for all threads       kept_settings  by name
+    opening        makes a log of any file            kept_settings  by name
+    connection     transactions, errors as sentences
     contents       one moment of the log              markdown   the report
     unlogged       texts that are not written         drafted    proposals of a turn, packed
 

@@ -3,7 +3,11 @@
 Contract: `writing` is one immediate transaction, committed whole or rolled back; `reading` is for
 single statements; `snapshot` makes several see one moment, and `apart` serves a long one, each on
 a connection of its own. One thread at a time writes, one reads; readers do not wait for a writer
-that waits for another program. SQLite's errors become StoreErrors.
+that waits for another program. SQLite's errors become StoreErrors; `diagnose` takes every error, of
+the file system too, and an unknown one keeps its own message.
+
+Source: sqlite.org/rescode.html. By message and not by code, so that file errors and SQLite's share
+one table.
 """
 
 from __future__ import annotations
@@ -12,13 +16,13 @@ import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sqlite_utils import Database
 
 from localspec.errors import StoreError
-from localspec.record.faults import diagnose
 from localspec.record.rows import bind
 
 BUSY_TIMEOUT_MS = 5000
@@ -178,3 +182,50 @@ def missing(noun: str, row_id: int) -> StoreError:
         f"The log has no {noun} {row_id}: the log is newer than the page. "
         "Reload the page and start a new chat."
     )
+
+
+@dataclass(frozen=True)
+class Fault:
+    """fact: completes "The log cannot be used: …". remedy: a sentence. words: of the messages that
+    mean it."""
+
+    fact: str
+    remedy: str
+    words: tuple[str, ...] = ()
+
+
+DAMAGE = Fault(
+    "the file is damaged",
+    "Start localspec again: it sets the damaged file aside and starts a new one.",
+    ("not a database", "malformed", "disk image"),
+)
+KNOWN = (
+    Fault(
+        "another program keeps it locked",
+        "Close that program and try again.",
+        ("locked", "busy"),
+    ),
+    Fault("the disk is full", "Free some space and try again.", ("is full", "No space left")),
+    Fault(
+        "the file or its folder is read-only or out of reach",
+        "Allow writing there, or start with another --home.",
+        ("readonly", "Read-only", "Permission denied", "not permitted", "unable to open"),
+    ),
+    DAMAGE,
+    Fault(
+        "it has no row of that number, for it is newer than the page",
+        "Reload the page and start a new chat.",
+        ("FOREIGN KEY",),
+    ),
+    Fault(
+        "another file or another program's table is in its place",
+        "Start with another --home, or write to another file.",
+        ("already exists",),
+    ),
+)
+
+
+def diagnose(error: Exception) -> Fault:
+    text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    unknown = Fault(text, "Check the disk it lies on, or start with another --home.")
+    return next((fault for fault in KNOWN if any(w in text for w in fault.words)), unknown)

@@ -20,8 +20,7 @@ from typing import Any
 from localspec.backend import Message
 from localspec.config import settings_for
 from localspec.errors import StoreError
-from localspec.record.connection import connect, read_only
-from localspec.record.faults import diagnose
+from localspec.record.connection import connect, diagnose, read_only
 from localspec.record.rows import json_column, state_from
 from localspec.record.store import STATE_KEY
 

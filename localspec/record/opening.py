@@ -29,8 +29,13 @@ from sqlite_utils import Database
 from localspec.errors import SetupError, StoreError
 from localspec.files import place_of, try_lock
 from localspec.record import search
-from localspec.record.connection import BUSY_TIMEOUT_MS, connect, read_only
-from localspec.record.faults import DAMAGE, diagnose
+from localspec.record.connection import (
+    BUSY_TIMEOUT_MS,
+    DAMAGE,
+    connect,
+    diagnose,
+    read_only,
+)
 from localspec.record.schema import MIGRATIONS, unknown_migrations
 
 MIN_SQLITE = (3, 37, 0)  # the first with STRICT tables

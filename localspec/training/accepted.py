@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec.bench.cases import Case
-from localspec.bench.open_engine import bench_engine_of
-from localspec.bench.runs import BenchEngine, EngineRunner
+from localspec.bench.runs import BenchEngine, EngineRunner, bench_engine_of
 from localspec.build_drafters import heads_of, marks_of
 from localspec.chat.local import Loaded
 from localspec.engine.acceptance import Acceptance

@@ -12,8 +12,7 @@ import pytest
 
 from localspec.bench.cases import OWN_PROMPTS, Prompt, load_prompts
 from localspec.bench.compare import compare
-from localspec.bench.open_engine import open_bench_engine
-from localspec.bench.runs import BenchEngine
+from localspec.bench.runs import BenchEngine, open_bench_engine
 from localspec.bench.settings import BenchSettings
 from localspec.config import default_home
 from localspec.errors import ModelError
