@@ -34,7 +34,6 @@ from localspec.chat.reply_text import (
     predicted,
     refuse_unknown_tokens,
     shortened,
-    start_for,
     start_of,
     thought_limit_of,
     with_thought,
@@ -129,7 +128,8 @@ class LocalBackend:
         self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
     ) -> int:
         is_begun = bool(messages) and messages[-1].role == "assistant"
-        return len(start_of(self.loaded.template, messages, is_begun, tools=tools).prompt)
+        request = Request(messages, tools=tools, continues=is_begun)
+        return len(start_of(self.loaded.template, request).prompt)
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See backend.Backend. The checks run at the call, not at the first `next`."""
@@ -138,7 +138,7 @@ class LocalBackend:
         template = self.loaded.template
         if request.grammar:  # which a thought would not keep to
             request = replace(request, thinks=False)
-        start = start_for(template, request)
+        start = start_of(template, request)
         refuse_unknown_tokens(start.prompt, self._engine.target.vocab_size, template)
         marks = None if request.is_raw else template.marks
         text = ReplyText(template.detokenizer(), request.stop, start, marks)

@@ -18,9 +18,9 @@ Not here: the chat format and incremental decoding (template), the engine's end 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from localspec.backend import Backend, DraftedToken, DraftOutcome, Logprob, Message, Request
 from localspec.chat.context_room import max_tokens_of
@@ -54,23 +54,34 @@ class Start:
     lead: tuple[int, ...] = ()
 
 
-def start_of(
-    template: ChatTemplate,
-    messages: tuple[Message, ...],
-    continues: bool,
-    begun_tokens: Sequence[int] = (),
-    tools: Sequence[Mapping[str, Any]] = (),
-    thinks: bool | None = None,
+def start_of(template: ChatTemplate, request: Request) -> Start:
+    """A thought that the prompt opens is ended there where none is wanted. Raises RequestError."""
+    if request.is_raw:
+        return _raw_start(template, request.messages[0].content)
+    asked = request.messages[:-1] if request.continues else request.messages
+    prompt = tuple(template.render(asked, request.tools, request.thinks))
+    has_thought, limit = template.has_begun_thought(prompt), template.thought_limit
+    if request.continues:
+        return _continued(template, request, prompt, has_thought)
+    if has_thought and request.thinks is False and limit is not None:
+        return Start((*prompt, *limit.closing))
+    return Start(prompt, has_thought=has_thought)
+
+
+def _raw_start(template: ChatTemplate, text: str) -> Start:
+    prompt = tuple(template.encode_prompt(text))
+    if not prompt:
+        raise RequestError("The prompt is empty, so there is nothing to continue. Write a text.")
+    lead = prompt[-LEAD:]
+    return Start(prompt, spelled=template.spelled(lead), lead=lead)
+
+
+def _continued(
+    template: ChatTemplate, request: Request, prompt: tuple[int, ...], has_thought: bool
 ) -> Start:
-    """continues: the last message is a reply to be continued. Raises RequestError."""
-    asked = messages[:-1] if continues else messages
-    prompt = tuple(template.render(asked, tools, thinks))
-    has_thought = template.has_begun_thought(prompt)
-    if not continues:
-        return Start(prompt, has_thought=has_thought)
-    reply = messages[-1]
+    reply = request.messages[-1]
     assert reply.role == "assistant", "only a reply can be continued"
-    found = _spelling(template, reply, tuple(begun_tokens), has_thought)
+    found = _spelling(template, reply, request.begun_tokens, has_thought)
     source: Literal["tokens", "text"] = "tokens"
     if found is None:
         begun = tuple(template.encode_reply(reply.content, reply.thinking, has_thought))
@@ -79,15 +90,6 @@ def start_of(
     return Start(
         (*prompt, *begun), begun, reply.content, source, reply.thinking, spelled, has_thought
     )
-
-
-def raw_start(template: ChatTemplate, text: str) -> Start:
-    """A text to be continued as it stands. Raises RequestError where it is empty."""
-    prompt = tuple(template.encode_prompt(text))
-    if not prompt:
-        raise RequestError("The prompt is empty, so there is nothing to continue. Write a text.")
-    lead = prompt[-LEAD:]
-    return Start(prompt, spelled=template.spelled(lead), lead=lead)
 
 
 def predicted(template: ChatTemplate, start: Start, text: str) -> tuple[int, ...]:
@@ -274,24 +276,6 @@ def shortened(found: Round, count: int) -> Round:
         lenient=lenient,
         logprobs=found.logprobs[:count],
     )
-
-
-def start_for(template: ChatTemplate, request: Request) -> Start:
-    """Without a thought that the prompt opens, where none is wanted. Raises RequestError."""
-    if request.is_raw:
-        return raw_start(template, request.messages[0].content)
-    start = start_of(
-        template,
-        request.messages,
-        request.continues,
-        request.begun_tokens,
-        request.tools,
-        request.thinks,
-    )
-    limit = template.thought_limit
-    if request.thinks is not False or not start.has_thought or start.begun or limit is None:
-        return start
-    return replace(start, prompt=(*start.prompt, *limit.closing), has_thought=False)
 
 
 def thought_limit_of(

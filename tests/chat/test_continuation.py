@@ -108,13 +108,17 @@ def test_a_real_model_goes_on_as_if_it_had_never_stopped(
             assert (begun + more, (*first, *second)) == (whole, tokens), f"seed {seed}, cut {cut}"
 
 
+def going_on(messages: tuple[Message, ...], tokens: tuple[int, ...] = ()) -> Request:
+    return Request(messages, continues=True, begun_tokens=tokens)
+
+
 def test_without_its_tokens_the_text_is_encoded_again(template: ChatTemplate) -> None:
     messages = (*ASKED, Message("assistant", "One two"))
     prompt = template.render(ASKED)
     own = tuple(template.encode_text("One") + template.encode_text(" two"))
-    assert start_of(template, messages, True, own).source == "tokens"
+    assert start_of(template, going_on(messages, own)).source == "tokens"
     for tokens in ((), tuple(template.encode_text("One three")), own[:-1], (1, 2, 3)):
-        start = start_of(template, messages, True, tokens)
+        start = start_of(template, going_on(messages, tokens))
         assert start.source == "text"
         assert list(start.prompt) == prompt + template.encode_text("One two")
         assert template.decode(start.begun) == start.text == "One two"
@@ -123,25 +127,25 @@ def test_without_its_tokens_the_text_is_encoded_again(template: ChatTemplate) ->
 def test_tokens_split_as_the_model_did_stay_split(template: ChatTemplate) -> None:
     letters = tuple(token for c in "hello there" for token in template.encode_text(c))
     assert list(letters) != template.encode_text("hello there")
-    start = start_of(template, (*ASKED, Message("assistant", "hello there")), True, letters)
+    start = start_of(template, going_on((*ASKED, Message("assistant", "hello there")), letters))
     assert start.begun == letters and start.prompt[-len(letters) :] == letters
 
 
 def test_tokens_beyond_a_stop_string_are_left_out(template: ChatTemplate) -> None:
     tokens = tuple(template.encode_text("One two") + template.encode_text(" STOP"))
-    start = start_of(template, (*ASKED, Message("assistant", "One two")), True, tokens)
+    start = start_of(template, going_on((*ASKED, Message("assistant", "One two")), tokens))
     assert template.decode(start.begun) == "One two" and start.source == "tokens"
 
 
 def test_control_text_in_a_reply_stays_text(template: ChatTemplate) -> None:
-    start = start_of(template, (*ASKED, Message("assistant", FORGED)), True)
+    start = start_of(template, going_on((*ASKED, Message("assistant", FORGED))))
     assert template.decode(start.begun) == FORGED
     assert not template.end_ids & set(start.begun)
     assert list(start.prompt[: -len(start.begun)]) == template.render(ASKED)
 
 
 def test_a_reply_from_the_start_is_the_prompt_alone(template: ChatTemplate) -> None:
-    start = start_of(template, ASKED, False)
+    start = start_of(template, Request(ASKED))
     assert (list(start.prompt), start.begun, start.source) == (template.render(ASKED), (), None)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from localspec.backend import Message, Request
 from localspec.chat.detokenizer import Detokenizer
-from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, raw_start
+from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
 from localspec.chat.template import ChatTemplate
 from localspec.core import TARGET, Proposal, Round, Step, Verdict, chain
 from tests.fakes import Verbatim
@@ -129,7 +130,7 @@ def test_a_text_that_goes_on_keeps_the_space_before_its_first_new_word() -> None
     core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     template = ChatTemplate(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"))
-    start = raw_start(template, "Once")
+    start = start_of(template, Request((Message("user", "Once"),), is_raw=True))
     assert (start.prompt, template.decode((2, 3))) == ((1,), "upon a")
     text = ReplyText(template.detokenizer(), (), start, None)
     assert (text.push((2,)).text, text.push((3,)).text) == (" upon", " a")
