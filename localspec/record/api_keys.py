@@ -43,10 +43,9 @@ class ApiKeys:
 
     def all(self) -> list[ApiKey]:
         """Oldest first."""
-        with self._db.reading() as tables:
-            rows = tables.rows(
-                "SELECT name, created_at_utc, last_used_at_utc FROM api_key ORDER BY id"
-            )
+        rows = self._db.rows(
+            "SELECT name, created_at_utc, last_used_at_utc FROM api_key ORDER BY id"
+        )
         return [ApiKey(**row) for row in rows]
 
     def make(self, name: str) -> str:
@@ -67,14 +66,12 @@ class ApiKeys:
 
     def revoke(self, name: str) -> None:
         """Raises RequestError where there is no such key."""
-        with self._db.writing() as tables:
-            if not tables.execute("DELETE FROM api_key WHERE name = ?", name):
-                raise RequestError(f"There is no key called {name!r}. See the list of keys.")
+        if not self._db.execute("DELETE FROM api_key WHERE name = ?", name):
+            raise RequestError(f"There is no key called {name!r}. See the list of keys.")
 
     def opens(self, key: str) -> bool:
         hashed = _hashed(key)
-        with self._db.reading() as tables:
-            is_known = bool(tables.rows("SELECT 1 FROM api_key WHERE hash = ?", hashed))
+        is_known = bool(self._db.rows("SELECT 1 FROM api_key WHERE hash = ?", hashed))
         if is_known:
             self._note_use(hashed)
         return is_known

@@ -121,6 +121,24 @@ class SharedConnection:
         with self._writer.lock, self.explained():
             self._writer.rows("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    # One statement, in a transaction of its own: as the methods of Tables.
+
+    def rows(self, sql: str, *values: object) -> list[dict[str, Any]]:
+        with self.reading() as tables:
+            return tables.rows(sql, *values)
+
+    def execute(self, sql: str, *values: object) -> int:
+        with self.writing() as tables:
+            return tables.execute(sql, *values)
+
+    def insert(self, table: str, row: Mapping[str, Any]) -> int:
+        with self.writing() as tables:
+            return tables.insert(table, row)
+
+    def update(self, table: str, row_id: int, row: Mapping[str, Any]) -> None:
+        with self.writing() as tables:
+            tables.update(table, row_id, row)
+
     @contextmanager
     def reading(self) -> Iterator[Tables]:
         tables: Tables = getattr(self._snapshots, "tables", self._reader)

@@ -118,8 +118,7 @@ class ConversationList:
     def entitle(self, conversation_id: int, title: str) -> bool:
         """A title by the model, in the place of the first words; whether it was taken."""
         written = None if self._unlogged.is_on else title
-        with self._db.writing() as tables:
-            is_taken = tables.execute(queries.ENTITLE, written, conversation_id) == 1
+        is_taken = self._db.execute(queries.ENTITLE, written, conversation_id) == 1
         if is_taken:
             self._unlogged.keep_title(conversation_id, title)
         return is_taken
@@ -135,17 +134,14 @@ class ConversationList:
         """What the page's fields hold; without the person's texts while those are not written."""
         if self._unlogged.is_on:
             settings = {name: value for name, value in settings.items() if name not in TEXTS}
-        with self._db.writing() as tables:
-            tables.update("conversation", conversation_id, {"settings": written(settings)})
+        self._db.update("conversation", conversation_id, {"settings": written(settings)})
 
     def delete(self, conversation_id: int) -> None:
         """Remove it from every list. A second call changes nothing."""
-        with self._db.writing() as tables:
-            tables.update("conversation", conversation_id, {"deleted_at_utc": now()})
+        self._db.update("conversation", conversation_id, {"deleted_at_utc": now()})
 
     def restore(self, conversation_id: int) -> None:
-        with self._db.writing() as tables:
-            tables.update("conversation", conversation_id, {"deleted_at_utc": None})
+        self._db.update("conversation", conversation_id, {"deleted_at_utc": None})
 
     def purge(self) -> bool:
         """Delete for good what was deleted, messages too; whether there was any."""

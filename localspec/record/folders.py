@@ -28,22 +28,18 @@ class Folders:
 
     def all(self) -> list[Folder]:
         """By name."""
-        with self._db.reading() as tables:
-            rows = tables.rows("SELECT * FROM folder ORDER BY name COLLATE NOCASE, id")
+        rows = self._db.rows("SELECT * FROM folder ORDER BY name COLLATE NOCASE, id")
         return [Folder(row["id"], row["name"], bool(row["is_collapsed"])) for row in rows]
 
     def add(self, name: str) -> int:
         """The new id."""
-        with self._db.writing() as tables:
-            return tables.insert("folder", {"name": name})
+        return self._db.insert("folder", {"name": name})
 
     def rename(self, folder_id: int, name: str) -> None:
-        with self._db.writing() as tables:
-            tables.update("folder", folder_id, {"name": name})
+        self._db.update("folder", folder_id, {"name": name})
 
     def fold(self, folder_id: int, is_collapsed: bool) -> None:
-        with self._db.writing() as tables:
-            tables.update("folder", folder_id, {"is_collapsed": int(is_collapsed)})
+        self._db.update("folder", folder_id, {"is_collapsed": int(is_collapsed)})
 
     def delete(self, folder_id: int) -> None:
         with self._db.writing() as tables:

@@ -37,24 +37,20 @@ class KeptSettings:
 
     def all(self) -> dict[str, dict[str, str]]:
         """Settings by name, in the order of the names."""
-        with self._db.reading() as tables:
-            rows = tables.rows(ALL, self._kind)
+        rows = self._db.rows(ALL, self._kind)
         found = {row["name"]: settings_from(row["settings"]) for row in rows}
         return {name: settings for name, settings in found.items() if settings is not None}
 
     def save(self, name: str, settings: Settings) -> None:
-        with self._db.writing() as tables:
-            tables.execute(SAVE, self._kind, _name(name), written(settings))
+        self._db.execute(SAVE, self._kind, _name(name), written(settings))
 
     def rename(self, name: str, wanted: str) -> None:
         """No effect where there is none of that name; replaces what was called so."""
-        with self._db.writing() as tables:
-            tables.execute(RENAME, _name(wanted), self._kind, _name(name))
+        self._db.execute(RENAME, _name(wanted), self._kind, _name(name))
 
     def delete(self, name: str) -> None:
         """No effect where there is none of that name."""
-        with self._db.writing() as tables:
-            tables.execute(DELETE, self._kind, _name(name))
+        self._db.execute(DELETE, self._kind, _name(name))
 
 
 def written(settings: Settings) -> str:

@@ -42,27 +42,23 @@ class MessageTree:
         """Message ids by their parent's, each group oldest first. A reply that another one
         continues is left out: it is the beginning of that one."""
         groups = dict[int | None, tuple[int, ...]]()
-        with self._db.reading() as tables:
-            for row in tables.rows(queries.SIBLING_GROUPS, conversation_id):
-                groups[row["parent_id"]] = (*groups.get(row["parent_id"], ()), row["id"])
+        for row in self._db.rows(queries.SIBLING_GROUPS, conversation_id):
+            groups[row["parent_id"]] = (*groups.get(row["parent_id"], ()), row["id"])
         return groups
 
     def beginnings(self, source: str, text: str) -> list[StoredMessage]:
         """The first messages that are this text, of the newest conversations of a source."""
-        with self._db.reading() as tables:
-            rows = tables.rows(queries.BEGINNINGS, source, MOST_CONVERSATIONS, clean(text))
+        rows = self._db.rows(queries.BEGINNINGS, source, MOST_CONVERSATIONS, clean(text))
         found = (self._unlogged.filled(message_from(row)) for row in rows)
         return [message for message in found if message.text == text]
 
     def newest_leaf(self, message_id: int) -> int:
         """The end of the newest branch that passes through this message."""
-        with self._db.reading() as tables:
-            return int(tables.rows(queries.NEWEST_LEAF, message_id)[0]["id"])
+        return int(self._db.rows(queries.NEWEST_LEAF, message_id)[0]["id"])
 
     def continued(self, message_id: int) -> list[int]:
         """The replies whose text this one begins with, oldest first, and itself."""
-        with self._db.reading() as tables:
-            return [row["message_id"] for row in tables.rows(queries.CONTINUED, message_id)]
+        return [row["message_id"] for row in self._db.rows(queries.CONTINUED, message_id)]
 
     def delete(self, *message_ids: int) -> None:
         """Take messages out of the tree, in this order. The newest branch beside or above one is

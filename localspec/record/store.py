@@ -121,8 +121,7 @@ class Store:
     def tidy(self) -> None:
         """Mark the drafts that a crash left, and delete for good what was deleted. Only for the one
         program that has the sole use of the log."""
-        with self._db.writing() as tables:
-            tables.execute(queries.INTERRUPT)
+        self._db.execute(queries.INTERRUPT)
         self.conversation_list.purge()
 
     def snapshot(self) -> AbstractContextManager[None]:
@@ -132,33 +131,28 @@ class Store:
     # Sessions
 
     def start_session(self, info: SessionInfo) -> int:
-        with self._db.writing() as tables:
-            return tables.insert("session", {"started_at_utc": now(), **asdict(info)})
+        return self._db.insert("session", {"started_at_utc": now(), **asdict(info)})
 
     def session_rows(self) -> list[dict[str, Any]]:
-        with self._db.reading() as tables:
-            return tables.rows("SELECT * FROM session ORDER BY id")
+        return self._db.rows("SELECT * FROM session ORDER BY id")
 
     # Conversations
 
     def create_conversation(self, title: str, source: str = PAGE) -> int:
         written = title if self.logs_text else UNTITLED
         row = {"title": written, "created_at_utc": now(), "title_by": "words", "source": source}
-        with self._db.writing() as tables:
-            made = tables.insert("conversation", row)
+        made = self._db.insert("conversation", row)
         self._unlogged.keep_title(made, title)
         return made
 
     def conversations(self) -> list[Conversation]:
         """All that are not deleted, oldest first."""
-        with self._db.reading() as tables:
-            rows = tables.rows(queries.CONVERSATIONS)
+        rows = self._db.rows(queries.CONVERSATIONS)
         return [self._unlogged.named(conversation_from(row)) for row in rows]
 
     def conversation(self, conversation_id: int) -> Conversation | None:
         """Also a deleted one; None for an unknown id."""
-        with self._db.reading() as tables:
-            rows = tables.rows("SELECT * FROM conversation WHERE id = ?", conversation_id)
+        rows = self._db.rows("SELECT * FROM conversation WHERE id = ?", conversation_id)
         return self._unlogged.named(conversation_from(rows[0])) if rows else None
 
     # The tree of messages
@@ -179,14 +173,12 @@ class Store:
 
     def branch(self, tip_message_id: int) -> list[StoredMessage]:
         """The messages from the first to this one; none for an unknown id."""
-        with self._db.reading() as tables:
-            rows = tables.rows(queries.BRANCH, tip_message_id)
+        rows = self._db.rows(queries.BRANCH, tip_message_id)
         return [self._unlogged.filled(message_from(row)) for row in rows]
 
     def messages(self, conversation_id: int) -> list[StoredMessage]:
         """Every message of a conversation, all branches, oldest first."""
-        with self._db.reading() as tables:
-            rows = tables.rows(queries.MESSAGES, conversation_id)
+        rows = self._db.rows(queries.MESSAGES, conversation_id)
         return [self._unlogged.filled(message_from(row)) for row in rows]
 
     # Turns
@@ -267,14 +259,13 @@ class Store:
         return [turn_from(row) for row in rows]
 
     def models(self) -> list[str]:
-        with self._db.reading() as tables:
-            return [row["model"] for row in tables.rows(queries.MODELS)]
+        return [row["model"] for row in self._db.rows(queries.MODELS)]
 
     def recent_gains(self) -> list[RecentGain]:
         """What drafting brought in the newest compared replies of each model."""
-        with self._db.reading() as tables:
-            found = tables.rows(queries.RECENT_GAINS, MIN_COMPARED_TOKENS)
-        return [RecentGain(**row) for row in found]
+        return [
+            RecentGain(**row) for row in self._db.rows(queries.RECENT_GAINS, MIN_COMPARED_TOKENS)
+        ]
 
     def turn_of(self, message_id: int) -> dict[str, Any] | None:
         """The row that `turn_rows` has of this reply's turn."""
@@ -289,8 +280,7 @@ class Store:
         end = self._unlogged.ends.get(message_id)
         if end is not None:
             return [int(token) for token in end.token_ids], list(end.provenance)
-        with self._db.reading() as tables:
-            rows = tables.rows(queries.TOKENS, message_id)
+        rows = self._db.rows(queries.TOKENS, message_id)
         if not rows or rows[0]["token_ids"] is None:
             return None
         found = json_column(rows[0]["token_ids"]), json_column(rows[0]["provenance"])
@@ -301,14 +291,12 @@ class Store:
         end = self._unlogged.ends.get(message_id)
         if end is not None:
             return end.drafted
-        with self._db.reading() as tables:
-            rows = tables.rows("SELECT drafted FROM turn WHERE message_id = ?", message_id)
+        rows = self._db.rows("SELECT drafted FROM turn WHERE message_id = ?", message_id)
         return rows[0]["drafted"] if rows else None
 
     def step_rows(self, turn_id: int) -> list[dict[str, Any]]:
         """The rounds of one turn in order."""
-        with self._db.reading() as tables:
-            return tables.rows("SELECT * FROM step WHERE turn_id = ? ORDER BY n", turn_id)
+        return self._db.rows("SELECT * FROM step WHERE turn_id = ? ORDER BY n", turn_id)
 
     # Controller state and settings
 
@@ -331,8 +319,7 @@ class Store:
             return None
 
     def _read_state(self, key: str) -> dict[str, Any] | None:
-        with self._db.reading() as tables:
-            rows = tables.rows("SELECT state FROM calibration WHERE key = ?", clean(key))
+        rows = self._db.rows("SELECT state FROM calibration WHERE key = ?", clean(key))
         try:
             return state_from(rows[0]["state"]) if rows else None
         except ValueError as error:
