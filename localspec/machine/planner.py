@@ -192,12 +192,12 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
             f"{other.name}, {gib(other.room.free_bytes, floor)} is free there: a shorter context "
             "or a smaller draft would fit."
         )
-    said = (
-        f"{_title(short)} needs {gib(_needed(request, short), ceil)}, "
-        f"{gib(request.room.free_bytes, floor)} is free: "
-    )
+    said = f"{_title(short)} needs {gib(_needed(request, short), ceil)}, "
+    said += f"{gib(request.room.free_bytes, floor)} is free: "
     shorter = _longest_fitting(request, short)
     fewer = request.precisions[request.precisions.index(short.precision) + 1 :]
+    if request.precisions[-1] == "4-bit":
+        fewer = (*fewer, "4-bit-head")  # planned only where it is asked for
     lower = [replace(short, precision=each) for each in fewer if short.self_draft is None]
     remedies = [f"context {shorter.context_length}"] if shorter else []
     remedies += [each.precision for each in lower if _fits(request, each)][:1]
@@ -206,8 +206,9 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
         remedies = [_precision_at(each) for each in found if each is not None][:1]
     if remedies:
         return f"{said}{' or '.join(remedies)} would fit."
-    least = [short, *lower][-1]
-    least = replace(least, context_length=min(CONTEXTS[-1], request.wanted_context))
+    shortest = min(CONTEXTS[-1], request.wanted_context)
+    smallest = [replace(each, context_length=shortest) for each in (short, *lower)]
+    least = min(smallest, key=partial(_needed, request))
     return (
         f"{said}even {_precision_at(least)} needs {gib(_needed(request, least), ceil)}. A smaller "
         "model would fit, or more free memory."
@@ -344,10 +345,8 @@ def _concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str
     if asked is not None and asked > target.context_length:
         yield f"{target.name} holds {target.context_length} tokens, not the {asked} asked."
     if arrangement.context_length < request.wanted_context:
-        yield (
-            f"The context is cut to {arrangement.context_length} of {request.wanted_context} "
-            "tokens to fit."
-        )
+        asked_for = f"{request.wanted_context} tokens"
+        yield f"The context is cut to {arrangement.context_length} of {asked_for} to fit."
     if target.stored_as:
         yield f"Its weights are kept as {target.stored_as}, and {_done(request, arrangement)}."
     if arrangement.precision == "4-bit-head":

@@ -6,6 +6,9 @@ desktop takes a share.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import pytest
 
 from localspec.config import SHIPPED_PROFILES, load_profiles
@@ -33,10 +36,14 @@ Choice = tuple[str, str, int] | None
 TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
     (6, Q4): (("4-bit", ALONE, 4096), ("4-bit", ALONE, 4096)),
     (6, Q8): (None, None),
+    (6, Q14): (None, None),
     (6, L8): (None, None),
     (6, G4): (("4-bit", ALONE, 4096), None),
+    (6, G12): (None, None),
     (8, Q4): (("4-bit", PAIR, 4096), ("4-bit", PAIR, 4096)),
+    (8, Q8): (None, None),
     (8, Q14): (None, None),
+    (8, L8): (None, None),
     (8, G4): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (8, G12): (None, None),
     (12, Q4): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
@@ -49,11 +56,13 @@ TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
     (16, Q8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (16, Q14): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 4096)),
     (16, L8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
+    (16, G4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
     (16, G12): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (24, Q4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
     (24, Q8): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
     (24, Q14): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (24, L8): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
+    (24, G4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
     (24, G12): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
 }
 # And what the Models tab offers first there.
@@ -88,6 +97,24 @@ def test_the_first_plan_is_what_an_expert_takes(card_gib: int) -> None:
             found = first and (first.precision, first.drafter, first.context_length)
             usable = found if first and first.context_length >= 4096 else None
             assert usable == choice, (model, desktop, found)
+
+
+def test_every_model_is_in_the_table_for_every_card() -> None:
+    assert TAKEN.keys() == set(product(OFFERED, (Q4, Q8, Q14, L8, G4, G12)))
+
+
+@pytest.mark.parametrize(
+    ("card_gib", "model", "context"), [(8, L8, 4096), (8, Q8, 2048), (12, Q14, 2048)]
+)
+def test_a_model_that_fits_with_its_head_in_4_bits_too_is_refused_with_these_words(
+    card_gib: int, model: str, context: int
+) -> None:
+    """Such a head changes the answers, so it is never planned unasked."""
+    request = PlanRequest(find_model(model, PROFILES).shape, card_room(card_gib, DESKTOP_GIB[0]))
+    refused = [each.reason for each in plan(request).refused if each.drafter == ALONE]
+    assert len(refused) == 1 and refused[0].endswith(f"4-bit-head at context {context} would fit.")
+    asked = plan(replace(request, only_precision="4-bit-head")).plans[0]
+    assert (asked.precision, asked.context_length) == ("4-bit-head", context)
 
 
 @pytest.mark.parametrize("card_gib", OFFERED)

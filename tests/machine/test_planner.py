@@ -190,7 +190,7 @@ def test_when_nothing_fits_the_least_need_is_named() -> None:
     report = plan(request("Qwen/Qwen3-8B", gpu(4)))
     assert report.plans == ()
     (reason,) = refusals(report, "off")
-    assert "even 4-bit at context 1024 needs" in reason and "smaller model" in reason
+    assert "even 4-bit-head at context 1024 needs" in reason and "smaller model" in reason
 
 
 def test_a_draft_with_other_tokens_is_refused_with_the_reason() -> None:
