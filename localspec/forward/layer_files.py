@@ -86,9 +86,15 @@ def return_cached(device: torch.device) -> None:
 
 
 def opened_by_layers(known: Any, files: Sequence[Path], dtype: torch.dtype) -> LayerFiles | None:
-    """None where names or shapes in the files are others than the module's. known: the config of a
-    native family, as transformers reads it."""
-    module = empty_module(known, dtype)
+    """None where names or shapes in the files are others than the module's, or no module can be
+    made, of which transformers' own loading says why. known: the config of a native family, as
+    transformers reads it."""
+    try:
+        module = empty_module(known, dtype)
+    except MemoryError:
+        raise
+    except Exception:  # unknown values in transformers' code: any type is possible
+        return None
     shapes, places = dict[str, tuple[int, ...]](), dict[str, Path]()
     for file in files:
         found = tensor_shapes(file)

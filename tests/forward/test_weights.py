@@ -118,6 +118,10 @@ def negative_layers(folder: Path) -> None:
     with_config(folder, num_hidden_layers=-1)
 
 
+def unknown_activation(folder: Path) -> None:
+    with_config(folder, hidden_act="no-such-function")
+
+
 FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (truncated, SINGLE),
     (tensor_missing, "up_proj"),
@@ -127,6 +131,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (unknown_family, "damaged"),
     (wrong_type_in_config, "damaged"),
     (negative_layers, "-1 layers"),
+    (unknown_activation, "no-such-function"),
 )
 
 
