@@ -15,9 +15,10 @@ import mmap
 import re
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,9 @@ def _parsed(file: Path, size: int, with_vocabulary: bool) -> GGUFHeader:
         reader = _Reader(data, 24, with_vocabulary)
         settings = {reader.string(): reader.value() for _ in range(num_settings)}
         table = [reader.tensor() for _ in range(num_tensors)]
-        alignment = int(settings.get("general.alignment", ALIGNMENT))
+        alignment = settings.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError("no alignment")
         begin = -(-reader.place // alignment) * alignment
     tensors = []
     for name, shape, kind, offset in table:
@@ -169,11 +172,24 @@ def _parsed(file: Path, size: int, with_vocabulary: bool) -> GGUFHeader:
                 "Choose the Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of the model."
             ) from None
         per_block, block_bytes = GGML_QUANT_SIZES[known]
+        if not shape or shape[-1] % per_block or not all(shape):
+            raise _damaged(file, f"{name} holds {list(shape)} weights in blocks of {per_block}")
         num_bytes = prod(shape) // per_block * block_bytes
         if begin + offset + num_bytes > size:
             raise _damaged(file, f"it has {size} bytes, fewer than its header promises")
         tensors.append(GGUFTensor(name, shape, known.name, file, begin + offset, num_bytes))
+    _require_apart(file, tensors)
     return GGUFHeader(file, settings, tuple(tensors))
+
+
+def _require_apart(file: Path, tensors: Sequence[GGUFTensor]) -> None:
+    """Raises ModelError where two tensors have one name, or bytes in common."""
+    names = Counter(tensor.name for tensor in tensors)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise _damaged(file, f"it holds {twice[0]} twice")
+    for one, other in pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
+        if one.start + one.num_bytes > other.start:
+            raise _damaged(file, f"{one.name} and {other.name} share bytes")
 
 
 @dataclass

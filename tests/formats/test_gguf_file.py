@@ -79,6 +79,7 @@ def string(text: str) -> bytes:
 LIST_OF_NUMBERS, LIST_OF_WORDS = struct.pack("<II", 9, 0), struct.pack("<II", 9, 8)
 NESTED = struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000
 NO_ALIGNMENT = string("general.alignment") + struct.pack("<II", 4, 0)
+NEGATIVE = string("general.alignment") + struct.pack("<Ii", 5, -32)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,7 @@ NO_ALIGNMENT = string("general.alignment") + struct.pack("<II", 4, 0)
         (0, 1, string("a") + NESTED),
         (1, 0, string("a") + struct.pack("<I", 2**20)),
         (0, 1, NO_ALIGNMENT),
+        (0, 1, NEGATIVE),
     ],
     ids=[
         "settings",
@@ -102,6 +104,7 @@ NO_ALIGNMENT = string("general.alignment") + struct.pack("<II", 4, 0)
         "lists in lists",
         "axes",
         "alignment",
+        "negative alignment",
     ],
 )
 def test_counts_that_no_file_has_are_damage(
@@ -114,6 +117,35 @@ def test_counts_that_no_file_has_are_damage(
         stream.truncate(2**28)
     with pytest.raises(ModelError, match="header cannot be read"):
         read_header(file, with_vocabulary=True)
+
+
+def tensor(name: str, axes: tuple[int, ...], kind: int, offset: int) -> bytes:
+    sizes = struct.pack(f"<I{len(axes)}Q", len(axes), *axes)
+    return string(name) + sizes + struct.pack("<IQ", kind, offset)
+
+
+FP32, Q8_0 = 0, 8
+
+
+@pytest.mark.parametrize(
+    ("table", "fault"),
+    [
+        ([tensor("a", (8,), FP32, 0), tensor("b", (8,), FP32, 16)], "a and b share bytes"),
+        ([tensor("a", (8,), FP32, 0), tensor("a", (8,), FP32, 32)], "it holds a twice"),
+        ([tensor("a", (40, 2), Q8_0, 0)], r"a holds \[2, 40\] weights in blocks of 32"),
+        ([tensor("a", (0, 2**40), FP32, 0)], r"a holds \[1099511627776, 0\] weights"),
+        ([tensor("a", (), FP32, 0)], "a holds .. weights"),
+    ],
+    ids=["overlap", "name", "block", "nothing", "no axes"],
+)
+def test_tensors_that_no_file_has_are_damage(
+    table: list[bytes], fault: str, tmp_path: Path
+) -> None:
+    """Each lies within the file: read as they are, weights would be those of another tensor."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(table), 0)
+    (tmp_path / "bad.gguf").write_bytes(head + b"".join(table) + bytes(4096))
+    with pytest.raises(ModelError, match=fault):
+        read_header(tmp_path / "bad.gguf")
 
 
 def test_a_file_cut_short_is_damaged(file: Path) -> None:
