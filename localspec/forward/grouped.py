@@ -32,6 +32,19 @@ class Grouped:
     bits: int
     places: torch.Tensor | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for parts that do not belong together."""
+        (num_out, num_in), (num_rows, num_groups) = self.values.shape, self.scales.shape
+        if num_rows != num_out or self.offsets.shape != self.scales.shape:
+            raise ValueError(f"{num_rows} rows of scales for {num_out} of weights")
+        if self.places is None:
+            if num_groups < 1 or num_in % num_groups:
+                raise ValueError(f"{num_groups} groups of {num_in} inputs")
+        elif self.places.shape != (num_in,) or not bool(
+            ((self.places >= 0) & (self.places < num_groups)).all()
+        ):
+            raise ValueError(f"inputs of other groups than the {num_groups} there are")
+
     @classmethod
     def with_zeros(
         cls,

@@ -23,7 +23,7 @@ from safetensors import safe_open
 from localspec.errors import ModelError, first_line
 from localspec.formats.gguf_file import GGUFTensor, read_header
 from localspec.formats.gguf_settings import family_of, tensor_names
-from localspec.formats.stored import stored_of
+from localspec.formats.stored import Stored, stored_of
 from localspec.forward.grouped import Grouped
 from localspec.forward.unpack import GGUF_GROUPS, Unpack, awq, compressed_tensors, fp8, gptq
 
@@ -50,8 +50,7 @@ def stored_weights(
         return None
     if stored.method == "gguf":
         return gguf_weights(config, files[0], dtype, keeps)
-    unpack, settings = READERS[stored.method], config["quantization_config"]
-    return packed_weights(files, unpack, settings, dtype, keeps)
+    return packed_weights(files, stored, config["quantization_config"], dtype, keeps)
 
 
 # -- safetensors ----------------------------------------------------------------------------
@@ -59,7 +58,7 @@ def stored_weights(
 
 def packed_weights(
     files: Sequence[Path],
-    unpack: Unpack,
+    stored: Stored,
     settings: Mapping[str, Any],
     dtype: torch.dtype,
     keeps: bool,
@@ -76,7 +75,8 @@ def packed_weights(
         for layer, places in layers.items():
             parts = {part: file.get_tensor(f"{layer}.{part}") for part, file in places.items()}
             try:
-                weight = unpack(parts, settings)
+                weight = READERS[stored.method](parts, settings)
+                _require_groups(weight, stored.group_size)
                 is_kept = keeps and isinstance(weight, Grouped) and weight.is_kept
                 dense = weight.dense() if isinstance(weight, Grouped) and not is_kept else weight
             except (KeyError, ValueError, RuntimeError) as error:
@@ -92,6 +92,12 @@ def packed_weights(
                 parts = held | {k: v for k, v in parts.items() if k == "bias"}
             found |= {f"{layer}.{part}": _as(dtype, tensor) for part, tensor in parts.items()}
     return Weights(found, kept)
+
+
+def _require_groups(weight: Grouped | torch.Tensor | None, size: int) -> None:
+    """Raises ValueError for groups of another size than the config says; 0: it says none."""
+    if isinstance(weight, Grouped) and weight.places is None and size not in (0, weight.group_size):
+        raise ValueError(f"groups of {weight.group_size}, not {size}")
 
 
 def _as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:

@@ -255,6 +255,31 @@ def test_a_layer_that_lacks_a_tensor_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("layout", "changes", "said"),
+    [
+        ("awq", dict.fromkeys(("scales", "qzeros"), lambda t: t.repeat(2, 1)), "groups of 16"),
+        ("awq", {"scales": lambda t: t[:, :-8], "qzeros": lambda t: t[:, :-1]}, "56 rows"),
+        ("gptq out of order", {"g_idx": lambda t: t - 1}, "inputs of other groups"),
+        ("compressed int4", {"weight_scale": lambda t: t[:, :1].repeat(1, 3)}, "3 groups of"),
+    ],
+)  # fmt: skip
+def test_scales_that_do_not_belong_to_the_weights_are_refused(
+    layout: str, changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """Most would be read as they are, and the model would answer wrongly without a word."""
+    real, settings, _ = LAYOUTS[layout]
+
+    def pack(weight: torch.Tensor) -> Packed:
+        parts, made = real(weight)
+        changed = {name: change(parts[name]).contiguous() for name, change in changes.items()}
+        return parts | changed, made
+
+    packed_folder(tmp_path, pack, settings)
+    with pytest.raises(ModelError, match=f"not laid out as its config.json says .{said}"):
+        load_model(tmp_path, torch.float32, CPU, 32)
+
+
+@pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"quant_method": "hqq"}, "keeps its weights in the format hqq, which is not read here"),
