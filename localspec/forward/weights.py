@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 
 from localspec.errors import MemoryShortage, ModelError, first_line
+from localspec.formats.bitsandbytes_layers import check_bitsandbytes
 from localspec.formats.folder_files import check_folder, read_config_json, weight_files
 from localspec.formats.native import KNOWN_AS, LAYOUTS, TOWERS
 from localspec.formats.stored import stored_of
@@ -199,6 +200,8 @@ def load_module(
     config = check_folder(folder)
     stored = stored_of(config, folder.name)
     is_kept = stored is not None and stored.stays is not None
+    if is_kept:
+        check_bitsandbytes(weight_files(folder), folder.name)
     try:
         known = _config_of(folder, config)
         if not has_state(known):
