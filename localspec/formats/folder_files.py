@@ -9,6 +9,7 @@ Not here: reading the weights (forward.weights), what a header says (safetensors
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelError(f"{index} names no weights. Fetch the file again.")
     names = sorted({str(name) for name in weight_map.values()})
     outside = [name for name in names if Path(name).name != name]
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if not os.path.isfile(folder / name)]  # of any length
     if outside:
         raise ModelError(f"{index.name} points outside its folder ({outside[0]}). Not opened.")
     if missing:

@@ -73,6 +73,11 @@ def shard_outside(folder: Path) -> None:
     index.write_text(index.read_text().replace('"b.saf', '"../b.saf'))
 
 
+def index_of_a_long_name(folder: Path) -> None:
+    (folder / SINGLE).unlink()
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": 5000 * "x"}}))
+
+
 def index_of_nothing(folder: Path) -> None:
     in_shards(folder)
     (folder / INDEX).write_text('{"weight_map": {}}')
@@ -158,6 +163,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (shard_missing, "1 of 2 weight files are missing from damaged, first b.safetensors"),
     (shard_truncated, "b.safetensors in .* is damaged"),
     (shard_outside, r"points outside its folder \(../b.safetensors\)"),
+    (index_of_a_long_name, "1 of 1 weight files are missing from damaged"),
     (index_of_nothing, f"{INDEX} names no weights"),
     (index_of_no_json, f"{INDEX} is not valid JSON"),
     (single_beside_an_index, "model.safetensors in .* is damaged"),
