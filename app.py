@@ -29,7 +29,7 @@ from typing import Any
 
 from localspec.bootstrap import check_port, ensure_environment, prefer_large_pages
 from localspec.drafters.registry import REGISTRY
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, SetupError
 from localspec.options import KERNELS, LOAD_FLAGS, Flag
 
 MOST_MINUTES = 1_000_000  # two years
@@ -136,8 +136,17 @@ def password_for(host: str, port: int, environment: MutableMapping[str, str]) ->
 
 
 def announce(address: str, once: str | None) -> None:
-    """Print the address, and open the browser with another one that is good once."""
-    print(f"localspec → {address}", flush=True)
+    """Print the address, and open the browser with another one that is good once. Raises SetupError
+    where nobody would know the address."""
+    try:
+        print(f"localspec → {address}", flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or exiting fails again
+        if once is None:
+            raise SetupError(
+                f"The address cannot be printed: {error.strerror}. Send the output to another "
+                "place."
+            ) from error
     if once is not None:  # some browsers block the caller until they are closed
         threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()
 

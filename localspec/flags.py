@@ -108,10 +108,13 @@ def finish(result: dict[str, Any], text: str, as_json: bool) -> None:
     except BrokenPipeError:  # whoever read it has read enough
         raise
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or exiting fails again
-        raise StoreError(
-            f"The output cannot be written: {error.strerror}. Send it to another place."
-        ) from error
+        raise _without_output(error) from error
+
+
+def _without_output(error: OSError) -> StoreError:
+    """What to say where the output cannot be written; from now on it goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or exiting fails again
+    return StoreError(f"The output cannot be written: {error.strerror}. Send it to another place.")
 
 
 def to_stderr(phrase: str) -> None:
@@ -133,6 +136,9 @@ def run_app(app: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:  # the text of --help
+            print(_without_output(error), file=sys.stderr)
+            sys.exit(1)
         if error.errno != errno.ENAMETOOLONG:
             raise
         start = str(error.filename or "")[:40]

@@ -226,6 +226,24 @@ def test_a_server_tells_what_a_page_would_show(root: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["-m", "localspec", "plan", "--help"], "The output cannot be written: "),
+        (["app.py", "--port", "0", "--no-browser"], "The address cannot be printed: "),
+    ],
+)
+def test_an_output_without_a_place_is_one_sentence(
+    root: Path, tmp_path: Path, command: list[str], said: str
+) -> None:
+    command = [sys.executable, *command, *["--home", str(tmp_path)]]
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(command, cwd=root, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(said) and len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 def test_a_server_whose_output_has_no_place_says_so(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "localspec", *SERVE, str(tmp_path)]
     with Path("/dev/full").open("w") as full:
