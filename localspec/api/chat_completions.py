@@ -27,6 +27,7 @@ from localspec.api.fields import (
     Fields,
     Part,
     StopText,
+    StreamOptions,
     choices_of,
     refuse_unless,
     require_choices,
@@ -112,13 +113,6 @@ class ChatMessage(Fields):
         return Message(role, text, calls, *named)
 
 
-class StreamOptions(Fields):
-    """include_usage: one more event, with the usage of the whole request."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-
-
 class ChoiceFields(Common):
     """What OpenAI's two interfaces with choices share."""
 
@@ -167,6 +161,7 @@ class ChatFields(ChoiceFields):
     store: bool | None = None
     reasoning_effort: str | None = None
     prediction: Prediction | None = None
+    verbosity: Literal["medium"] | None = None  # what OpenAI's models have where none is given
 
     @property
     def most_calls(self) -> int | None:

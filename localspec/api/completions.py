@@ -84,6 +84,7 @@ async def events(
 ) -> AsyncGenerator[bytes | None]:
     """The answer as a stream."""
     turns = list[TurnStats]()
+    usage = {"usage": None} if has_usage_event else {}
     for index, reply in enumerate(asked.replies):
         num_before = 0  # characters, of the tokens that were given
         async with aclosing(asked.chunks(reply)) as coming:
@@ -98,7 +99,7 @@ async def events(
                     if is_last:
                         choice["speculation"] = speculation_of(reply, chunk.stats)
                         turns.append(chunk.stats)
-                    yield event(head.with_choices([choice]))
+                    yield event(head.with_choices([choice], **usage))
                 num_before += sum(_lengths(chunk))
     if has_usage_event:
         yield event(head.with_choices([], usage=usage_of(turns, num_choices)))

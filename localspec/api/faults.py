@@ -101,14 +101,15 @@ def _invalid(error: ValidationError) -> Fault:
     """Of a field of several kinds, by the kind that the value comes nearest to."""
     found = error.errors(include_url=False, include_context=False)
     nearest = max(found, key=lambda one: len(one["loc"]))
+    if not nearest["loc"]:
+        return Fault(400, "The body is no JSON object. Send the fields of a request.")
     is_unknown = nearest["type"] == "extra_forbidden"
     end = len(nearest["loc"]) - is_unknown  # what is not known may have any name
     known = [part for part in nearest["loc"][:end] if not _is_kind(part)]
     param = ".".join(map(str, (*known, *nearest["loc"][end:])))
     if is_unknown:
         return Fault(400, f"localspec does not know the field {param!r}.", "unknown_field", param)
-    where = f"{param}: " if param else ""
-    return Fault(400, f"{where}{nearest['msg']}.", param=param or None)
+    return Fault(400, f"{param}: {nearest['msg']}.", param=param)
 
 
 def _is_kind(part: int | str) -> bool:

@@ -65,9 +65,17 @@ class TemplateSwitches(Fields):
     thinking: bool | None = None
 
 
+class StreamOptions(Fields):
+    """include_usage: one more event, with the usage of the whole request; a response has it in its
+    last one anyway. include_obfuscation: there is none."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
 class Common(Fields):
-    """What every request may say. user, safety_identifier, prompt_cache_key, metadata, store:
-    taken, without effect here."""
+    """What every request may say. user, safety_identifier, metadata, store, and what asks for a
+    cache, which there always is: taken, without effect here."""
 
     model: str | None = None
     temperature: float | None = None
@@ -88,6 +96,7 @@ class Common(Fields):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: Literal["auto", "default", "standard_only"] | None = None
 

@@ -92,6 +92,7 @@ class CountFields(Common):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
 
     @property
     def most_calls(self) -> int | None:

@@ -18,7 +18,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from localspec.api.accounts import prediction_tokens, speculation_of
-from localspec.api.fields import Common, Fields, Part, refuse_unless, role_of, text_of
+from localspec.api.fields import (
+    Common,
+    Fields,
+    Part,
+    StreamOptions,
+    refuse_unless,
+    role_of,
+    text_of,
+)
 from localspec.api.formats import schema_of, with_choice
 from localspec.api.pieces import Piece, Whole, pieces, whole
 from localspec.api.replies import Asked, event
@@ -106,6 +114,7 @@ class ResponseFields(Common):
     include: list[str] | None = None
     truncation: str | None = None
     top_logprobs: int | None = None
+    stream_options: StreamOptions | None = None
 
     @property
     def most_calls(self) -> int | None:

@@ -46,9 +46,10 @@ def test_every_prompt_is_counted_once(client: OpenAI) -> None:
     one, other = (client.completions.create(model=MODEL, prompt=each).usage for each in prompts)
     assert one is not None and other is not None and one.prompt_tokens != other.prompt_tokens
     both = client.completions.create(model=MODEL, prompt=prompts, n=2).usage
-    *_, last = client.completions.create(
+    *parts, last = client.completions.create(
         model=MODEL, prompt=prompts, n=2, stream=True, stream_options={"include_usage": True}
     )
+    assert not any(part.usage for part in parts)
     for usage in (both, last.usage):
         assert usage is not None
         assert usage.prompt_tokens == one.prompt_tokens + other.prompt_tokens

@@ -151,9 +151,26 @@ def test_what_is_no_json_is_refused_before_anything_is_decoded(doors: Doors) -> 
     bodies = (b"", b"{", b'{"input": "hi", "metadata": {"weight": NaN}}')
     with doors.http() as http:
         answers = [http.post("/v1/responses", content=body) for body in bodies]
-    assert [one.status_code for one in answers] == [400, 400, 400]
+        others = [http.post("/v1/completions", json=body) for body in ([1], "x", 5)]
+    assert [one.status_code for one in (*answers, *others)] == 6 * [400]
     assert all("Invalid JSON: " in one.json()["error"]["message"] for one in answers)
+    assert all("body is no JSON object" in one.json()["error"]["message"] for one in others)
     assert doors.fake.requests == []
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"verbosity": "medium", "prompt_cache_retention": "24h"}),
+        ("/v1/responses", {"stream_options": {"include_obfuscation": False}}),
+        ("/v1/messages", {"cache_control": {"type": "ephemeral"}, "max_tokens": 5}),
+    ],
+)
+def test_what_has_no_effect_is_taken(doors: Doors, path: str, fields: dict[str, object]) -> None:
+    asked = [{"role": "user", "content": "Count."}]
+    name = "input" if path == "/v1/responses" else "messages"
+    with doors.http() as http:
+        assert http.post(path, json={name: asked, **fields}).status_code == 200
 
 
 def test_a_reply_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
