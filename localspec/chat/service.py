@@ -121,7 +121,7 @@ class ChatService(LogService):
             reply=view,
             off=off_now(lifecycle.loaded, stats, lifecycle.was_lost, is_over=is_over),
             offer=lifecycle.offer,
-            num_titles=0 if self.titles is None else self.titles.num_made,
+            num_list_changes=self.store.conversation_list.num_changes,
         )
 
     @property

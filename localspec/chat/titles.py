@@ -37,12 +37,11 @@ COPY_OF, FORK_OF = "Copy of ", "Fork of "
 
 
 class Titles:
-    """One for each service. num_made: since its start; pages look at it for news."""
+    """One for each service."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._tried = set[int]()
-        self.num_made = 0
         kept = store.load_state(KEY) or {}
         self.is_on = kept.get("is_on", True) is True
 
@@ -87,8 +86,8 @@ class Titles:
                 self._tried.discard(stored_id)
                 return
             title = title_from(text, shown)
-            if title is not None and self._store.conversation_list.entitle(stored_id, title):
-                self.num_made += 1
+            if title is not None:
+                self._store.conversation_list.entitle(stored_id, title)
 
         return Task("Writing a title", write, gives_way=True)
 

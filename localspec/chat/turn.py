@@ -104,7 +104,7 @@ class Status:
     """The service at one moment. phrase: what it is doing, as a sentence. seconds: how long this
     phase has lasted. reply: the turn being answered, else the latest one. off: why nothing drafts
     now, None where something may. offer: a smaller plan, after memory ran out and nothing more
-    could be freed. num_titles: how many the model has written."""
+    could be freed. num_list_changes: of the list of chats."""
 
     phase: ServicePhase
     phrase: str
@@ -116,7 +116,7 @@ class Status:
     reply: TurnView | None
     off: OffReason | None = None
     offer: Offer | None = None
-    num_titles: int = 0
+    num_list_changes: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -47,11 +48,13 @@ def read_only(path: Path) -> str:
 
 
 class Tables:
-    """Rows in and out of one connection, as plain dicts."""
+    """Rows in and out of one connection, as plain dicts. changes: of each table by this
+    connection, by a row's id."""
 
     def __init__(self, conn: sqlite3.Connection) -> None:
         self.conn = conn
         self.lock = threading.RLock()
+        self.changes = Counter[str]()
 
     def execute(self, sql: str, *values: object) -> int:
         """Run a statement; the number of rows it changed."""
@@ -69,14 +72,20 @@ class Tables:
 
     def insert(self, table: str, row: Mapping[str, Any]) -> int:
         """The id of the new row."""
+        self.changes[table] += 1
         columns, marks = ", ".join(row), ", ".join("?" * len(row))
         sql = f"INSERT INTO {table} ({columns}) VALUES ({marks})"
         return int(self.conn.execute(sql, bind(row)).lastrowid or 0)
 
     def update(self, table: str, row_id: int, row: Mapping[str, Any]) -> None:
+        self.changes[table] += 1
         columns = ", ".join(f"{name} = ?" for name in row)
         if self.execute(f"UPDATE {table} SET {columns} WHERE id = ?", *bind(row), row_id) != 1:
             raise missing(table, row_id)
+
+    def delete(self, table: str, row_id: int) -> None:
+        self.changes[table] += 1
+        self.execute(f"DELETE FROM {table} WHERE id = ?", row_id)
 
     def roll_back(self) -> None:
         if self.conn.in_transaction:  # SQLite may have ended it already when the disk was full
@@ -107,6 +116,11 @@ class SharedConnection:
         self._path = path
         self._is_closed = False
         self._snapshots = threading.local()  # tables: of the snapshot that this thread is in
+
+    @property
+    def changes(self) -> Counter[str]:
+        """Of each table by this program."""
+        return self._writer.changes
 
     def close(self) -> None:
         # The writer last: it writes the -wal into the file, which a reader cannot.

@@ -70,6 +70,11 @@ class ConversationList:
         self._unlogged = unlogged
         self._is_indexed = is_indexed
 
+    @property
+    def num_changes(self) -> int:
+        """How often this program wrote what the list may show."""
+        return self._db.changes["conversation"] + self._db.changes["folder"]
+
     def rows(self, typed: str = "") -> list[ConversationRow]:
         """Pinned ones first, then the newest. With a search: those that contain all its words."""
         wanted = search.parsed(typed)
@@ -118,7 +123,9 @@ class ConversationList:
     def entitle(self, conversation_id: int, title: str) -> bool:
         """A title by the model, in the place of the first words; whether it was taken."""
         written = None if self._unlogged.is_on else title
-        is_taken = self._db.execute(queries.ENTITLE, written, conversation_id) == 1
+        with self._db.writing() as tables:
+            is_taken = tables.execute(queries.ENTITLE, written, conversation_id) == 1
+            tables.changes["conversation"] += is_taken
         if is_taken:
             self._unlogged.keep_title(conversation_id, title)
         return is_taken

@@ -46,4 +46,4 @@ class Folders:
             tables.execute(
                 "UPDATE conversation SET folder_id = NULL WHERE folder_id = ?", folder_id
             )
-            tables.execute("DELETE FROM folder WHERE id = ?", folder_id)
+            tables.delete("folder", folder_id)

@@ -82,7 +82,7 @@ def live_state(
     state: dict[str, Any] = {
         "phase": phase,
         "label": PHASES[phase] + ("" if phase in UNTIMED else _read(view) or _clock(seconds)),
-        "num_titles": status.num_titles,
+        "num_list_changes": status.num_list_changes,
         "notices": _notices(status),
         "may_start": status.phase == "failed",
         "model": model_words(loaded, _awaited(status, wanted)),

@@ -71,6 +71,26 @@ def test_pinned_come_first_then_the_newest(store: Store) -> None:
     assert titles(store) == ["second", "third", "first"]
 
 
+def test_each_change_of_the_list_counts(store: Store) -> None:
+    """Pages look at the number for news."""
+    listed, folders, made = store.conversation_list, store.folders, talk(store, "hello")
+    for change in (
+        lambda: talk(store, "another"),
+        lambda: store.add_message(made, None, "user", "more"),
+        lambda: listed.rename(made, "Hello"),
+        lambda: listed.entitle(talk(store, "third"), "A third"),
+        lambda: listed.pin(made, True),
+        lambda: listed.place(made, folders.add("Work")),
+        lambda: folders.rename(1, "Home"),
+        lambda: folders.delete(1),
+        lambda: listed.delete(made),
+        lambda: listed.restore(made),
+    ):
+        before, seen = (listed.rows(), folders.all()), listed.num_changes
+        change()
+        assert (listed.rows(), folders.all()) != before and listed.num_changes > seen
+
+
 def test_a_clock_set_back_does_not_change_the_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

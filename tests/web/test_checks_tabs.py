@@ -60,6 +60,17 @@ def test_check_8_a_reload_finds_the_running_reply_again_and_shows_it_once(
     assert len(bubbles(page)) == 1 and bubbles(page)[0].count(END) == 1
 
 
+def test_the_lists_of_two_windows_show_what_is_done_in_either(visit: Open, site: Site) -> None:
+    left, right = visit(), visit()
+    for page in (left, right):
+        page.open("&c=new")
+    ask(left, "echo about terns", "about terns")
+    right.wait_for("echo about terns", "#ls-history")
+    site.service.rename(site.service.conversations()[0].id, "Birds")
+    for page in (left, right):
+        page.wait_for("Birds", "#ls-history")
+
+
 def test_check_9_two_tabs_queue_their_texts_stay_apart_and_one_chat_ends_alike(
     visit: Open, site: Site
 ) -> None:

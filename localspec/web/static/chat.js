@@ -72,7 +72,7 @@ function openAgain() {
   const handle = Number(new URLSearchParams(location.search).get("c"));
   if (isBusy()) return;
   if (handle > 0) command({ do: "open", handle });
-  else window.dispatchEvent(new CustomEvent("ls-titles")); // one that is not recorded: only the list
+  else window.dispatchEvent(new CustomEvent("ls-list")); // one that is not recorded: only the list
 }
 window.addEventListener("ls-looked", ({ detail: isWritten }) => {
   numUnshown = isWritten && !isBusy() ? numUnshown + 1 : 0;

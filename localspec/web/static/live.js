@@ -5,6 +5,7 @@ import { byId, whenDrawn } from "./ui.js";
 const BUSY_MS = 150; // a look costs the server about 2 ms of a core that the engine may want
 const IDLE_MS = 1000;
 const AFTER_ACTION_MS = 3000;
+const LIST_MS = 1000; // between two lists of chats at least
 const SPARK_MS = 90; // of decoding between two points: less would draw the noise of single rounds
 const SPARK_POINTS = 80;
 const SPARK_WIDTH = 320;
@@ -14,7 +15,8 @@ const BUSY = new Set(["loading", "prefill", "decode", "queued"]);
 let lastActionAt = 0;
 let shownReply = null;
 let numRounds = 0;
-let numTitles = null;
+let numListChanges = null;
+let nextList = 0;
 let failures = 0;
 let nextLook = 0; // the timer
 let isLooking = true;
@@ -138,9 +140,10 @@ function show(state) {
     window.dispatchEvent(new CustomEvent("ls-phase", { detail: state.phase }));
   }
   window.dispatchEvent(new CustomEvent("ls-looked", { detail: state.is_written }));
-  if (state.num_titles !== numTitles) { // a chat has a new name
-    if (numTitles !== null) window.dispatchEvent(new CustomEvent("ls-titles"));
-    numTitles = state.num_titles;
+  if (state.num_list_changes !== numListChanges && performance.now() > nextList) { // by whatever window or program
+    if (numListChanges !== null) window.dispatchEvent(new CustomEvent("ls-list"));
+    numListChanges = state.num_list_changes;
+    nextList = performance.now() + LIST_MS;
   }
   write("ls-phase", state.label);
   for (const name of ["speed", "gain", "guesses"]) write(`ls-${name}`, state[name]);

@@ -128,7 +128,7 @@ document.addEventListener("input", (event) => {
   searchTimer = setTimeout(() => command({ do: "search", words }), SEARCH_MS);
 });
 
-window.addEventListener("ls-titles", () => {
+window.addEventListener("ls-list", () => {
   command({ do: "search", words: byId("ls-search")?.value ?? "" });
 });
 

@@ -131,23 +131,23 @@ class Commands:
             return handle if isinstance(handle, int) else None, {}
         return None, self._handlers.restorable(handle)
 
-    def _listed(self, page: str, handle: int | None) -> Shown:
-        return Shown(history=self._handlers.history(page, handle))
+    def _listed(self, page: str) -> Shown:
+        return Shown(history=self._handlers.history(page))
 
     def _search(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         self._handlers.search(page, str(command.get("words", ""))[:MAX_TITLE_LENGTH])
-        return self._listed(page, handle)
+        return self._listed(page)
 
     def _rename(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         title = " ".join(str(command.get("title", "")).split())[:MAX_TITLE_LENGTH]
         if not title:
             raise RequestError("A chat needs a title. Type one, or leave the old one.")
         self._service.rename(_whole(command, "handle"), title)
-        return self._listed(page, handle)
+        return self._listed(page)
 
     def _pin(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         self._service.pin(_whole(command, "handle"), bool(command.get("is_pinned")))
-        return self._listed(page, handle)
+        return self._listed(page)
 
     def _titles(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         """Whether the model names new chats."""
@@ -175,15 +175,15 @@ class Commands:
         made = self._service.add_folder(str(command.get("name", "")))
         if command.get("handle") is not None:
             self._service.place(_whole(command, "handle"), made)
-        return self._listed(page, handle)
+        return self._listed(page)
 
     def _rename_folder(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         self._service.rename_folder(_whole(command, "folder"), str(command.get("name", "")))
-        return self._listed(page, handle)
+        return self._listed(page)
 
     def _delete_folder(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         self._service.delete_folder(_whole(command, "folder"))
-        return self._listed(page, handle)
+        return self._listed(page)
 
     def _fold(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         self._service.fold(_whole(command, "folder"), command.get("is_collapsed") is True)
@@ -192,7 +192,7 @@ class Commands:
     def _place(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         folder = None if command.get("folder") is None else _whole(command, "folder")
         self._service.place(_whole(command, "handle"), folder)
-        return self._listed(page, handle)
+        return self._listed(page)
 
     def _delete(self, command: Command) -> News:
         handle = _whole(command, "handle")

@@ -87,12 +87,13 @@ class Handlers:
 
     # conversations
 
-    def history(self, page: str, handle: int | None) -> str:
+    def history(self, page: str) -> str:
         """The list at the side, as the page last searched it. Lists are numbered in the order in
         which they were read: the page shows no earlier one after a later one."""
         with self._listing:
             number, search = next(self._lists), self._searches.get(page, "")
             rows, folders = self.service.conversations(search), self.service.folders()
+            handle = self.presence.shown(page)
         listed = history_html(rows, handle, search, folders=folders)
         return f'<div data-number="{number}">{listed}</div>'
 
@@ -120,11 +121,11 @@ class Handlers:
 
     async def open(self, page: str, handle: int | None) -> Shown:
         """Show a conversation; `follow` then shows its reply if one is being written."""
-        reader = await self.presence.take_over(page)
+        reader = await self.presence.take_over(page, handle)
         try:
             reply = self.service.running(handle) if handle is not None else None
             chat = await asyncio.to_thread(self._chat, handle, reply)
-            history = await asyncio.to_thread(self.history, page, handle)
+            history = await asyncio.to_thread(self.history, page)
             settings = await asyncio.to_thread(self.settings, handle)
         except LocalspecError as error:  # the log cannot be read
             nothing = Shown([], [], is_moved=True, history="", is_running=False)
@@ -262,12 +263,12 @@ class Handlers:
             await asyncio.to_thread(self.keep, reply.handle, form)
         if reply.settings.num_left_out:
             self._left_out[reply.handle] = reply.settings.num_left_out
-        reader = await self.presence.take_over(page)
+        reader = await self.presence.take_over(page, reply.handle)
         first = self.service.running(reply.handle) or reply  # a later one waits below it
         self.presence.asked(page, reply)
         self.presence.read(page, reader, first)
         chat = await asyncio.to_thread(self._chat, reply.handle, first)
-        history = await asyncio.to_thread(self.history, page, reply.handle)
+        history = await asyncio.to_thread(self.history, page)
         if not self.presence.is_reading(page, reader):  # another conversation was chosen meanwhile
             return Shown(handle=reply.handle)
         growing, number = self._growing(first), reader.number
@@ -322,7 +323,7 @@ class Handlers:
         await asyncio.to_thread(self.service.flush, SETTLE_S)
         following = self.service.running(reply.handle)
         chat = await asyncio.to_thread(self._chat, reply.handle, following)
-        history = await asyncio.to_thread(self.history, page, reply.handle)
+        history = await asyncio.to_thread(self.history, page)
         if not self.presence.is_reading(page, reader):
             return Shown()
         news = {"announce": _ending(reply), "recorded": reply.handle}

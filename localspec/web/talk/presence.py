@@ -31,16 +31,23 @@ LEAVE_S = 1.0  # a browser may have gone without a word, and its reader with it
 
 
 class Reader:
-    """Reads one reply for one page. number: its own on this server. reply: None while none is being
-    written. is_claimed: its text is being sent. is_settled: the end of the reply was shown."""
+    """Reads one reply for one page. number: its own on this server. handle: of the conversation
+    that the page shows. reply: None while none is being written. is_claimed: its text is being
+    sent. is_settled: the end of the reply was shown."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, handle: int | None) -> None:
         self.number = number
+        self._handle = handle
         self.reply: Reply | None = None
         self.is_claimed = False
         self.is_settled = False
         self._is_replaced = asyncio.Event()
         self._has_left = asyncio.Event()
+
+    @property
+    def handle(self) -> int | None:
+        """It changes when the conversation is recorded."""
+        return self._handle if self.reply is None else self.reply.handle
 
     async def pause(self, seconds: float) -> None:
         """Wait so long, or until another reader takes the page over."""
@@ -71,15 +78,20 @@ class Presence:
         self._asked_for: dict[str, list[Reply]] = {}
         self._expected: dict[int, float] = {}
 
-    async def take_over(self, page: str) -> Reader:
-        """A new reader, the page's only one."""
-        reader = Reader(next(self._numbers))
+    async def take_over(self, page: str, handle: int | None) -> Reader:
+        """A new reader, the page's only one, of this conversation."""
+        reader = Reader(next(self._numbers), handle)
         with self._lock:
             before = self._readers.get(page)
             self._readers[page] = reader
         if before is not None:
             await before.end()
         return reader
+
+    def shown(self, page: str) -> int | None:
+        """The conversation that the page shows, or will next."""
+        reader = self._readers.get(page)
+        return None if reader is None else reader.handle
 
     def read(self, page: str, reader: Reader, reply: Reply) -> None:
         """The page asked for this reply, or took it over by a reload; the reader reads it."""
