@@ -150,15 +150,29 @@ def test_a_reply_asked_for_in_another_tab_is_shown_in_this_one(visit: Open, site
 
 def test_two_chats_deleted_in_a_row_can_both_be_brought_back(page: Visit) -> None:
     ask(page, "echo first to go", 1)
+    deleted = page.site.service.conversations("first to go")[0].id
     page.new_chat()
     ask(page, "echo next to go", 1)
     for title in ("first to go", "next to go"):
+        page.page.locator("#ls-history .ls-open", has_text=title).click()
+        page.wait_for(title)
         menu(page, title, "Delete")
-        page.page.locator(".ls-toast.ls-undo", has_text=title).wait_for()
-    page.page.locator(".ls-toast", has_text="first to go").get_by_text("Undo").click()
-    page.wait_for("first to go", "#ls-history")
-    page.page.locator(".ls-toast", has_text="next to go").get_by_text("Undo").click()
-    page.wait_for("next to go", "#ls-history")
+        page.page.locator(".ls-toast", has_text=title).wait_for()
+    page.page.set_input_files(
+        "#ls-attach-file", files=[{"name": "x", "mimeType": "", "buffer": b"\0"}]
+    )
+    toast = page.page.locator(".ls-toast:visible")
+    toast.get_by_text("x is not a text").wait_for()
+    assert toast.count() == 1, "one at a time"
+    toast.get_by_role("button", name="Close").click()
+    open_it = "(handle) => window.dispatchEvent(new CustomEvent('ls-command', "
+    page.page.evaluate(open_it + "{ detail: { do: 'open', handle } }))", deleted)
+    toast.get_by_text("first to go").wait_for()
+    for title in ("first to go", "next to go"):
+        assert toast.count() == 1
+        toast.filter(has_text=title).get_by_text("Undo").click()
+        page.wait_for(title, "#ls-history")
+    assert toast.count() == 0
 
 
 def test_the_menu_of_a_chat_closes_by_key_wherever_the_focus_is(page: Visit) -> None:

@@ -53,7 +53,7 @@ onNews("announce", announce);
 onNews("more", (handle) => command({ do: "open", handle })); // the next reply
 
 onNews("removed", (what) => {
-  toast("The message was deleted.", "Undo", () => command({ do: "bring_back", ...what }));
+  toast("The message was deleted.", "Undo", () => command({ do: "bring_back", ...what }), `message ${what.message}`);
 });
 
 onNews("all", (text) => {

@@ -103,7 +103,7 @@ async function exportChat(handle) {
 }
 
 onNews("deleted", ({ handle, title }) => {
-  toast(`Deleted “${title}”.`, "Undo", () => command({ do: "restore", handle }));
+  toast(`Deleted “${title}”.`, "Undo", () => command({ do: "restore", handle }), `chat ${handle}`);
 });
 
 // The list is drawn anew, mostly by making each row another chat's: the focus stays with its chat or

@@ -100,9 +100,10 @@ export function keepFocus(box, give, nameOf = () => "") {
 }
 
 const TOAST_S = 12;
-const MOST_TOASTS = 4;
 
-export function toast(text, label, react) {
+// One is seen at a time, the newest. What can be undone comes back when another has gone from over it;
+// `key`: what would be undone, once.
+export function toast(text, label, react, key = "") {
   let box = byId("ls-toasts");
   if (!box) document.body.append((box = make("div", { id: "ls-toasts", role: "status" })));
   const line = make("div", { className: "ls-toast" }, make("span", { textContent: text }));
@@ -115,12 +116,14 @@ export function toast(text, label, react) {
   };
   if (label) line.append(make("button", { type: "button", textContent: label, onclick: () => { away(); react(); } }));
   line.append(make("button", { type: "button", className: "ls-icon", ariaLabel: "Close", textContent: "×", onclick: away }));
-  line.classList.toggle("ls-undo", Boolean(label));
-  // The same words once more are no second message; what can be undone goes last.
-  if (!label) [...box.children].find((one) => !one.matches(".ls-undo") && one.firstChild.textContent === text)?.remove();
+  line.dataset.key = key;
+  for (const one of [...box.children]) if (!one.dataset.key || one.dataset.key === key) one.remove();
   box.append(line);
-  if (box.children.length > MOST_TOASTS) ([...box.children].find((one) => one !== line && !one.matches(".ls-undo")) ?? box.firstChild).remove();
-  setTimeout(away, TOAST_S * 1000);
+  const end = () => {
+    if (line.nextSibling?.dataset.key === "") setTimeout(end, TOAST_S * 1000); // it could not be seen
+    else away();
+  };
+  setTimeout(end, TOAST_S * 1000);
 }
 
 onNews("warning", (text) => toast(text));
