@@ -19,6 +19,7 @@ WIDTH, HEIGHT = 640, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 70, 44
 COLOURS = ("#0d9488", "#8b5cf6", "#d97706", "#2d5aff", "#db2777", "#65a30d", "#879696")
 GREY = COLOURS[-1]
+LOST = "#dc2626"  # of a bar below the level to compare with, by two digits
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 4", "4 6", "1 4")
 MAX_TICKS = 6
 MAX_MARKED_POINTS = 40  # of a line; more would hide it
@@ -134,7 +135,9 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
             if value is not None:
                 x = frame.x(begin + index * share), frame.x(begin + (index + 0.92) * share)
                 label = f"{group.label}, {names[index]}: {value:.4g}"
-                parts.append(_bar(frame, x, value, interval, index, label, digits))
+                bar = _bar(frame, x, value, interval, index, label, digits)
+                is_lost = round(value, 2) < (axes.line or 0.0)
+                parts.append(bar.replace(COLOURS[index % len(COLOURS)], LOST) if is_lost else bar)
     return _svg(axes, frame, [*parts, _level(frame, axes)])
 
 
@@ -212,9 +215,8 @@ def stacked(plots: Sequence[str], origin: str = "") -> str:
 def standalone(svg: str) -> str:
     """The plot as a file: with its size, and on white."""
     head, _, rest = svg.partition(">")
-    width, height = _size(svg)
-    size = f' width="{width}" height="{height}"'
-    return f'{head}{size}><rect width="100%" height="100%" fill="#ffffff"/>{rest}'
+    size = 'width="{}" height="{}"'.format(*_size(svg))
+    return f'{head} {size}><rect width="100%" height="100%" fill="#ffffff"/>{rest}'
 
 
 def _size(svg: str) -> tuple[int, int]:
@@ -333,10 +335,9 @@ def _bar(
     label: str,
     digits: int | None,
 ) -> str:
-    left, right = x
-    top, middle = frame.y(value), (left + right) / 2
+    top, middle, width = frame.y(value), sum(x) / 2, x[1] - x[0]
     title = f"<title>{html.escape(label)}</title>"
-    box = _box(left, top, right - left, frame.bottom - top, index, title)
+    box = _box(x[0], top, width, frame.bottom - top, index, title)
     if interval is not None:
         low, high = (frame.y(end) for end in interval)
         box += _rule(middle, middle, low, high, 'stroke-width="1.2"')

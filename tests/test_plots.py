@@ -17,6 +17,7 @@ from localspec.plots import (
     COLOURS,
     DASHES,
     LETTER,
+    LOST,
     Axes,
     Group,
     Row,
@@ -29,7 +30,15 @@ from localspec.plots import (
 )
 
 BY_DRAFTER = [PLAIN_COLOUR, *(info.colour for info in REGISTRY.values())]
+VALUES = {"lost": 0.98, "even": 0.998, "won": 1.4}
 AXES = Axes("Speed & <more>", "turn", "tok/s", line=1.0, line_label="plain")
+
+
+def test_a_bar_below_the_level_is_told_from_one_at_it() -> None:
+    drawn = bars(AXES, ("a",), [Group(name, (value,)) for name, value in VALUES.items()])
+    boxes = ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}rect")
+    fills = {str(box[0].text).split(",")[0]: box.get("fill") for box in boxes}
+    assert fills == {"lost": LOST, "even": COLOURS[0], "won": COLOURS[0]}
 
 
 def test_names_are_escaped_and_the_svg_is_sound() -> None:
