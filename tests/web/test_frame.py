@@ -187,6 +187,15 @@ def test_a_notice_moves_nothing_and_what_is_below_it_can_be_scrolled_up(page: Vi
     page.page.wait_for_function("!document.querySelector('#ls-notices p')")
 
 
+def test_the_button_of_the_settings_keeps_its_place_on_a_phone(narrow: Visit) -> None:
+    button = narrow.page.locator("#ls-settings > .toggle-button")
+    was = button.bounding_box()
+    button.click()
+    narrow.page.get_by_role("button", name="Close settings").wait_for()
+    assert button.bounding_box() == was
+    button.click()
+
+
 def test_the_line_is_one_line_and_no_label_is_cut(page: Visit, site: Site) -> None:
     ask(page, "steady: hello")
     page.wait_for("% of guesses right", "#ls-guesses")
