@@ -17,12 +17,12 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from localspec.chat.titles import title_line, title_of
+from localspec.chat.titles import title_of
 from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.record.conversations import Imported
 from localspec.record.export import EXPORT_VERSION
-from localspec.record.rows import Conversation, StoredMessage, now
+from localspec.record.rows import Conversation, StoredMessage, now, title_line
 
 MAX_BYTES = 64_000_000
 MAX_PARTS = 3_000_000  # objects and lists: each takes many times its length in memory

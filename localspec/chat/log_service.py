@@ -17,18 +17,15 @@ from typing import Any
 from localspec.chat import branches
 from localspec.chat.audit import Replay, logged_reply, replay_of
 from localspec.chat.importing import read_conversations
-from localspec.chat.journal import COMMIT_WAIT_S, Journal
-from localspec.chat.titles import title_line
+from localspec.chat.journal import COMMIT_WAIT_S, Journal, OpenConversation
 from localspec.chat.turn import Reply, ShownMessage, clean
 from localspec.engine.controller import measurements
 from localspec.errors import RequestError
-from localspec.record.api_keys import ApiKeys
 from localspec.record.conversations import PROMPT, ConversationList, ConversationRow
 from localspec.record.drafted import TokenRecord, unpack
 from localspec.record.export import Format, Scope, export
-from localspec.record.folders import Folder
-from localspec.record.kept_settings import KeptSettings, settings_from
-from localspec.record.rows import RecentGain
+from localspec.record.kept_settings import settings_from
+from localspec.record.rows import Conversation, RecentGain, visible_line
 from localspec.record.store import STATE_KEY, SessionInfo, Store
 from localspec.speculation import Measurement
 
@@ -50,11 +47,15 @@ class ReplyRecord:
 
 
 class LogService:
-    """See the module. session_info: asked when the first turn begins."""
+    """See the module. session_info: asked when the first turn begins. prompts: the person's library
+    of prompts. defaults: what a new chat begins with, by the name of the model. api_keys: of other
+    programs. folders: of the list of conversations."""
 
     def __init__(self, store: Store, session_info: Callable[[], SessionInfo]) -> None:
         self.store = store
         self.journal = Journal(store, session_info)
+        self.prompts, self.defaults = store.prompts, store.defaults
+        self.api_keys, self.folders = store.api_keys, store.folders
 
     # the list of conversations
 
@@ -70,7 +71,7 @@ class LogService:
 
     def rename(self, handle: int, title: str) -> None:
         """Raises RequestError for an empty title, StoreError."""
-        title = _visible(title, "title")
+        title = visible_line(title, "title")
         conversation = self.journal.change(
             handle, lambda conversations, stored_id: conversations.rename(stored_id, title)
         )
@@ -85,25 +86,6 @@ class LogService:
         """Store the conversations of an exported file, all or none; the new handles. Raises
         RequestError, StoreError."""
         return self.store.conversation_list.add_imported(read_conversations(data))
-
-    def folders(self) -> list[Folder]:
-        return self.store.folders.all()
-
-    def add_folder(self, name: str) -> int:
-        """Raises RequestError for an empty name, StoreError."""
-        return self.store.folders.add(_visible(name, "name"))
-
-    def rename_folder(self, folder_id: int, name: str) -> None:
-        """Raises as `add_folder`."""
-        self.store.folders.rename(folder_id, _visible(name, "name"))
-
-    def fold(self, folder_id: int, is_collapsed: bool) -> None:
-        """Show a folder without or with its chats."""
-        self.store.folders.fold(folder_id, is_collapsed)
-
-    def delete_folder(self, folder_id: int) -> None:
-        """Its chats go back to the top of the list."""
-        self.store.folders.delete(folder_id)
 
     def place(self, handle: int, folder_id: int | None) -> None:
         """Move a chat into a folder; None: out of it."""
@@ -124,9 +106,12 @@ class LogService:
     def when_full(self, handle: int | None) -> str:
         """What is done when the context of this chat is full: ask, roll (go on without the oldest
         messages) or stop."""
-        stored_id = None if handle is None else self.journal.conversation(handle).stored_id
-        found = None if stored_id is None else self.store.conversation(stored_id)
+        found = None if handle is None else self._stored(self.journal.conversation(handle))
         return (None if found is None else found.when_full) or WHEN_FULL[0]
+
+    def _stored(self, conversation: OpenConversation) -> Conversation | None:
+        stored_id = conversation.stored_id
+        return None if stored_id is None else self.store.conversation(stored_id)
 
     def decide(self, handle: int, when_full: str) -> None:
         """Set `when_full` of this chat. Raises RequestError for what is none of these."""
@@ -163,8 +148,7 @@ class LogService:
         tip = conversation.tip  # read once: the journal's thread takes it away when it is stored
         if tip is not None and tip.settings is not None:
             return tip.settings.system_prompt or ""
-        stored_id = conversation.stored_id
-        found = None if stored_id is None else self.store.conversation(stored_id)
+        found = self._stored(conversation)
         return "" if found is None else found.system_prompt or ""
 
     # settings: texts by the names of the page's fields
@@ -174,8 +158,7 @@ class LogService:
         conversation = self.journal.conversation(handle)
         if conversation.settings is not None:
             return conversation.settings
-        stored_id = conversation.stored_id
-        found = None if stored_id is None else self.store.conversation(stored_id)
+        found = self._stored(conversation)
         kept = None if found is None else settings_from(found.settings)
         return {PROMPT: self.system_prompt(handle), **(kept or {})}
 
@@ -185,20 +168,6 @@ class LogService:
             handle, lambda conversations, stored_id: conversations.keep_settings(stored_id, kept)
         )
         conversation.settings = kept
-
-    @property
-    def prompts(self) -> KeptSettings:
-        """The person's library of prompts."""
-        return self.store.prompts
-
-    @property
-    def api_keys(self) -> ApiKeys:
-        return self.store.api_keys
-
-    @property
-    def defaults(self) -> KeptSettings:
-        """What a new chat begins with, by the name of the model."""
-        return self.store.defaults
 
     # what the log holds
 
@@ -244,10 +213,6 @@ class LogService:
     def logged_models(self) -> list[str]:
         return self.store.models()
 
-    def turn_of(self, message_id: int) -> dict[str, Any] | None:
-        """The row of the turn that wrote this reply."""
-        return self.store.turn_of(message_id)
-
     def rounds(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rounds of these turns, oldest first."""
         return [step for row in rows for step in self.store.step_rows(row["turn_id"])]
@@ -270,23 +235,11 @@ class LogService:
         `reply_record`."""
         return replay_of(self.store, message_id, drafter)
 
-    def learnt_state(self) -> dict[str, Any]:
-        """What the controllers learnt, by combination of models and machine."""
-        return self.store.load_state(STATE_KEY) or {}
-
     def measurements(self, context_length: int) -> tuple[Measurement, ...]:
         """What earlier runs measured, for the planner."""
-        return measurements(self.learnt_state(), context_length)
+        return measurements(self.store.load_state(STATE_KEY) or {}, context_length)
 
     def export(self, scope: Scope, format: Format, out: Path) -> None:
         """Write what is in scope to `out`. Raises StoreError."""
         self.journal.flush()
         export(self.store, scope, format, out)
-
-
-def _visible(text: str, what: str) -> str:
-    """A title or name as one line. Raises RequestError where nothing of it can be seen."""
-    line = title_line(text)
-    if not any(sign.isprintable() and not sign.isspace() for sign in line):
-        raise RequestError(f"A {what} needs a visible character. The old {what} stays.")
-    return line

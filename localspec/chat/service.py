@@ -268,11 +268,9 @@ class ChatService(LogService):
         conversation = self._at_rest(handle)
         if until is not None:
             branches.message_of(self.store, conversation, until)
-        stored_id = conversation.stored_id or 0
-        found = self.store.conversation(stored_id)
-        title = "" if found is None else found.title
-        named = title_of_copy(title, is_whole=until is None)
-        return self.store.message_tree.copy(stored_id, named, until)
+        found = self._stored(conversation)
+        named = title_of_copy("" if found is None else found.title, is_whole=until is None)
+        return self.store.message_tree.copy(conversation.stored_id or 0, named, until)
 
     def _at_rest(self, handle: int) -> OpenConversation:
         """The conversation, stored whole. Raises RequestError while a reply is written."""
@@ -359,7 +357,7 @@ class ChatService(LogService):
         if conversation.is_deleted:
             raise RequestError("This conversation was deleted. Restore it, or write in a new chat.")
         reply = Reply(turn, decided(settings, self.workloads, turn.text))
-        found = self.store.conversation(conversation.stored_id or 0)
+        found = self._stored(conversation)
         tip_id = None if found is None or conversation.tip is not None else found.tip_message_id
         self.journal.add(turn)
         try:

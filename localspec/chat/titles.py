@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 import threading
-import unicodedata
 from collections.abc import Sequence
 
 from localspec.backend import Backend, Message, Request
@@ -21,12 +20,10 @@ from localspec.chat import branches
 from localspec.chat.jobs import Task
 from localspec.chat.turn import Reply, ShownMessage, prompt_messages
 from localspec.core import SamplingParams
-from localspec.record.rows import PAGE
+from localspec.record.rows import PAGE, title_line
 from localspec.record.store import Store
 
 TITLE_LENGTH = 48
-MAX_TITLE_LENGTH = 200  # of one that a person writes
-CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
 ONLY_A_FILE = re.compile(r"File `([^`\n]{1,100})`:\n\n`{3}")  # as attachments write it
 ASK = "Write a title for this conversation: two to six words, nothing else."
 MAX_TITLE_TOKENS = 24
@@ -108,14 +105,6 @@ def title_from(text: str, exchange: Sequence[ShownMessage]) -> str | None:
     is_about_it = any(word in said for word in WORD.findall(title.casefold()))
     is_short = len(title) <= TITLE_LENGTH and len(title.split()) <= MAX_TITLE_WORDS
     return title if is_about_it and is_short and "<" not in title else None
-
-
-def title_line(text: str) -> str:
-    """A title as one line of text without control characters."""
-    kept = (
-        c if c.isspace() or unicodedata.category(c) not in CONTROL_CATEGORIES else " " for c in text
-    )
-    return " ".join("".join(kept).split())[:MAX_TITLE_LENGTH]
 
 
 def title_of_copy(title: str, is_whole: bool) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localspec.record.connection import SharedConnection
+from localspec.record.rows import visible_line
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,12 @@ class Folders:
         return [Folder(row["id"], row["name"], bool(row["is_collapsed"])) for row in rows]
 
     def add(self, name: str) -> int:
-        """The new id."""
-        return self._db.insert("folder", {"name": name})
+        """The new id. Raises RequestError for an empty name."""
+        return self._db.insert("folder", {"name": visible_line(name, "name")})
 
     def rename(self, folder_id: int, name: str) -> None:
-        self._db.update("folder", folder_id, {"name": name})
+        """Raises RequestError for an empty name."""
+        self._db.update("folder", folder_id, {"name": visible_line(name, "name")})
 
     def fold(self, folder_id: int, is_collapsed: bool) -> None:
         self._db.update("folder", folder_id, {"is_collapsed": int(is_collapsed)})

@@ -11,6 +11,7 @@ Not here: SQL.
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,12 +19,15 @@ from typing import Any, Literal
 
 from localspec.backend import Role
 from localspec.core import Step
+from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.turn_stats import TurnStats
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
 MOST_OTHERS = 15  # combinations whose learnt state is kept beside the one that is saved
 LARGEST_INTEGER = 2**63 - 1
+MAX_TITLE_LENGTH = 200
+CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
 PAGE, API = "page", "api"  # where a conversation was held
 STATE_AFTER: Mapping[str, MessageState] = {
     "cancelled": "stopped",
@@ -191,6 +195,22 @@ def clean(text: str) -> str:
     if text.isascii():
         return text
     return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)
+
+
+def title_line(text: str) -> str:
+    """A title as one line of text without control characters."""
+    kept = (
+        c if c.isspace() or unicodedata.category(c) not in CONTROL_CATEGORIES else " " for c in text
+    )
+    return " ".join("".join(kept).split())[:MAX_TITLE_LENGTH]
+
+
+def visible_line(text: str, what: str) -> str:
+    """A title or name as one line. Raises RequestError where nothing of it can be seen."""
+    line = title_line(text)
+    if not any(sign.isprintable() and not sign.isspace() for sign in line):
+        raise RequestError(f"A {what} needs a visible character. The old {what} stays.")
+    return line
 
 
 def text_columns(text: str) -> dict[str, str | None]:

@@ -167,26 +167,26 @@ class Commands:
     def _folders(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         """The folders that a chat can be moved to."""
         wanted = _whole(command, "handle")
-        named = [[one.id, clean(one.name)] for one in self._service.folders()]
+        named = [[one.id, clean(one.name)] for one in self._service.folders.all()]
         return Shown(signal={"folders": {"handle": wanted, "folders": named}})
 
     def _new_folder(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
         """handle in the command: of the chat that goes into it, None for an empty one."""
-        made = self._service.add_folder(str(command.get("name", "")))
+        made = self._service.folders.add(str(command.get("name", "")))
         if command.get("handle") is not None:
             self._service.place(_whole(command, "handle"), made)
         return self._listed(page)
 
     def _rename_folder(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
-        self._service.rename_folder(_whole(command, "folder"), str(command.get("name", "")))
+        self._service.folders.rename(_whole(command, "folder"), str(command.get("name", "")))
         return self._listed(page)
 
     def _delete_folder(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
-        self._service.delete_folder(_whole(command, "folder"))
+        self._service.folders.delete(_whole(command, "folder"))
         return self._listed(page)
 
     def _fold(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:
-        self._service.fold(_whole(command, "folder"), command.get("is_collapsed") is True)
+        self._service.folders.fold(_whole(command, "folder"), command.get("is_collapsed") is True)
         return Shown()
 
     def _place(self, page: str, handle: int | None, command: Command, form: Form) -> Shown:

@@ -92,7 +92,7 @@ class Handlers:
         which they were read: the page shows no earlier one after a later one."""
         with self._listing:
             number, search = next(self._lists), self._searches.get(page, "")
-            rows, folders = self.service.conversations(search), self.service.folders()
+            rows, folders = self.service.conversations(search), self.service.folders.all()
             handle = self.presence.shown(page)
         listed = history_html(rows, handle, search, folders=folders)
         return f'<div data-number="{number}">{listed}</div>'

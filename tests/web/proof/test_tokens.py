@@ -72,7 +72,7 @@ def test_a_sampled_reply_is_made_again_with_its_seed_and_any_drafter(
     page: Visit, site: Site
 ) -> None:
     message = opened(page, "sample me", temperature=0.8)
-    row = site.service.turn_of(message)
+    row = site.service.store.turn_of(message)
     assert row is not None and row["seed"] is not None
     for drafter, words in (("off", "without drafting"), ("ngram", "with drafting")):
         page.page.select_option(".ls-tv-drafter", drafter)
