@@ -246,8 +246,7 @@ class Worker:
             if isinstance(job, Task):
                 return None
             others = (one.pending for one in self.running if one not in job.together)
-            is_busy = any(one.conversation is job.pending.conversation for one in others)
-            if job.request is not None or not is_busy:  # a program's holds its whole conversation
+            if all(one.conversation is not job.pending.conversation for one in others):
                 return job
         return None
 
