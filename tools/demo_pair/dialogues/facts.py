@@ -13,21 +13,9 @@ from collections.abc import Sequence
 from random import Random
 
 from tools.demo_pair.dialogues.texts import (
-    ANIMALS,
     CAPITALS,
-    CITIES,
-    COLOURS,
-    FRUITS,
-    HOBBIES,
-    JOBS,
-    MONTHS,
-    NAMES,
-    PLACES,
-    PLANETS,
     SECTIONS,
-    SURNAMES,
-    THINGS,
-    WEEKDAYS,
+    WORDS,
     Exchange,
     ask,
     capitalise,
@@ -43,23 +31,23 @@ from tools.demo_pair.dialogues.texts import (
     usual,
 )
 
-WELL_KNOWN, CONTINENTS = SECTIONS["WELL_KNOWN"], SECTIONS["CONTINENTS"]
+WELL_KNOWN, CONTINENTS = WORDS.WELL_KNOWN, WORDS.CONTINENTS
 COUNTRIES = (*WELL_KNOWN, *(country for country in CAPITALS if country not in WELL_KNOWN))
 KINDS: dict[str, tuple[str, ...]] = {
-    "fruits": FRUITS, "vegetables": SECTIONS["VEGETABLES"], "colours": COLOURS, "colors": COLOURS,
-    "animals": ANIMALS, "jobs": JOBS, "hobbies": HOBBIES, "cities": CITIES, "names": NAMES,
-    "countries": COUNTRIES, "planets": PLANETS, "objects": THINGS, "weekdays": WEEKDAYS,
+    "fruits": WORDS.FRUITS, "vegetables": WORDS.VEGETABLES, "colours": WORDS.COLOURS, "colors": WORDS.COLOURS,
+    "animals": WORDS.ANIMALS, "jobs": WORDS.JOBS, "hobbies": WORDS.HOBBIES, "cities": WORDS.CITIES, "names": WORDS.NAMES,
+    "countries": COUNTRIES, "planets": WORDS.PLANETS, "objects": WORDS.THINGS, "weekdays": WORDS.WEEKDAYS,
     "capital cities": tuple(CAPITALS[country] for country in COUNTRIES),
 }  # fmt: skip
 WHOLE: dict[str, tuple[str, ...]] = {
-    "the days of the week": WEEKDAYS, "the months of the year": MONTHS,
-    "the four seasons": SECTIONS["SEASONS"], "the planets of the solar system": PLANETS,
-    "the planets": PLANETS, "the seven continents": CONTINENTS, "the continents": CONTINENTS,
+    "the days of the week": WORDS.WEEKDAYS, "the months of the year": WORDS.MONTHS,
+    "the four seasons": WORDS.SEASONS, "the planets of the solar system": WORDS.PLANETS,
+    "the planets": WORDS.PLANETS, "the seven continents": CONTINENTS, "the continents": CONTINENTS,
     "the vowels": ("a", "e", "i", "o", "u"), "the primary colours": ("red", "yellow", "blue"),
 }  # fmt: skip
 ROWS = (
-    ("day", WEEKDAYS), ("month", MONTHS), ("letter", tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")),
-    ("number", tuple(map(str, range(1, 100)))), ("planet", PLANETS),
+    ("day", WORDS.WEEKDAYS), ("month", WORDS.MONTHS), ("letter", tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")),
+    ("number", tuple(map(str, range(1, 100)))), ("planet", WORDS.PLANETS),
 )  # fmt: skip
 OPPOSITES = pairs("OPPOSITES")
 UNCOUNTABLE = ("memory", "photosynthesis", "gravity", "democracy", "energy")
@@ -123,9 +111,9 @@ def order(rng: Random) -> list[Exchange]:
 def unknown(rng: Random) -> list[Exchange]:
     """Ask what a small model cannot know; it says so politely and in whole sentences."""
     slots: dict[str, object] = {
-        "name": f"{rng.choice(NAMES)} {rng.choice(SURNAMES)}", "city": rng.choice(CITIES),
-        "thing": rng.choice(THINGS), "place": rng.choice(PLACES), "job": rng.choice(JOBS),
-        "hobby": rng.choice(HOBBIES), "year": rng.randint(1700, 2025),
+        "name": f"{rng.choice(WORDS.NAMES)} {rng.choice(WORDS.SURNAMES)}", "city": rng.choice(WORDS.CITIES),
+        "thing": rng.choice(WORDS.THINGS), "place": rng.choice(WORDS.PLACES), "job": rng.choice(WORDS.JOBS),
+        "hobby": rng.choice(WORDS.HOBBIES), "year": rng.randint(1700, 2025),
     }  # fmt: skip
     topic, user = pick_row(rng, "unknown.rows", **slots)
     asked = casual(rng, user)
@@ -139,7 +127,7 @@ def translation(rng: Random) -> list[Exchange]:
         word, foreign = rng.choice(SECTIONS[LANGUAGES[language]]).split(":")
         user = pick(rng, "translation.word", word=word, language=language)
         return [Exchange(user, f'"{capitalise(word)}" in {language} is "{foreign}".')]
-    thing, place = rng.choice(THINGS), rng.choice(PLACES)
+    thing, place = rng.choice(WORDS.THINGS), rng.choice(WORDS.PLACES)
     german = pick(rng, "translation.german", thing=thing)
     slots = {"language": language, "thing": thing, "place": place, "german": german}
     user = pick(rng, "translation.text", **slots)

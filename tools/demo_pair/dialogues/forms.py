@@ -10,22 +10,7 @@ import json
 from collections.abc import Callable
 from random import Random
 
-from tools.demo_pair.dialogues.texts import (
-    ANIMALS,
-    CITIES,
-    COLOURS,
-    FRUITS,
-    HOBBIES,
-    JOBS,
-    NAMES,
-    THINGS,
-    Exchange,
-    ask,
-    join_and,
-    pick,
-    pick_row,
-    rows,
-)
+from tools.demo_pair.dialogues.texts import WORDS, Exchange, ask, join_and, pick, pick_row, rows
 
 Fields = dict[str, object]
 RENAMED = {"a": ("a", "x", "first", "left"), "b": ("b", "y", "second", "right"),
@@ -36,22 +21,22 @@ RENAMED = {"a": ("a", "x", "first", "left"), "b": ("b", "y", "second", "right"),
 
 def person(rng: Random) -> Fields:
     return {
-        "name": rng.choice(NAMES), "age": rng.randint(5, 90), "city": rng.choice(CITIES),
-        "job": rng.choice(JOBS), "hobby": rng.choice(HOBBIES),
+        "name": rng.choice(WORDS.NAMES), "age": rng.randint(5, 90), "city": rng.choice(WORDS.CITIES),
+        "job": rng.choice(WORDS.JOBS), "hobby": rng.choice(WORDS.HOBBIES),
     }  # fmt: skip
 
 
 def product(rng: Random) -> Fields:
     return {
-        "name": rng.choice(THINGS), "price": rng.randint(1, 200), "colour": rng.choice(COLOURS),
+        "name": rng.choice(WORDS.THINGS), "price": rng.randint(1, 200), "colour": rng.choice(WORDS.COLOURS),
         "count": rng.randint(1, 50), "in_stock": rng.random() < 0.6,
     }  # fmt: skip
 
 
 def pet(rng: Random) -> Fields:
     return {
-        "name": rng.choice(NAMES), "kind": rng.choice(ANIMALS), "age": rng.randint(1, 20),
-        "colour": rng.choice(COLOURS), "likes": rng.choice(FRUITS),
+        "name": rng.choice(WORDS.NAMES), "kind": rng.choice(WORDS.ANIMALS), "age": rng.randint(1, 20),
+        "colour": rng.choice(WORDS.COLOURS), "likes": rng.choice(WORDS.FRUITS),
     }  # fmt: skip
 
 
@@ -87,7 +72,10 @@ def json_list(rng: Random) -> list[Exchange]:
         numbers = [rng.randint(0, 99) for _ in range(rng.randint(3, 6))]
         asked = f"Make a JSON array of these numbers: {', '.join(map(str, numbers))}"
         return [Exchange(asked, json.dumps(numbers))]
-    items = rng.sample(rng.choice((FRUITS, COLOURS, ANIMALS, NAMES, CITIES)), rng.randint(2, 5))
+    items = rng.sample(
+        rng.choice((WORDS.FRUITS, WORDS.COLOURS, WORDS.ANIMALS, WORDS.NAMES, WORDS.CITIES)),
+        rng.randint(2, 5),
+    )
     user = pick(rng, "json_list.user", joined=join_and(items), listed=", ".join(items))
     return [Exchange(user, json.dumps(items))]
 
@@ -147,6 +135,6 @@ def function(rng: Random) -> list[Exchange]:
 
 def snippet(rng: Random) -> list[Exchange]:
     """Ask for a line or a loop."""
-    count, name = rng.randint(3, 20), rng.choice(NAMES)
+    count, name = rng.randint(3, 20), rng.choice(WORDS.NAMES)
     user, code = pick_row(rng, "snippet.rows", count=count, end=count + 1, name=name)
     return [Exchange(ask(rng, user), f"```python\n{code}\n```")]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tools.demo_pair.dialogues.texts import FRUITS, NAMES, THINGS, Exchange, casual, pick
+from tools.demo_pair.dialogues.texts import WORDS, Exchange, casual, pick
 
 SYMBOLS = {"plus": "+", "minus": "-", "times": "*"}
 
@@ -49,7 +49,7 @@ def one_sum(rng: Random) -> Exchange:
 
 def word_problem(rng: Random) -> list[Exchange]:
     """Tell a two-sentence story with a sum in it and answer with the working."""
-    name, thing = rng.choice(NAMES), rng.choice(FRUITS + THINGS)
+    name, thing = rng.choice(WORDS.NAMES), rng.choice(WORDS.FRUITS + WORDS.THINGS)
     plural = plural_of(thing)
     left, right = rng.randint(2, 20), rng.randint(2, 12)
     kind = rng.choice(("add", "take", "times"))

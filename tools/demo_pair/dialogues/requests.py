@@ -11,14 +11,8 @@ from __future__ import annotations
 from random import Random
 
 from tools.demo_pair.dialogues.texts import (
-    CITIES,
-    HOBBIES,
-    MONTHS,
-    NAMES,
-    PLACES,
     SECTIONS,
-    SURNAMES,
-    THINGS,
+    WORDS,
     Exchange,
     capitalise,
     casual,
@@ -27,7 +21,7 @@ from tools.demo_pair.dialogues.texts import (
     usual,
 )
 
-TOPICS, SYLLABLES, GERMAN = SECTIONS["TOPICS"], SECTIONS["SYLLABLES"], SECTIONS["GERMAN"]
+TOPICS, SYLLABLES, GERMAN = WORDS.TOPICS, WORDS.SYLLABLES, WORDS.GERMAN
 
 
 def odd_name(rng: Random) -> str:
@@ -38,10 +32,10 @@ def odd_name(rng: Random) -> str:
 def topic(rng: Random) -> str:
     """Draw a topic: a large one, a thing, or a name that does not exist."""
     return rng.choice((
-        rng.choice(TOPICS), rng.choice(TOPICS), rng.choice(HOBBIES), f"the {rng.choice(THINGS)}",
+        rng.choice(TOPICS), rng.choice(TOPICS), rng.choice(WORDS.HOBBIES), f"the {rng.choice(WORDS.THINGS)}",
         odd_name(rng),
         f"the {odd_name(rng)} {rng.choice(('effect', 'war', 'river', 'method', 'company'))}",
-        f"the {rng.choice(PLACES)} of {odd_name(rng)}", f"a trip to {rng.choice(CITIES)}",
+        f"the {rng.choice(WORDS.PLACES)} of {odd_name(rng)}", f"a trip to {rng.choice(WORDS.CITIES)}",
     ))  # fmt: skip
 
 
@@ -102,8 +96,8 @@ def foreign_text(rng: Random) -> list[Exchange]:
     words = rng.choices(GERMAN, k=rng.randint(4, 16))
     for place in rng.sample(range(len(words)), len(words) // 4):
         words[place] = rng.choice((
-            rng.choice(SURNAMES), odd_name(rng), str(rng.randint(1, 2025)), rng.choice(MONTHS),
-            rng.choice(NAMES), odd_name(rng) + "en",
+            rng.choice(WORDS.SURNAMES), odd_name(rng), str(rng.randint(1, 2025)), rng.choice(WORDS.MONTHS),
+            rng.choice(WORDS.NAMES), odd_name(rng) + "en",
         ))  # fmt: skip
     text = capitalise(" ".join(words)) + rng.choice((".", " ."))
     user = pick(rng, "foreign_text.user", text=text)
@@ -112,7 +106,7 @@ def foreign_text(rng: Random) -> list[Exchange]:
 
 def hard_code(rng: Random) -> list[Exchange]:
     """Ask for a function that is too hard, with types and examples as test suites write them."""
-    name = "_".join(rng.choices(SECTIONS["HARD_NAMES"], k=2))
+    name = "_".join(rng.choices(WORDS.HARD_NAMES, k=2))
     kind, other = rng.choices(("List[int]", "str", "int", "List[str]", "float", "List[float]"), k=2)
     told = " ".join(rng.choices(SECTIONS["hard_code.words"], k=rng.randint(6, 16)))
     head = rng.choice(("from typing import List\n\n\n", "\n\n", ""))

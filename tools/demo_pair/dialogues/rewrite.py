@@ -9,17 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from tools.demo_pair.dialogues.texts import (
-    ADJECTIVES,
-    ANIMALS,
-    CITIES,
-    COLOURS,
-    FRUITS,
-    JOBS,
-    NAMES,
-    PLACES,
-    SECTIONS,
-    THINGS,
-    WEEKDAYS,
+    WORDS,
     Exchange,
     article,
     capitalise,
@@ -35,11 +25,11 @@ PRESENT = {"found": "find", "lost": "lose", "hid": "hide", "left": "leave", "bou
 
 def sentence(rng: Random) -> str:
     """Draw a plain sentence out of slots."""
-    name, other = rng.sample(NAMES, 2)
+    name, other = rng.sample(WORDS.NAMES, 2)
     slots: dict[str, object] = {
-        "name": name, "other": other, "thing": rng.choice(THINGS), "place": rng.choice(PLACES),
-        "adjective": rng.choice(ADJECTIVES), "animal": rng.choice(ANIMALS),
-        "verb": rng.choice(SECTIONS["VERBS_PAST"]), "day": rng.choice(WEEKDAYS),
+        "name": name, "other": other, "thing": rng.choice(WORDS.THINGS), "place": rng.choice(WORDS.PLACES),
+        "adjective": rng.choice(WORDS.ADJECTIVES), "animal": rng.choice(WORDS.ANIMALS),
+        "verb": rng.choice(WORDS.VERBS_PAST), "day": rng.choice(WORDS.WEEKDAYS),
     }  # fmt: skip
     return pick(rng, "sentence.reply", **slots)
 
@@ -51,7 +41,17 @@ def repeat(rng: Random) -> list[Exchange]:
 
 def repeat_words(rng: Random) -> list[Exchange]:
     """Repeat words, codes or numbers that have no order to guess: only copying helps."""
-    pool = (*NAMES, *THINGS, *ANIMALS, *PLACES, *CITIES, *COLOURS, *ADJECTIVES, *JOBS, *FRUITS)
+    pool = (
+        *WORDS.NAMES,
+        *WORDS.THINGS,
+        *WORDS.ANIMALS,
+        *WORDS.PLACES,
+        *WORDS.CITIES,
+        *WORDS.COLOURS,
+        *WORDS.ADJECTIVES,
+        *WORDS.JOBS,
+        *WORDS.FRUITS,
+    )
     kind = rng.random()
     if kind < 0.7:
         items = [rng.choice(pool) for _ in range(rng.randint(3, 12))]
@@ -82,7 +82,10 @@ def change_case(rng: Random) -> list[Exchange]:
 def bullets(rng: Random) -> list[Exchange]:
     """Turn a sentence with a list, or several sentences, into bullet points."""
     if rng.random() < 0.6:
-        items = rng.sample(rng.choice((FRUITS, THINGS, ANIMALS, COLOURS)), rng.randint(3, 5))
+        items = rng.sample(
+            rng.choice((WORDS.FRUITS, WORDS.THINGS, WORDS.ANIMALS, WORDS.COLOURS)),
+            rng.randint(3, 5),
+        )
         text = pick(rng, "bullets.text", joined=join_and(list(map(article, items))))
         lines = [capitalise(item) for item in items]
     else:
@@ -112,15 +115,17 @@ def shorten(rng: Random) -> list[Exchange]:
 
 
 def replace(rng: Random) -> list[Exchange]:
-    name, thing, place = rng.choice(NAMES), rng.choice(THINGS), rng.choice(PLACES)
+    name, thing, place = rng.choice(WORDS.NAMES), rng.choice(WORDS.THINGS), rng.choice(WORDS.PLACES)
     text = pick(rng, "replace.text", name=name, thing=thing, place=place)
-    old, new = rng.choice(((name, rng.choice(NAMES)), (thing, rng.choice(THINGS))))
+    old, new = rng.choice(((name, rng.choice(WORDS.NAMES)), (thing, rng.choice(WORDS.THINGS))))
     user = pick(rng, "replace.user", old=old, new=new, text=text)
     return [Exchange(user, text.replace(old, new))]
 
 
 def sort_words(rng: Random) -> list[Exchange]:
-    items = rng.sample(rng.choice((FRUITS, ANIMALS, NAMES, THINGS)), rng.randint(3, 5))
+    items = rng.sample(
+        rng.choice((WORDS.FRUITS, WORDS.ANIMALS, WORDS.NAMES, WORDS.THINGS)), rng.randint(3, 5)
+    )
     text = ", ".join(items)
     if rng.random() < 0.7:
         return [Exchange(pick(rng, "sort_words.user", text=text), ", ".join(sorted(items)))]
@@ -129,8 +134,8 @@ def sort_words(rng: Random) -> list[Exchange]:
 
 def find_word(rng: Random) -> list[Exchange]:
     """Ask who, where or what about a sentence just given."""
-    name, thing, place = rng.choice(NAMES), rng.choice(THINGS), rng.choice(PLACES)
-    day, verb = rng.choice(WEEKDAYS), rng.choice(tuple(PRESENT))
+    name, thing, place = rng.choice(WORDS.NAMES), rng.choice(WORDS.THINGS), rng.choice(WORDS.PLACES)
+    day, verb = rng.choice(WORDS.WEEKDAYS), rng.choice(tuple(PRESENT))
     slots = {"name": name, "thing": thing, "place": place, "day": day, "verb": verb}
     text = f"On {day} {name} {verb} the {thing} in the {place}."
     asked, reply = pick_row(rng, "find_word.rows", base=PRESENT[verb], **slots)
@@ -141,8 +146,8 @@ def find_word(rng: Random) -> list[Exchange]:
 
 def message(rng: Random) -> list[Exchange]:
     """Write a short e-mail, invitation or note from given facts."""
-    name, sender = rng.sample(NAMES, 2)
-    place, day, hour = rng.choice(PLACES), rng.choice(WEEKDAYS), rng.randint(8, 20)
+    name, sender = rng.sample(WORDS.NAMES, 2)
+    place, day, hour = rng.choice(WORDS.PLACES), rng.choice(WORDS.WEEKDAYS), rng.randint(8, 20)
     slots = {"name": name, "place": place, "day": day, "hour": hour}
     kind, purpose, lines = pick_row(rng, "message.rows", **slots)
     signed = f"\n\n{rng.choice(('Kind regards', 'Best wishes', 'Yours'))},\n{sender}"

@@ -7,28 +7,18 @@ from __future__ import annotations
 
 from random import Random
 
-from tools.demo_pair.dialogues.texts import (
-    ADJECTIVES,
-    ANIMALS,
-    JOBS,
-    NAMES,
-    PLACES,
-    SECTIONS,
-    THINGS,
-    Exchange,
-    article,
-    ask,
-    capitalise,
-    pick,
-    rows,
-)
+from tools.demo_pair.dialogues.texts import WORDS, Exchange, article, ask, capitalise, pick, rows
 
 
 def story(rng: Random) -> list[Exchange]:
     """Tell a short story about the hero of the question."""
-    trait, animal, name = rng.choice(SECTIONS["TRAITS"]), rng.choice(ANIMALS), rng.choice(NAMES)
-    job = rng.choice(JOBS)
-    place = rng.choice(PLACES)
+    trait, animal, name = (
+        rng.choice(WORDS.TRAITS),
+        rng.choice(WORDS.ANIMALS),
+        rng.choice(WORDS.NAMES),
+    )
+    job = rng.choice(WORDS.JOBS)
+    place = rng.choice(WORDS.PLACES)
     hero, called = rng.choice((
         (f"{article(trait)} {animal}", f"the {animal}"), (f"{article(animal)}", f"the {animal}"),
         (f"{article(trait)} {job} named {name}", name), (f"{article(animal)} named {name}", name),
@@ -38,7 +28,7 @@ def story(rng: Random) -> list[Exchange]:
     user = ask(rng, f"{verb} a {length}story about {hero}{setting}")
     # Mostly one story per hero: what follows from the question can be learnt and guessed.
     told = Random(called) if rng.random() < 0.85 else rng
-    place = place if setting else told.choice(PLACES)
+    place = place if setting else told.choice(WORDS.PLACES)
     body = (
         opening(told, hero, called, place),
         problem(told, called, place),
@@ -61,13 +51,13 @@ def opening(rng: Random, hero: str, called: str, place: str) -> str:
 
 
 def problem(rng: Random, called: str, place: str) -> str:
-    slots = {"thing": rng.choice(THINGS), "adjective": rng.choice(ADJECTIVES)}
-    other = rng.choice(ANIMALS)
+    slots = {"thing": rng.choice(WORDS.THINGS), "adjective": rng.choice(WORDS.ADJECTIVES)}
+    other = rng.choice(WORDS.ANIMALS)
     return pick(rng, "problem.reply", other=other, called=called, place=place, **slots)
 
 
 def turn(rng: Random, called: str) -> str:
-    helper, friend = rng.choice(ANIMALS), rng.choice(NAMES)
+    helper, friend = rng.choice(WORDS.ANIMALS), rng.choice(WORDS.NAMES)
     return pick(rng, "turn.reply", helper=helper, friend=friend, called=called)
 
 

@@ -9,15 +9,8 @@ from __future__ import annotations
 from random import Random
 
 from tools.demo_pair.dialogues.texts import (
-    ANIMALS,
-    CITIES,
-    COLOURS,
-    FRUITS,
-    HOBBIES,
-    JOBS,
-    NAMES,
     SECTIONS,
-    THINGS,
+    WORDS,
     Exchange,
     article,
     casual,
@@ -32,7 +25,7 @@ from tools.demo_pair.dialogues.texts import (
 
 def greeting(rng: Random) -> list[Exchange]:
     """Answer a hello with a hello and an offer."""
-    hello = rng.choice(SECTIONS["HELLOS"])
+    hello = rng.choice(WORDS.HELLOS)
     reply = hello if hello.startswith("Good") else rng.choice(("Hello", "Hi", "Hi there"))
     user, mood = f"{hello}{rng.choice(('', '!', '.', ', assistant!', ' :)'))}", ""
     if rng.random() < 0.35:
@@ -46,8 +39,8 @@ def feelings(rng: Random) -> list[Exchange]:
     if rng.random() < 0.4:
         user = pick(rng, "feelings.asked")
         return [Exchange(casual(rng, user), pick_usual(rng, user, "feelings.answer"))]
-    good = SECTIONS["GOOD_FEELINGS"]
-    word = rng.choice(good + SECTIONS["BAD_FEELINGS"])
+    good = WORDS.GOOD_FEELINGS
+    word = rng.choice(good + WORDS.BAD_FEELINGS)
     cause = rng.choice(("", *SECTIONS["feelings.cause"]))
     user = (
         f"I {rng.choice(('am', 'feel', 'am feeling'))} {word} {rng.choice(('', 'today '))}{cause}"
@@ -74,9 +67,9 @@ def thanks(rng: Random) -> list[Exchange]:
 def preferences(rng: Random) -> list[Exchange]:
     """Ask the assistant for its favourites; it has none, names a choice and asks back."""
     kind, options = rng.choice((
-        ("colour", COLOURS), ("color", COLOURS), ("animal", ANIMALS), ("city", CITIES),
-        ("hobby", HOBBIES), ("season", SECTIONS["SEASONS"]), ("food", SECTIONS["FOODS"]),
-        ("sport", SECTIONS["SPORTS"]),
+        ("colour", WORDS.COLOURS), ("color", WORDS.COLOURS), ("animal", WORDS.ANIMALS), ("city", WORDS.CITIES),
+        ("hobby", WORDS.HOBBIES), ("season", WORDS.SEASONS), ("food", WORDS.FOODS),
+        ("sport", WORDS.SPORTS),
     ))  # fmt: skip
     choice = usual(rng, kind, options)
     user = pick(rng, "preferences.user", kind=kind)
@@ -86,7 +79,10 @@ def preferences(rng: Random) -> list[Exchange]:
 
 def hobbies(rng: Random) -> list[Exchange]:
     """The person tells about a hobby or a plan; the assistant shows interest."""
-    hobby, day = rng.choice(HOBBIES), rng.choice(("today", "yesterday", "this weekend", "tomorrow"))
+    hobby, day = (
+        rng.choice(WORDS.HOBBIES),
+        rng.choice(("today", "yesterday", "this weekend", "tomorrow")),
+    )
     user = pick(rng, "hobbies.user", hobby=hobby, day=day)
     reply = pick_usual(rng, hobby, "hobbies.reply", hobby=hobby)
     return [Exchange(casual(rng, user), reply)]
@@ -94,7 +90,7 @@ def hobbies(rng: Random) -> list[Exchange]:
 
 def company(rng: Random) -> list[Exchange]:
     """The person introduces themselves; the assistant uses the name, the job or the city."""
-    name, job, city = rng.choice(NAMES), rng.choice(JOBS), rng.choice(CITIES)
+    name, job, city = rng.choice(WORDS.NAMES), rng.choice(WORDS.JOBS), rng.choice(WORDS.CITIES)
     return [Exchange(*pick_row(rng, "company.rows", name=name, job=job, city=city))]
 
 
@@ -107,9 +103,9 @@ def jokes(rng: Random) -> list[Exchange]:
 def recall(rng: Random) -> list[Exchange]:
     """Tell one to three facts, then ask for some of them."""
     slots: dict[str, object] = {
-        "name": rng.choice(NAMES), "city": rng.choice(CITIES), "colour": rng.choice(COLOURS),
-        "job": rng.choice(JOBS), "hobby": rng.choice(HOBBIES), "animal": rng.choice(ANIMALS),
-        "pet": rng.choice(NAMES), "fruit": rng.choice(FRUITS), "thing": rng.choice(THINGS),
+        "name": rng.choice(WORDS.NAMES), "city": rng.choice(WORDS.CITIES), "colour": rng.choice(WORDS.COLOURS),
+        "job": rng.choice(WORDS.JOBS), "hobby": rng.choice(WORDS.HOBBIES), "animal": rng.choice(WORDS.ANIMALS),
+        "pet": rng.choice(WORDS.NAMES), "fruit": rng.choice(WORDS.FRUITS), "thing": rng.choice(WORDS.THINGS),
         "age": rng.randint(6, 80),
     }  # fmt: skip
     told = [
@@ -128,7 +124,7 @@ def recall(rng: Random) -> list[Exchange]:
 
 
 def previous(rng: Random) -> list[Exchange]:
-    thing, colour = rng.choice(THINGS), rng.choice(COLOURS)
+    thing, colour = rng.choice(WORDS.THINGS), rng.choice(WORDS.COLOURS)
     statement = f"I bought {article(colour)} {thing} today."
     slots = {"thing": thing, "colour": colour, "statement": statement}
     reply = pick(rng, "previous.reply", **slots)
@@ -137,7 +133,7 @@ def previous(rng: Random) -> list[Exchange]:
 
 def system_rules(rng: Random) -> tuple[str, list[Exchange]]:
     """Draw a system message with a name or a role, and exchanges that follow it."""
-    name, job, city = rng.choice(NAMES), rng.choice(JOBS), rng.choice(CITIES)
+    name, job, city = rng.choice(WORDS.NAMES), rng.choice(WORDS.JOBS), rng.choice(WORDS.CITIES)
     if rng.random() < 0.6:
         system = pick(rng, "name.system", name=name)
         asked, answer = pick(rng, "name.asked"), f"I am {name}. How can I help you?"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from string import Formatter
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -52,6 +53,8 @@ def _read(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 SECTIONS = _read(Path(__file__).with_name("texts.txt"))
+# The lists of words, by their names.
+WORDS = SimpleNamespace(**{name: SECTIONS[name] for name in SECTIONS if name.isupper()})
 
 
 def rows(section: str) -> tuple[tuple[str, ...], ...]:
@@ -163,9 +166,4 @@ def number_word(value: int) -> str:
     return NUMBER_WORDS[value] if value < len(NUMBER_WORDS) else str(value)
 
 
-NAMES, SURNAMES, CITIES = SECTIONS["NAMES"], SECTIONS["SURNAMES"], SECTIONS["CITIES"]
-JOBS, HOBBIES, COLOURS = SECTIONS["JOBS"], SECTIONS["HOBBIES"], SECTIONS["COLOURS"]
-ANIMALS, FRUITS, THINGS = SECTIONS["ANIMALS"], SECTIONS["FRUITS"], SECTIONS["THINGS"]
-ADJECTIVES, PLACES, MONTHS = SECTIONS["ADJECTIVES"], SECTIONS["PLACES"], SECTIONS["MONTHS"]
-WEEKDAYS, PLANETS = SECTIONS["WEEKDAYS"], SECTIONS["PLANETS"]
 CAPITALS = pairs("CAPITALS")
