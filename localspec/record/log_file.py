@@ -30,6 +30,7 @@ FINISHED = ("complete", "stopped")
 
 MESSAGES = "SELECT id, conversation_id, parent_id, role, text, text_exact, state FROM message"
 DELETED = "SELECT id FROM conversation WHERE deleted_at_utc IS NOT NULL"
+DELETED_REPLIES = "SELECT id FROM message WHERE deleted_at_utc IS NOT NULL"
 CONTINUED = "SELECT continues_message_id FROM turn WHERE continues_message_id IS NOT NULL"
 SYSTEM_PROMPTS = "SELECT message_id, system_prompt FROM turn"
 
@@ -72,16 +73,16 @@ def read_states(database: Path) -> dict[str, Any]:
 
 def read_replies(database: Path) -> list[LoggedReply]:
     """Every finished reply that has a text and answers a message that has one. Deleted
-    conversations, and replies that another one continues, are left out."""
+    ones, and replies that another one continues, are left out."""
     with reading(database) as db:
-        deleted, continued = _left_out(db)
+        deleted, left_out = _left_out(db)
         rows = {row["id"]: row for row in db.execute(MESSAGES)}
         systems = {row["message_id"]: row["system_prompt"] for row in db.execute(SYSTEM_PROMPTS)}
     found = []
     for row in rows.values():
         if row["role"] != "assistant" or row["state"] not in FINISHED or not row["text"].strip():
             continue
-        if row["id"] in continued or row["conversation_id"] in deleted:
+        if row["id"] in left_out or row["conversation_id"] in deleted:
             continue
         before = _branch(rows, row["parent_id"])
         if before and before[-1].role == "user" and before[-1].content.strip():
@@ -92,10 +93,13 @@ def read_replies(database: Path) -> list[LoggedReply]:
 
 
 def _left_out(db: sqlite3.Connection) -> tuple[set[int], set[int]]:
-    """Ids of deleted conversations and of continued replies; an older log has neither."""
+    """Ids of deleted conversations, and of deleted and continued replies; an older log has none."""
     if not has_column(db, "conversation", "deleted_at_utc"):
         return set(), set()
-    return {row[0] for row in db.execute(DELETED)}, {row[0] for row in db.execute(CONTINUED)}
+    replies = {row[0] for row in db.execute(CONTINUED)}
+    if has_column(db, "message", "deleted_at_utc"):
+        replies |= {row[0] for row in db.execute(DELETED_REPLIES)}
+    return {row[0] for row in db.execute(DELETED)}, replies
 
 
 def _branch(rows: dict[int, sqlite3.Row], message_id: int | None) -> tuple[Message, ...]:

@@ -66,6 +66,16 @@ def test_every_finished_reply_comes_with_its_branch(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_deleted_reply_is_left_out(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    for text in ("kept", "deleted"):
+        turn = begin(store, text)
+        finish(store, turn, text)
+    store.message_tree.delete(turn.message_id)
+    assert [reply.text for reply in read_replies(tmp_path / "localspec.db")] == ["kept"]
+    store.close()
+
+
 def test_replies_that_failed_or_say_nothing_are_left_out(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     finish(store, begin(store, "a"), "  ")
