@@ -106,14 +106,21 @@ class Tables:
 
 
 class SharedConnection:
-    """writer and reader are the same connection for a log in memory, whose path is None."""
+    """writer and reader are the same connection for a log in memory, whose path is None. notices:
+    sentences for the person about the opening. is_indexed: False: this SQLite cannot index texts
+    (search)."""
 
     def __init__(
-        self, writer: sqlite3.Connection, reader: sqlite3.Connection, path: Path | None
+        self,
+        writer: sqlite3.Connection,
+        reader: sqlite3.Connection,
+        path: Path | None,
+        notices: tuple[str, ...],
+        is_indexed: bool,
     ) -> None:
+        self.path, self.notices, self.is_indexed = path, notices, is_indexed
         self._writer = Tables(writer)
         self._reader = self._writer if reader is writer else Tables(reader)
-        self._path = path
         self._is_closed = False
         self._snapshots = threading.local()  # tables: of the snapshot that this thread is in
 
@@ -163,11 +170,11 @@ class SharedConnection:
     def apart(self) -> Iterator[Tables]:
         """A connection of its own, for what takes long: nobody waits for it. A log in memory has
         one connection only."""
-        if self._path is None:
+        if self.path is None:
             with self._reader.lock, self.explained():
                 yield self._reader
             return
-        with self.explained(), closing(connect(read_only(self._path))) as db:
+        with self.explained(), closing(connect(read_only(self.path))) as db:
             yield Tables(db.conn)
 
     @contextmanager
@@ -203,7 +210,7 @@ class SharedConnection:
             yield
         except sqlite3.Error as error:
             fault = diagnose(error)
-            where = "" if self._path is None else f" {self._path}"
+            where = "" if self.path is None else f" {self.path}"
             raise StoreError(
                 f"The log{where} could not be used: {fault.fact}. {fault.remedy}"
             ) from error

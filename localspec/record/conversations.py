@@ -63,12 +63,9 @@ class Imported:
 
 
 class ConversationList:
-    """is_indexed: whether this log has its index of texts."""
-
-    def __init__(self, db: SharedConnection, unlogged: UnloggedTexts, is_indexed: bool) -> None:
+    def __init__(self, db: SharedConnection, unlogged: UnloggedTexts) -> None:
         self._db = db
         self._unlogged = unlogged
-        self._is_indexed = is_indexed
 
     @property
     def num_changes(self) -> int:
@@ -83,7 +80,7 @@ class ConversationList:
             found = [self._row(row) for row in tables.rows(queries.HISTORY) if self._is_shown(row)]
             if not words:
                 return found
-            hits = search.find(tables, wanted, self._is_indexed) | self._in_memory(tables, words)
+            hits = search.find(tables, wanted, self._db.is_indexed) | self._in_memory(tables, words)
             texts = self._texts(tables, list(hits.values())[:MAX_SNIPPETS])
         return [
             ConversationRow(
@@ -154,7 +151,7 @@ class ConversationList:
         """Delete for good what was deleted, messages too; whether there was any."""
         with self._db.writing() as tables:
             num_purged = sum(tables.execute(statement) for statement in queries.PURGE)
-            if num_purged and self._is_indexed:
+            if num_purged and self._db.is_indexed:
                 tables.execute(search.OPTIMIZE)  # else the index keeps its words for a while
         if num_purged:
             with suppress(StoreError):  # it is deleted; its old pages may stay in the -wal for now

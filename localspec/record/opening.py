@@ -20,7 +20,6 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from localspec.record import search
 from localspec.record.connection import (
     BUSY_TIMEOUT_MS,
     DAMAGE,
+    SharedConnection,
     connect,
     diagnose,
     read_only,
@@ -42,23 +42,11 @@ MIN_SQLITE = (3, 37, 0)  # the first with STRICT tables
 SIDE_FILES = ("-wal", "-shm", "-journal")
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A log ready for use. reader: a second connection, so that reading never waits for writing;
-    the same one for a log in memory, whose path is None."""
-
-    writer: Database
-    reader: Database
-    path: Path | None
-    notices: tuple[str, ...] = ()
-    is_indexed: bool = True  # False: this SQLite cannot index texts (search)
-
-
 class _NewerSchema(Exception):
     """The file has migrations that this program does not know; the message names the last."""
 
 
-def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Opened:
+def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> SharedConnection:
     """The log at `path`, or one in memory with the reason why. Raises StoreError only when this
     Python's SQLite is too old for any log."""
     if sqlite3.sqlite_version_info < MIN_SQLITE:
@@ -107,10 +95,11 @@ def sole_use(path: Path) -> Iterator[None]:
 
 def _opened(
     writer: Database, reader: Database, path: Path | None, notices: tuple[str, ...]
-) -> Opened:
-    if search.has_fts5(writer.conn):
-        return Opened(writer, reader, path, notices)
-    return Opened(writer, reader, path, (*notices, search.NO_INDEX_NOTICE), is_indexed=False)
+) -> SharedConnection:
+    is_indexed = search.has_fts5(writer.conn)
+    if not is_indexed:
+        notices = (*notices, search.NO_INDEX_NOTICE)
+    return SharedConnection(writer.conn, reader.conn, path, notices, is_indexed)
 
 
 def create_private(path: Path) -> None:

@@ -31,7 +31,7 @@ from localspec.record.conversations import ConversationList
 from localspec.record.folders import Folders
 from localspec.record.kept_settings import KeptSettings
 from localspec.record.message_tree import MessageTree, check_belongs
-from localspec.record.opening import Opened, create_private, open_log
+from localspec.record.opening import create_private, open_log
 from localspec.record.rows import (
     LEFT_OUT_OF_TURNS,
     PAGE,
@@ -77,12 +77,12 @@ PRIVACY_KEY = "privacy"
 class Store:
     """The log, open. Made by `Store.open`. path: None for a log in memory."""
 
-    def __init__(self, opened: Opened) -> None:
-        self.path = opened.path
-        self._db = SharedConnection(opened.writer.conn, opened.reader.conn, opened.path)
-        self._notices = list(opened.notices)
+    def __init__(self, db: SharedConnection) -> None:
+        self.path = db.path
+        self._db = db
+        self._notices = list(db.notices)
         self._unlogged = UnloggedTexts()
-        self.conversation_list = ConversationList(self._db, self._unlogged, opened.is_indexed)
+        self.conversation_list = ConversationList(self._db, self._unlogged)
         self.message_tree = MessageTree(self._db, self._unlogged)
         self.folders = Folders(self._db)
         self.prompts = KeptSettings(self._db, "prompt")
