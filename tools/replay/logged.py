@@ -1,10 +1,11 @@
 """Makes worlds of a log, from the texts people really had, as far as the logged rounds show.
 
-Contract: one world for each combination of models and machine in the log, with its turns in the
-order of the log. Where a drafter drafted, its accepted tokens are right and the first rejected one
-is wrong, as logged. All other positions are drawn: a guess is right at the rate of that drafter's
-known guesses nearby in the turn, shrunk towards its rate over the whole log. Costs are those of the
-stored calibration where exactly one fits the combination, else medians of the logged rounds.
+Contract: the file is opened read-only, so a log in use is not touched. One world for each
+combination of models and machine in the log, with its turns in the order of the log, oldest first.
+Where a drafter drafted, its accepted tokens are right and the first rejected one is wrong, as
+logged. All other positions are drawn: a guess is right at the rate of that drafter's known guesses
+nearby in the turn, shrunk towards its rate over the whole log. Costs are those of the stored
+calibration where exactly one fits the combination, else medians of the logged rounds.
 
 What a log does not show is assumed, and the result says so: confidences, what a lookup would have
 found where another drafter was used (the signal of its nearest round within SIGNAL_REACH tokens,
@@ -19,8 +20,12 @@ on its target's own text (0.9 over 945 greedy tokens, and calibrated within the 
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import groupby
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
@@ -29,7 +34,8 @@ from localspec.core import OFF
 from localspec.engine.controller import NO_DRAFT
 from localspec.engine.costs import WIDTHS, Costs
 from localspec.errors import StoreError
-from tools.replay.rounds import LoggedStep, LoggedTurn
+from localspec.record.log_file import has_column, reading
+from localspec.record.rows import json_column
 from tools.replay.worlds import Stretch, Track, World
 
 CONCENTRATION = 1.0
@@ -39,6 +45,67 @@ SIGNAL_REACH = 8
 MIN_ROUNDS = 3  # of one width, for its median to count
 UNKNOWN_PROMPT = 128  # tokens, where the log does not say
 Known = dict[int, bool]  # position in the text -> whether the guess was right
+STEPS = """
+SELECT step.*, turn.model, turn.draft, turn.device, turn.dtype, turn.temperature, {workload} AS kind
+FROM step JOIN turn ON turn.id = step.turn_id
+WHERE turn.exact IS NOT 0
+ORDER BY step.turn_id, step.n
+"""
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """One round as it was logged; None where the log does not know."""
+
+    drafter: str
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_output_tokens: int
+    draft_ms: float | None
+    verify_ms: float | None
+    context_length: int | None
+    signal: Hashable
+
+
+@dataclass(frozen=True)
+class LoggedTurn:
+    """One turn with its rounds in order. workload: "" where it is not known."""
+
+    turn_id: int
+    model: str | None
+    draft: str | None
+    device: str | None
+    dtype: str | None
+    temperature: float | None
+    steps: tuple[LoggedStep, ...]
+    workload: str = ""
+
+    @property
+    def combination(self) -> tuple[str | None, ...]:
+        """What must be the same for rounds to be comparable."""
+        return (self.model, self.draft, self.device, self.dtype)
+
+
+def read_turns(database: Path) -> list[LoggedTurn]:
+    """Every turn that has steps; not lenient ones, whose acceptance says nothing of exact ones."""
+    with reading(database) as db:
+        workload = "turn.workload" if has_column(db, "turn", "workload") else "NULL"
+        rows = db.execute(STEPS.format(workload=workload)).fetchall()
+    return [_turn(list(group)) for _, group in groupby(rows, key=lambda row: row["turn_id"])]
+
+
+def _turn(rows: list[Mapping[str, Any]]) -> LoggedTurn:
+    of_turn = ("turn_id", "model", "draft", "device", "dtype", "temperature")
+    facts: dict[str, Any] = {name: rows[0][name] for name in of_turn}
+    steps = tuple(_step(row) for row in rows)
+    return LoggedTurn(**facts, steps=steps, workload=rows[0]["kind"] or "")
+
+
+def _step(row: Mapping[str, Any]) -> LoggedStep:
+    signal = json_column(row["signal"])
+    is_hashable = isinstance(signal, str | int | float | None)
+    facts: dict[str, Any] = {one.name: row[one.name] for one in fields(LoggedStep)}
+    return LoggedStep(**{**facts, "signal": signal if is_hashable else json.dumps(signal)})
 
 
 def worlds_of(

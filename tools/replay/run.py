@@ -27,9 +27,8 @@ from localspec.config import nearest
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError
 from localspec.record.log_file import read_states
-from tools.replay.logged import worlds_of
+from tools.replay.logged import read_turns, worlds_of
 from tools.replay.play import Played, play_adaptive, play_fixed
-from tools.replay.rounds import read_turns
 from tools.replay.worlds import World
 
 FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)

@@ -9,9 +9,8 @@ import pytest
 
 from localspec.engine.costs import Costs
 from localspec.errors import StoreError
-from tools.replay.logged import worlds_of
+from tools.replay.logged import LoggedStep, LoggedTurn, worlds_of
 from tools.replay.play import play_fixed
-from tools.replay.rounds import LoggedStep, LoggedTurn
 
 
 def step(drafter: str, drafted: int, accepted: int, output: int | None = None, **facts: Any) -> Any:

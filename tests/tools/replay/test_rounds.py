@@ -8,7 +8,7 @@ from pathlib import Path
 from localspec.core import Step
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
 from localspec.turn_stats import TurnStats
-from tools.replay.rounds import read_turns
+from tools.replay.logged import read_turns
 
 STEPS = (
     Step("draft_model", 4, 2, 3, 1.5, 20.0, 100, signal="model"),
