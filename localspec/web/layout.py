@@ -260,7 +260,9 @@ def side() -> tuple[gr.Button, gr.HTML]:
         html_box(BRAND, "ls-brand-box")
         new_chat = gr.Button("New chat", variant="secondary", elem_id="ls-new")
         html_box(SEARCH, "ls-search-box")
-        history = html_box("", "ls-history", HISTORY_JS)
+        history = gr.HTML(
+            "", elem_id="ls-history", padding=False, apply_default_css=False, js_on_load=HISTORY_JS
+        )
     return new_chat, history
 
 
@@ -344,9 +346,9 @@ def _bridge(name: str, moves: str) -> gr.HTML:
     return gr.HTML("", html_template="", js_on_load=BRIDGE_JS.replace("MOVES", moves), elem_id=name)
 
 
-def html_box(value: str, name: str, script: str | None = None) -> gr.HTML:
+def html_box(value: str, name: str) -> gr.HTML:
     """Our own markup, without Gradio's frame and styles around it."""
-    return gr.HTML(value, elem_id=name, padding=False, apply_default_css=False, js_on_load=script)
+    return gr.HTML(value, elem_id=name, padding=False, apply_default_css=False, js_on_load=None)
 
 
 def choice(label: str, choices: Sequence[tuple[str, str]], name: str) -> gr.HTML:
