@@ -101,7 +101,7 @@ def _tokenizer_config(header: GGUFHeader) -> dict[str, Any]:
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     for theirs, ours in names.items():
         place = settings.get(f"tokenizer.ggml.{theirs}_token_id")
-        if isinstance(place, int) and place < len(words):
+        if isinstance(place, int) and 0 <= place < len(words):
             found[f"{ours}_token"] = words[place]
     template = settings.get("tokenizer.chat_template")
     return found if template is None else {**found, "chat_template": template}

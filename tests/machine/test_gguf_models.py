@@ -56,6 +56,19 @@ def test_its_shape_is_that_of_the_model_it_was_made_from(demo: Path) -> None:
     assert found.context_length == wanted.context_length
 
 
+def test_a_token_that_is_marked_as_none_is_not_the_last_of_the_vocabulary(tmp_path: Path) -> None:
+    tokenizer = json.loads((DRAFT / "tokenizer.json").read_text("utf-8"))
+    known = vocabulary_of(tokenizer, "smollm", "{{ messages[0].content }}", (2,))
+
+    def describe(writer: Any) -> None:
+        known(writer)
+        writer.add_int32("tokenizer.ggml.padding_token_id", -1)
+
+    write_gguf(tmp_path / "m.gguf", tiny_llama(vocab_size=6144), describe=describe)
+    folder = opened_gguf(tmp_path / "m.gguf", tmp_path)
+    assert "pad_token" not in json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+
+
 def test_it_can_be_named_by_its_folder_and_two_are_not_guessed_between(
     demo: Path, tmp_path: Path
 ) -> None:
