@@ -89,8 +89,7 @@ class ModelShape:
     vocab_size: int
     context_length: int
     is_tied: bool
-    has_qkv_bias: bool = False
-    has_output_bias: bool = False
+    has_attention_bias: bool = False
     has_mlp_bias: bool = False
     num_experts: int = 0
     num_experts_per_token: int = 0
@@ -151,9 +150,9 @@ class ModelShape:
         layer = layout.num_norms * self.hidden_size
         layer += 2 * self.head_dim if self.has_qk_norm else 0
         layer += self.query_width + self.kv_width if layout.head_norms == "whole" else 0
-        has_bias = self.has_qkv_bias or layout.has_qkv_bias
+        has_bias = self.has_attention_bias or layout.has_qkv_bias
         layer += self.query_width + 2 * self.kv_width if has_bias else 0
-        layer += self.hidden_size if self.has_output_bias else 0
+        layer += self.hidden_size if self.has_attention_bias else 0
         layer += 2 * self.intermediate_size + self.hidden_size if self.has_mlp_bias else 0
         routers = self.hidden_size * self.num_experts * self.num_expert_layers
         return self.num_layers * layer + routers + self.hidden_size
@@ -287,7 +286,6 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
     num_layers = int(config["num_hidden_layers"])
     is_tied = family in SIZED and SIZED[family].is_tied
     stored = stored_of(config, name)
-    attention_bias = bool(config.get("attention_bias", False))
     keeps = stored is not None and KNOWN_AS.get(family, family) in LAYOUTS
     num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
     intermediate_size = int(config["intermediate_size"])
@@ -303,8 +301,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         vocab_size=int(config["vocab_size"]),
         context_length=longest_context(config, int(config["max_position_embeddings"])),
         is_tied=bool(config.get("tie_word_embeddings", is_tied)),
-        has_qkv_bias=attention_bias,
-        has_output_bias=attention_bias,
+        has_attention_bias=bool(config.get("attention_bias", False)),
         has_mlp_bias=bool(config.get("mlp_bias", False)),
         num_experts=num_experts,
         num_experts_per_token=int(config.get("num_experts_per_tok") or 0) if num_experts else 0,
