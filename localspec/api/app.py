@@ -39,81 +39,119 @@ M = TypeVar("M", bound=BaseModel)
 
 def make_api(service: ProgramService) -> Starlette:
     """The application."""
-    started, metrics = int(time.time()), Metrics(service)
-
-    async def models(http: HttpRequest) -> Response:
-        known = service.known
-        found = [] if known is None else [_shown(known, started, http.scope)]
-        if not is_anthropics(http.scope):
-            return JSONResponse({"object": "list", "data": found})
-        ends = dict.fromkeys(("first_id", "last_id"), found[0]["id"] if found else None)
-        return JSONResponse({"data": found, "has_more": False, **ends})
-
-    async def model(http: HttpRequest) -> Response:
-        _require_model(service, http.path_params["name"])
-        if service.known is None:
-            why = service.service.lifecycle.phrase
-            raise Refused(Fault(503, f"No model is loaded now: {why}", "unavailable"))
-        return JSONResponse(_shown(service.known, started, http.scope))
-
-    async def chat(http: HttpRequest) -> Response:
-        fields = await _read(http, chat_completions.ChatFields)
-        head = _head(service, fields, "chatcmpl", "chat.completion")
-        answer = partial(chat_completions.answer, head=head)
-        events = partial(chat_completions.events, head=head, has_usage_event=fields.has_usage_event)
-        return await _replied(service, http, fields, fields.requests(), answer, events)
-
-    async def complete(http: HttpRequest) -> Response:
-        fields = await _read(http, completions.CompletionFields)
-        head = _head(service, fields, "cmpl", "text_completion")
-        num, has_usage_event = fields.num_choices, fields.has_usage_event
-        answer = partial(completions.answer, head=head, num_choices=num)
-        events = partial(
-            completions.events, head=head, num_choices=num, has_usage_event=has_usage_event
-        )
-        return await _replied(service, http, fields, fields.requests(), answer, events)
-
-    async def respond(http: HttpRequest) -> Response:
-        fields = await _read(http, responses.ResponseFields)
-        response = responses.Response(fields, _require_model(service, fields.model))
-        answer = partial(responses.answer, response=response)
-        events = partial(responses.events, response=response)
-        return await _replied(service, http, fields, fields.requests(), answer, events)
-
-    async def message(http: HttpRequest) -> Response:
-        fields = await _read(http, messages.MessagesFields)
-        name = _require_model(service, fields.model)
-        head = messages.MessageHead(name, fields.stop_sequences)
-        answer = partial(messages.answer, head=head)
-        events = partial(messages.events, head=head)
-        return await _replied(service, http, fields, fields.requests(), answer, events)
-
-    async def count(http: HttpRequest) -> Response:
-        fields = await _read(http, messages.CountFields)
-        _require_model(service, fields.model)
-        counted = await run_in_threadpool(service.count_tokens, *fields.requests())
-        return JSONResponse({"input_tokens": counted})
-
-    async def show_metrics(http: HttpRequest) -> Response:
-        text = await run_in_threadpool(metrics.text)
-        return PlainTextResponse(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
-
+    interfaces = _Interfaces(service)
     return Starlette(
         routes=[
-            Route("/metrics", show_metrics),
-            Route("/v1/models", models),
-            Route("/v1/models/{name:path}", model),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", complete, methods=["POST"]),
-            Route("/v1/responses", respond, methods=["POST"]),
-            Route("/v1/messages", message, methods=["POST"]),
-            Route("/v1/messages/count_tokens", count, methods=["POST"]),
+            Route("/metrics", interfaces.metrics),
+            Route("/v1/models", interfaces.models),
+            Route("/v1/models/{name:path}", interfaces.model),
+            Route("/v1/chat/completions", interfaces.chat, methods=["POST"]),
+            Route("/v1/completions", interfaces.complete, methods=["POST"]),
+            Route("/v1/responses", interfaces.respond, methods=["POST"]),
+            Route("/v1/messages", interfaces.message, methods=["POST"]),
+            Route("/v1/messages/count_tokens", interfaces.count, methods=["POST"]),
         ],
         exception_handlers={
             error: _answer_fault
             for error in (Refused, LocalspecError, ValidationError, HTTPException, Exception)
         },
     )
+
+
+class _Interfaces:
+    """What is answered at each path."""
+
+    def __init__(self, service: ProgramService) -> None:
+        self._service = service
+        self._started = int(time.time())
+        self._metrics = Metrics(service)
+
+    async def metrics(self, http: HttpRequest) -> Response:
+        text = await run_in_threadpool(self._metrics.text)
+        return PlainTextResponse(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def models(self, http: HttpRequest) -> Response:
+        known = self._service.known
+        found = [] if known is None else [_shown(known, self._started, http.scope)]
+        if not is_anthropics(http.scope):
+            return JSONResponse({"object": "list", "data": found})
+        ends = dict.fromkeys(("first_id", "last_id"), found[0]["id"] if found else None)
+        return JSONResponse({"data": found, "has_more": False, **ends})
+
+    async def model(self, http: HttpRequest) -> Response:
+        self._require_model(http.path_params["name"])
+        known = self._service.known
+        if known is None:
+            why = self._service.service.lifecycle.phrase
+            raise Refused(Fault(503, f"No model is loaded now: {why}", "unavailable"))
+        return JSONResponse(_shown(known, self._started, http.scope))
+
+    async def chat(self, http: HttpRequest) -> Response:
+        fields = await _read(http, chat_completions.ChatFields)
+        kind = "chat.completion.chunk" if fields.stream else "chat.completion"
+        head = self._head(fields, "chatcmpl", kind)
+        answer = partial(chat_completions.answer, head=head)
+        events = partial(chat_completions.events, head=head, has_usage_event=fields.has_usage_event)
+        return await self._replied(http, fields, fields.requests(), answer, events)
+
+    async def complete(self, http: HttpRequest) -> Response:
+        fields = await _read(http, completions.CompletionFields)
+        head, num = self._head(fields, "cmpl", "text_completion"), fields.num_choices
+        answer = partial(completions.answer, head=head, num_choices=num)
+        events = partial(
+            completions.events, head=head, num_choices=num, has_usage_event=fields.has_usage_event
+        )
+        return await self._replied(http, fields, fields.requests(), answer, events)
+
+    async def respond(self, http: HttpRequest) -> Response:
+        fields = await _read(http, responses.ResponseFields)
+        response = responses.Response(fields, self._require_model(fields.model))
+        answer = partial(responses.answer, response=response)
+        events = partial(responses.events, response=response)
+        return await self._replied(http, fields, fields.requests(), answer, events)
+
+    async def message(self, http: HttpRequest) -> Response:
+        fields = await _read(http, messages.MessagesFields)
+        head = messages.MessageHead(self._require_model(fields.model), fields.stop_sequences)
+        answer = partial(messages.answer, head=head)
+        events = partial(messages.events, head=head)
+        return await self._replied(http, fields, fields.requests(), answer, events)
+
+    async def count(self, http: HttpRequest) -> Response:
+        fields = await _read(http, messages.CountFields)
+        self._require_model(fields.model)
+        counted = await run_in_threadpool(self._service.count_tokens, *fields.requests())
+        return JSONResponse({"input_tokens": counted})
+
+    async def _replied(
+        self,
+        http: HttpRequest,
+        fields: Common,
+        requests: Sequence[Request],
+        answer: Callable[[Asked], Coroutine[Any, Any, dict[str, Any]]],
+        events: Callable[[Asked], AsyncGenerator[bytes | None]],
+    ) -> Response:
+        """The replies to these requests, whole or as a stream. Raises LocalspecError, Refused."""
+        asked = await ask(self._service, requests, fields.checking, fields.most_calls)
+        if fields.stream:
+            return streamed(asked, http, events(asked))
+        return JSONResponse(await whole_or_gone(http, asked, answer(asked)))
+
+    def _head(self, fields: Common, prefix: str, kind: str) -> chat_completions.Head:
+        """Raises Refused for a model that is not loaded."""
+        name, known = self._require_model(fields.model), self._service.known
+        fingerprint = None if known is None else known.fingerprint
+        return chat_completions.Head(prefix, kind, name, fingerprint)
+
+    def _require_model(self, name: str | None) -> str:
+        """The name of the model that answers. Raises Refused."""
+        known = self._service.known
+        if known is None:  # the first load is under way
+            return name or "localspec"
+        if name not in (None, known.target):
+            sentence = f"There is no model {name!r} here, but {known.target!r}. Name that, or none."
+            raise Refused(Fault(404, sentence, "model_not_found", "model"))
+        return known.target
 
 
 async def _read(http: HttpRequest, fields: type[M]) -> M:
@@ -124,40 +162,6 @@ async def _read(http: HttpRequest, fields: type[M]) -> M:
     except ValueError as error:
         raise refusal(f"Invalid JSON: {error}.") from error
     return fields.model_validate(body)
-
-
-async def _replied(
-    service: ProgramService,
-    http: HttpRequest,
-    fields: Common,
-    requests: Sequence[Request],
-    answer: Callable[[Asked], Coroutine[Any, Any, dict[str, Any]]],
-    events: Callable[[Asked], AsyncGenerator[bytes | None]],
-) -> Response:
-    """The replies to these requests, whole or as a stream. Raises LocalspecError, Refused."""
-    asked = await ask(service, requests, fields.checking, fields.most_calls)
-    if fields.stream:
-        return streamed(asked, http, events(asked))
-    return JSONResponse(await whole_or_gone(http, asked, answer(asked)))
-
-
-def _head(service: ProgramService, fields: Common, prefix: str, kind: str) -> chat_completions.Head:
-    """Raises Refused for a model that is not loaded."""
-    name, known = _require_model(service, fields.model), service.known
-    if fields.stream and kind == "chat.completion":
-        kind = "chat.completion.chunk"
-    return chat_completions.Head(prefix, kind, name, None if known is None else known.fingerprint)
-
-
-def _require_model(service: ProgramService, name: str | None) -> str:
-    """The name of the model that answers. Raises Refused."""
-    known = service.known
-    if known is None:  # the first load is under way
-        return name or "localspec"
-    if name not in (None, known.target):
-        sentence = f"There is no model {name!r} here, but {known.target!r}. Name that, or none."
-        raise Refused(Fault(404, sentence, "model_not_found", "model"))
-    return known.target
 
 
 def _shown(model: Description, started: int, scope: Scope) -> dict[str, Any]:
