@@ -56,85 +56,95 @@ EXPORTS: dict[Format, tuple[str, str]] = {
 
 def add_routes(api: Any, service: ChatService, models: ModelsController) -> None:
     """Add all of them to the server's application."""
-    hardware = HardwareLine(lambda: found_line(probe()))
-    audits = Audits(service)
-    style = b"".join((STATIC / f"{name}.css").read_bytes() for name in STYLES)
+    routes = _Routes(service, models)
+    api.add_route(HEALTH_PATH, routes.health)
+    api.add_route("/live", routes.live)
+    api.add_route("/localspec/{name}", routes.static)
+    api.add_route("/tokens", routes.tokens)
+    api.add_route("/audit", routes.audit, methods=["GET", "POST", "DELETE"])
+    api.add_route("/export", routes.export)
+    api.add_route("/report", routes.report)
+    api.add_route(IMPORT_PATH, routes.import_file, methods=["POST"])
+    api.add_route(READ_PATH, routes.read, methods=["POST"])
+    api.add_route("/models", routes.show_models)
+    api.add_route("/models", routes.act_on_models, methods=["POST"])
 
-    async def health(request: Request) -> Response:
+
+class _Routes:
+    """What is answered at each path."""
+
+    def __init__(self, service: ChatService, models: ModelsController) -> None:
+        self._service = service
+        self._models = models
+        self._hardware = HardwareLine(lambda: found_line(probe()))
+        self._audits = Audits(service)
+        self._style = b"".join((STATIC / f"{name}.css").read_bytes() for name in STYLES)
+
+    async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def live(request: Request) -> Response:
+    async def live(self, request: Request) -> Response:
+        service = self._service
         start = number_of(request.query_params.get("rounds_from"))
         named = request.query_params.get("c")
         shown = None if named is None else number_of(named) or 0  # 0: a new chat
         wanted = None if service.options is None else service.options.model
-        state = live_state(service.status(shown), start, hardware.line(), wanted)
+        state = live_state(service.status(shown), start, self._hardware.line(), wanted)
         return JSONResponse({**state, "is_written": bool(shown and service.running(shown))})
 
-    async def static(request: Request) -> Response:
-        name = request.path_params["name"]
+    async def static(self, request: Request) -> Response:
+        name, headers = request.path_params["name"], {"cache-control": "no-cache"}
         if name == "style.css":  # all in one answer: the page waits for each
-            return Response(style, media_type="text/css", headers={"cache-control": "no-cache"})
+            return Response(self._style, media_type="text/css", headers=headers)
         if name not in STATIC_FILES:
             return PlainTextResponse("There is no such file.", 404)
-        return FileResponse(STATIC / name, headers={"cache-control": "no-cache"})
+        return FileResponse(STATIC / name, headers=headers)
 
-    def tokens(request: Request) -> Response:
-        return _of_message(request, lambda message_id: token_view(service, message_id))
+    def tokens(self, request: Request) -> Response:
+        return _of_message(request, lambda message_id: token_view(self._service, message_id))
 
-    def audit(request: Request) -> Response:
+    def audit(self, request: Request) -> Response:
         def start(message_id: int) -> dict[str, Any]:
-            return audits.start(message_id, request.query_params.get("drafter", OFF))
+            return self._audits.start(message_id, request.query_params.get("drafter", OFF))
 
-        acts = {"POST": start, "DELETE": audits.stop}
-        return _of_message(request, acts.get(request.method, audits.state))
+        acts = {"POST": start, "DELETE": self._audits.stop}
+        return _of_message(request, acts.get(request.method, self._audits.state))
 
-    def export(request: Request) -> Response:
-        return _export(service, request)
+    def export(self, request: Request) -> Response:
+        return _export(self._service, request)
 
-    def report(request: Request) -> Response:
+    def report(self, request: Request) -> Response:
         try:
-            packed = report_zip(service, request.query_params)
+            packed = report_zip(self._service, request.query_params)
         except LocalspecError as error:
             return PlainTextResponse(str(error), 409)
         headers = {"content-disposition": 'attachment; filename="localspec-report.zip"'}
         return Response(packed, media_type="application/zip", headers=headers)
 
-    async def import_file(request: Request) -> Response:
+    async def import_file(self, request: Request) -> Response:
+        body = await request.body()
         try:
-            found = await run_in_threadpool(service.import_conversations, await request.body())
+            found = await run_in_threadpool(self._service.import_conversations, body)
         except LocalspecError as error:
             return JSONResponse({"error": str(error)}, 409)
         return JSONResponse({"imported": len(found), "last": found[-1]})
 
-    async def read(request: Request) -> Response:
-        name = request.query_params.get("name", "file")
+    async def read(self, request: Request) -> Response:
+        name, body = request.query_params.get("name", "file"), await request.body()
         try:
-            return JSONResponse(await run_in_threadpool(_read, service, name, await request.body()))
+            return JSONResponse(await run_in_threadpool(_read, self._service, name, body))
         except LocalspecError as error:  # an answer: the person's file is as it is
             return JSONResponse({"error": str(error)})
 
-    def show_models(request: Request) -> Response:
-        return JSONResponse(models.view())
+    def show_models(self, request: Request) -> Response:
+        return JSONResponse(self._models.view())
 
-    async def act_on_models(request: Request) -> Response:
+    async def act_on_models(self, request: Request) -> Response:
         try:
             asked = _action_in(await request.body(), request.client)
-            return JSONResponse(_told(await run_in_threadpool(models.act, asked)))
+            return JSONResponse(_told(await run_in_threadpool(self._models.act, asked)))
         except LocalspecError as error:
             return JSONResponse({"error": str(error)}, 409)
-
-    api.add_route(HEALTH_PATH, health)
-    api.add_route("/live", live)
-    api.add_route("/localspec/{name}", static)
-    api.add_route("/tokens", tokens)
-    api.add_route("/audit", audit, methods=["GET", "POST", "DELETE"])
-    api.add_route("/export", export)
-    api.add_route("/report", report)
-    api.add_route(IMPORT_PATH, import_file, methods=["POST"])
-    api.add_route(READ_PATH, read, methods=["POST"])
-    api.add_route("/models", show_models)
-    api.add_route("/models", act_on_models, methods=["POST"])
 
 
 def _of_message(request: Request, find: Callable[[int], dict[str, Any]]) -> Response:
