@@ -203,7 +203,7 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     remedies += [each.precision for each in lower if _fits(request, each)][:1]
     if not remedies:
         found = [_longest_fitting(request, each) for each in lower]
-        remedies = [_precision_at(each) for each in found if each is not None][:1]
+        remedies = [_precision_at(each) for each in found if each is not None]
     if remedies:
         return f"{said}{' or '.join(remedies)} would fit."
     shortest = min(CONTEXTS[-1], request.wanted_context)

@@ -117,6 +117,12 @@ def test_a_model_that_fits_with_its_head_in_4_bits_too_is_refused_with_these_wor
     assert (asked.precision, asked.context_length) == ("4-bit-head", context)
 
 
+def test_of_fewer_bits_every_context_that_fits_is_named() -> None:
+    request = PlanRequest(find_model(Q8, PROFILES).shape, Room("cuda", 8 * GIB))
+    (refused,) = (each.reason for each in plan(request).refused if each.drafter == ALONE)
+    assert refused.endswith("4-bit at context 1024 or 4-bit-head at context 4096 would fit.")
+
+
 @pytest.mark.parametrize("card_gib", OFFERED)
 def test_the_first_offer_is_what_an_expert_takes(card_gib: int) -> None:
     models = profile_models(PROFILES, [])
