@@ -73,19 +73,15 @@ def load_model(
     fastest linear layers for one row, as timed, at the cost of has_invariant_rows. Raises
     ModelError, MemoryShortage.
     """
-    by_layers = None if bits or device.type != "cpu" else _by_layers(folder, dtype)
-    module = by_layers.module if by_layers else load_module(folder, dtype, device, bits)
-    if has_state(module.config):
-        with _saying_what_cannot_run(folder):
-            recurrent = RecurrentLM(module, context_length)
-        return Opened(recurrent, recurrent.refusal, False)
-    dtype = module.dtype  # what is loaded as it is kept has one of its own
-    shape = kv_shape(module.config, context_length)
-    repacked = None
-    if stored_of(read_config_json(folder), folder.name) is not None:
-        layers = (each for each in module.modules() if isinstance(each, Int4Linear))
-        repacked = max((layer.error for layer in layers), default=None)
     try:
+        by_layers = None if bits or device.type != "cpu" else _by_layers(folder, dtype)
+        module = by_layers.module if by_layers else load_module(folder, dtype, device, bits)
+        if has_state(module.config):
+            with _saying_what_cannot_run(folder):
+                recurrent = RecurrentLM(module, context_length)
+            return Opened(recurrent, recurrent.refusal, False)
+        dtype = module.dtype  # what is loaded as it is kept has one of its own
+        shape, repacked = kv_shape(module.config, context_length), _repacking_error(folder, module)
         small = KVCache(replace(shape, capacity=sum(PROBED)), dtype, device)
         with _saying_what_cannot_run(folder):
             wanted = _answers(CausalLM(module, small), *PROBED)
@@ -98,9 +94,7 @@ def load_model(
             except ModelError as error:
                 refusal = str(error)
             else:
-                if is_fastest:
-                    tune(native.weights.linears, native.weights.embedding, spare_bytes)
-                    native = Decoder(native.weights, cache, is_fastest=True)
+                native = _fastest(native, spare_bytes) if is_fastest else native
                 off = float((_answers(native, *PROBED) - wanted).norm() / wanted.norm())
                 if off <= AGREEMENT[torch.bfloat16 if bits else dtype]:  # its rows are rounded
                     return Opened(native, None, _has_invariant_rows(native), repacked)
@@ -115,6 +109,19 @@ def load_model(
         return Opened(model, refusal, False, repacked)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
+
+
+def _repacking_error(folder: Path, module: Any) -> float | None:
+    """See Opened."""
+    if stored_of(read_config_json(folder), folder.name) is None:
+        return None
+    layers = (each for each in module.modules() if isinstance(each, Int4Linear))
+    return max((layer.error for layer in layers), default=None)
+
+
+def _fastest(native: Decoder, spare_bytes: int | None) -> Decoder:
+    tune(native.weights.linears, native.weights.embedding, spare_bytes)
+    return Decoder(native.weights, native.cache, is_fastest=True)
 
 
 def _by_layers(folder: Path, dtype: torch.dtype) -> LayerFiles | None:

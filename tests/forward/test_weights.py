@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from localspec.errors import ModelError
+from localspec.errors import MemoryShortage, ModelError
 from localspec.formats.folder_files import SINGLE
 from localspec.formats.native import KNOWN_AS
 from localspec.forward import nf4, weights
@@ -184,6 +184,17 @@ def test_a_native_decoder_that_answers_otherwise_is_not_used(
     assert opened.notice is not None and "is not used" in opened.notice
     wanted = tiny_llama()(input_ids=torch.tensor([[3, 1, 4]])).logits[0]
     assert torch.allclose(opened.model.forward([3, 1, 4]), wanted, atol=1e-5)
+
+
+def test_memory_that_ends_while_layers_are_looked_for_is_said(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(weights, "opened_by_layers", ended)
+    with pytest.raises(MemoryShortage, match="does not fit"):
+        load(good)
 
 
 def test_a_family_of_another_shape_runs_on_transformers(tmp_path: Path) -> None:
