@@ -21,6 +21,7 @@ import csv
 import errno
 import json
 import os
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, fields
@@ -33,6 +34,7 @@ from localspec.files import replacing
 from localspec.record import queries
 from localspec.record.connection import connect
 from localspec.record.contents import Contents, Scope, reading
+from localspec.record.faults import diagnose
 from localspec.record.markdown import markdown_lines
 from localspec.record.opening import SIDE_FILES, create_private, lock_of
 from localspec.record.rows import (
@@ -90,7 +92,13 @@ def _refuse_the_log_itself(store: Store, out: Path) -> None:
 
 def _copy(store: Store, path: Path, scope: Scope) -> None:
     """A copy without what is outside the scope or was deleted, and without the pages it was on."""
-    store.backup(path)
+    try:
+        store.backup(path)
+    except StoreError as error:
+        cause = error.__cause__
+        if isinstance(cause, sqlite3.Error) and cause.sqlite_errorcode == sqlite3.SQLITE_FULL:
+            raise cause from error  # the copy has no room; the log needs none to be read
+        raise
     with closing(connect(str(path)).conn) as conn:
         conn.execute("BEGIN IMMEDIATE")
         num_deleted = sum(conn.execute(statement).rowcount for statement in queries.PURGE)
@@ -113,10 +121,11 @@ def _replace(out: Path, write: Callable[[Path], None]) -> None:
             part.unlink(missing_ok=True)  # of an export that was killed
             create_private(part)
             write(part)
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
+        why = diagnose(error).fact if isinstance(error, sqlite3.Error) else error.strerror
         raise StoreError(
-            f"The export {out} cannot be written: {error.strerror or error}. Choose a file in a "
-            "folder that exists, may be written and has room."
+            f"The export {out} cannot be written: {why or error}. Choose a file in a folder that "
+            "exists, may be written and has room."
         ) from error
 
 

@@ -16,6 +16,7 @@ from typing import Any, get_args
 import pytest
 
 from localspec.errors import StoreError
+from localspec.record.connection import Tables
 from localspec.record.export import CSV_COLUMNS, Format, Scope, csv_cell, export
 from localspec.record.store import Store
 from tests.record.samples import (
@@ -267,6 +268,20 @@ def test_failing_export_leaves_no_half_file(
     monkeypatch.undo()
     export(store, Scope(), format, folder / "out")
     assert [path.name for path in folder.iterdir()] == ["out"]
+
+
+def test_a_copy_without_room_is_not_called_a_fault_of_the_log(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    def fail(self: Tables, sql: str, *values: object) -> int:
+        raise full
+
+    monkeypatch.setattr(Tables, "execute", fail)
+    with pytest.raises(StoreError, match=r"The export .* cannot be written: the disk is full"):
+        export(store, Scope(), "sqlite", tmp_path / "copy.db")
 
 
 @pytest.mark.parametrize("format", FORMATS)
