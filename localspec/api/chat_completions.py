@@ -36,7 +36,7 @@ from localspec.api.fields import (
     text_of,
 )
 from localspec.api.formats import schema_of, with_choice
-from localspec.api.pieces import Ending, Piece, Whole, pieces, whole
+from localspec.api.pieces import Ending, Piece, pieces, whole
 from localspec.api.replies import DONE, Asked, event
 from localspec.api.tools import arguments_of, tool_of
 from localspec.backend import Logprob, Message, Request, ToolCall
@@ -44,7 +44,7 @@ from localspec.chat.detokenizer import REPLACEMENT
 from localspec.turn_stats import TurnStats
 
 # Of a reply that came to its own end.
-FINISHED: dict[Ending, str] = {
+FINISHED: dict[Ending | None, str] = {
     "eos": "stop", "stop": "stop", "length": "length", "calls": "tool_calls",
 }  # fmt: skip
 
@@ -228,10 +228,10 @@ async def answer(asked: Asked, head: Head) -> dict[str, Any]:
             "index": index,
             "message": _message(one),
             "logprobs": _logprobs(one.logprobs),
-            "finish_reason": FINISHED[one.finish_reason],
-            "speculation": speculation_of(one.reply, one.stats),
+            "finish_reason": FINISHED.get(one.finish_reason),
+            "speculation": speculation_of(reply, one.stats),
         }
-        for index, one in enumerate(found)
+        for index, (reply, one) in enumerate(zip(asked.replies, found, strict=True))
     ]
     return head.with_choices(choices, usage=usage_of([one.stats for one in found], len(found)))
 
@@ -261,7 +261,7 @@ async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenera
     yield DONE
 
 
-def _message(found: Whole) -> dict[str, Any]:
+def _message(found: Piece) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": found.text, "refusal": None}
     if found.reasoning:
         message["reasoning_content"] = found.reasoning

@@ -74,7 +74,9 @@ async def answer(asked: Asked, head: Head, num_choices: int) -> dict[str, Any]:
         text = "".join(chunk.text for chunk in chunks)
         logprobs = [one for chunk in chunks for one in chunk.logprobs]
         lengths = [length for chunk in chunks for length in _lengths(chunk)]
-        choice = _choice(index, text, _finish(chunks[-1]), _logprobs(logprobs, lengths, 0))
+        choice = _choice(
+            index, text, FINISHED.get(chunks[-1].finish_reason), _logprobs(logprobs, lengths, 0)
+        )
         choices.append({**choice, "speculation": speculation_of(reply, turns[-1])})
     return head.with_choices(choices, usage=usage_of(turns, num_choices))
 
@@ -95,7 +97,8 @@ async def events(
                 is_last = chunk.finish_reason is not None
                 if chunk.text or chunk.logprobs or is_last:
                     logprobs = _logprobs(chunk.logprobs, _lengths(chunk), num_before)
-                    choice = _choice(index, chunk.text, _finish(chunk), logprobs)
+                    finish = FINISHED.get(chunk.finish_reason)
+                    choice = _choice(index, chunk.text, finish, logprobs)
                     if is_last:
                         choice["speculation"] = speculation_of(reply, chunk.stats)
                         turns.append(chunk.stats)
@@ -104,10 +107,6 @@ async def events(
     if has_usage_event:
         yield event(head.with_choices([], usage=usage_of(turns, num_choices)))
     yield DONE
-
-
-def _finish(chunk: Chunk) -> str | None:
-    return None if chunk.finish_reason is None else FINISHED.get(chunk.finish_reason)
 
 
 def _choice(

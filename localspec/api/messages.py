@@ -27,7 +27,7 @@ from localspec.api.tools import arguments_of, tool_of
 from localspec.backend import Message, Request, ToolCall
 from localspec.turn_stats import TurnStats
 
-STOPPED: dict[Ending, str] = {
+STOPPED: dict[Ending | None, str] = {
     "eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use",
 }  # fmt: skip
 
@@ -146,9 +146,8 @@ class MessageHead:
 
     def ending(self, reason: Ending | None) -> dict[str, Any]:
         """Which of several stop strings it was is not known."""
-        stop = None if reason is None else STOPPED.get(reason)
         text = self._only_stop if reason == "stop" else None
-        return {"stop_reason": stop, "stop_sequence": text}
+        return {"stop_reason": STOPPED.get(reason), "stop_sequence": text}
 
     def message(
         self, content: list[dict[str, Any]], usage: dict[str, int], **more: Any
@@ -194,7 +193,7 @@ async def answer(asked: Asked, head: MessageHead) -> dict[str, Any]:
     if found.text or not (content or found.calls):
         content.append({**_empty("text"), "text": found.text})
     content += [_use(call) for call in found.calls]
-    speculation = speculation_of(found.reply, found.stats)
+    speculation = speculation_of(asked.replies[0], found.stats)
     usage = _usage(found.stats)
     ending = head.ending(found.finish_reason)
     return {**head.message(content, usage, speculation=speculation), **ending}

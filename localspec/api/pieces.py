@@ -36,19 +36,6 @@ class Piece:
     calls: tuple[ToolCall, ...] = ()
 
 
-@dataclass(frozen=True)
-class Whole:
-    """A reply at its end."""
-
-    reply: Reply
-    stats: TurnStats
-    text: str
-    reasoning: str
-    logprobs: tuple[Logprob, ...]
-    finish_reason: Ending
-    calls: tuple[ToolCall, ...] = ()
-
-
 async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
     """Those of one reply as they come; None where there was none for a while. Raises as
     `Asked.chunks`."""
@@ -68,18 +55,13 @@ async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
             yield piece
 
 
-async def whole(asked: Asked, reply: Reply) -> Whole:
-    """One reply at its end. Raises as `Asked.chunks`."""
+async def whole(asked: Asked, reply: Reply) -> Piece:
+    """One reply at its end, as one piece. Raises as `Asked.chunks`."""
     async with aclosing(pieces(asked, reply)) as coming:
         found = [piece async for piece in coming if piece is not None]
-    last = found[-1]
-    assert last.finish_reason is not None, "a reply that has ended has a reason"
-    return Whole(
-        reply,
-        last.stats,
-        "".join(piece.text for piece in found),
-        "".join(piece.reasoning for piece in found),
-        tuple(one for piece in found for one in piece.logprobs),
-        last.finish_reason,
-        last.calls,
+    return replace(
+        found[-1],
+        text="".join(piece.text for piece in found),
+        reasoning="".join(piece.reasoning for piece in found),
+        logprobs=tuple(one for piece in found for one in piece.logprobs),
     )

@@ -28,7 +28,7 @@ from localspec.api.fields import (
     text_of,
 )
 from localspec.api.formats import schema_of, with_choice
-from localspec.api.pieces import Piece, Whole, pieces, whole
+from localspec.api.pieces import Piece, pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import arguments_of, tool_of
 from localspec.backend import Message, Request, ToolCall
@@ -209,7 +209,7 @@ class Response:
         kind = {"id": self._item_id, "type": "message", "role": "assistant"}
         return {**kind, "status": status, "content": content}
 
-    def ended(self, found: Whole) -> dict[str, Any]:
+    def ended(self, reply: Reply, found: Piece) -> dict[str, Any]:
         """At the end of the reply."""
         is_cut = found.finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
@@ -223,7 +223,7 @@ class Response:
             output,
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             usage=_usage(found.stats),
-            speculation=speculation_of(found.reply, found.stats),
+            speculation=speculation_of(reply, found.stats),
         )
 
     def place(self, index: int) -> dict[str, Any]:
@@ -233,16 +233,17 @@ class Response:
 
 async def answer(asked: Asked, response: Response) -> dict[str, Any]:
     """The whole response. Raises as `Asked.chunks`."""
-    return response.ended(await whole(asked, asked.replies[0]))
+    reply = asked.replies[0]
+    return response.ended(reply, await whole(asked, reply))
 
 
 async def events(asked: Asked, response: Response) -> AsyncGenerator[bytes | None]:
     """The response as a stream. What the model thinks is given whole, before its text. None: a
     moment without news."""
-    stream = _Stream(response)
+    stream, reply = _Stream(response), asked.replies[0]
     for each in stream.begun():
         yield each
-    async with aclosing(pieces(asked, asked.replies[0])) as coming:
+    async with aclosing(pieces(asked, reply)) as coming:
         async for piece in coming:
             if piece is None:
                 yield None
@@ -250,8 +251,7 @@ async def events(asked: Asked, response: Response) -> AsyncGenerator[bytes | Non
             for each in stream.of(piece):
                 yield each
             if piece.finish_reason is not None:
-                found = stream.whole(asked.replies[0], piece)
-                for each in stream.ended(response.ended(found)):
+                for each in stream.ended(response.ended(reply, stream.whole(piece))):
                     yield each
 
 
@@ -282,11 +282,9 @@ class _Stream:
             place = self._response.place(self._index)
             yield self._event("response.output_text.delta", **place, **delta)
 
-    def whole(self, reply: Reply, last: Piece) -> Whole:
+    def whole(self, last: Piece) -> Piece:
         """The reply, once its last piece has come."""
-        reason = last.finish_reason
-        assert reason is not None, "a reply that has ended has a reason"
-        return Whole(reply, last.stats, self._text, self._reasoning, (), reason, last.calls)
+        return replace(last, text=self._text, reasoning=self._reasoning)
 
     def ended(self, response: Mapping[str, Any]) -> Iterator[bytes]:
         """The end of every item, and of the response as it is in the end."""
