@@ -62,6 +62,8 @@ def remote_server(
     """The server of the flags, None without one; its key from the file or KEY_VARIABLE. Raises
     ConfigError."""
     if url is None:
+        if key_file is not None or sends_key_openly:
+            raise ConfigError("A key for a server has no effect without --remote. Leave it out.")
         return None
     key = environment.get(KEY_VARIABLE)
     if key_file is not None:

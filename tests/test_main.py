@@ -108,6 +108,7 @@ REMOTE = ["bench", "--remote", "http://127.0.0.1:1", "--limit", "1"]
         ),
         (["keys", "revoke", "laptop", "--home", "list.json"], "none was changed"),
         (["generate", "hi", "--draft", "empty"], "holds no draft model"),
+        (["generate", "hi", "--remote-key-file", "list.json"], "no effect without --remote"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )

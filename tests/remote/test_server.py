@@ -301,7 +301,7 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
     assert (from_file.key, from_environment.key) == ("of the file", "of the environment")
     with pytest.raises(ConfigError, match="cannot be read"):
         remote_server("https://x", None, tmp_path / "none", False, environment)
-    assert remote_server(None, None, named, False, environment) is None
+    assert remote_server(None, None, None, False, environment) is None
 
 
 # in the chat
