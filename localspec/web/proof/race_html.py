@@ -108,6 +108,9 @@ def _verdict(view: RaceView) -> str:
 
 
 def _gains(view: RaceView) -> Iterator[str]:
+    if not any(run.stats.num_draft_tokens for run in view.speculative.runs):
+        yield "Nothing was drafted in either, so what differs in time is chance."
+        return
     whole, decoding = view.gains, view.decode_gains
     if whole is not None:
         yield f"With drafting, the reply came {_times(whole)}."

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from localspec.backend import Server
+from localspec.chat.race import Lane, RaceView, Run
 from localspec.errors import ConfigError
+from localspec.turn_stats import TurnStats
+from localspec.web.proof.race_html import race_html
 from tests.web.conftest import Open, Site, Visit, until
 
 
@@ -38,6 +41,17 @@ def test_a_race_shows_both_lanes_and_the_verdict(page: Visit, site: Site) -> Non
     one.evaluate("document.querySelector('.ls-lane small').textContent = '9 to 10 '.repeat(9)")
     tops = "[...document.querySelectorAll('.ls-lane-text')].map(e => e.getBoundingClientRect().top)"
     assert len(set(one.evaluate(tops))) == 1, "both texts are level, whatever wraps above them"
+
+
+def test_a_race_in_which_nothing_was_drafted_tells_no_gain() -> None:
+    plain = Run(2.0, (1, 2), TurnStats(9, num_output_tokens=2, num_steps=2, decode_ms=1900.0))
+    lucky = replace(plain, seconds=1.0)
+    lanes = Lane("plain", runs=(plain,)), Lane("speculative", runs=(lucky,))
+    said = race_html(RaceView(True, *lanes, phase="done", is_same=True))
+    assert "Nothing was drafted" in said and "times" not in said
+    drafted = replace(lucky, stats=replace(lucky.stats, num_draft_tokens=3, num_drafts=1))
+    lanes = lanes[0], replace(lanes[1], runs=(drafted,))
+    assert "2.00 times as fast" in race_html(RaceView(True, *lanes, phase="done", is_same=True))
 
 
 def test_stop_and_closing_the_page_end_the_race(site: Site, visit: Open) -> None:
