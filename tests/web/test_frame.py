@@ -187,6 +187,17 @@ def test_a_notice_moves_nothing_and_what_is_below_it_can_be_scrolled_up(page: Vi
     page.page.wait_for_function("!document.querySelector('#ls-notices p')")
 
 
+def test_the_verdict_of_stats_lies_over_nothing_on_a_phone(narrow: Visit) -> None:
+    ask(narrow, "hello")
+    narrow.page.get_by_role("tab", name="Stats", exact=True).first.click()
+    said = narrow.page.locator("#ls-summary .ls-verdict")
+    said.wait_for()
+    said.evaluate("said => said.append(' It says more than has room. '.repeat(9))")
+    bottom = said.evaluate("said => said.getBoundingClientRect().bottom")
+    assert bottom <= narrow.page.locator("#ls-stats-top").bounding_box()["y"]
+    narrow.page.get_by_role("tab", name="Chat", exact=True).first.click()
+
+
 def test_the_button_of_the_settings_keeps_its_place_on_a_phone(narrow: Visit) -> None:
     button = narrow.page.locator("#ls-settings > .toggle-button")
     was = button.bounding_box()
