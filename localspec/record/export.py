@@ -32,9 +32,8 @@ from typing import Any, Literal, TextIO
 from localspec.errors import StoreError
 from localspec.files import replacing
 from localspec.record import queries
-from localspec.record.connection import connect
+from localspec.record.connection import connect, diagnose
 from localspec.record.contents import Contents, Scope, reading
-from localspec.record.faults import diagnose
 from localspec.record.markdown import markdown_lines
 from localspec.record.opening import SIDE_FILES, create_private, lock_of
 from localspec.record.rows import (
