@@ -9,6 +9,8 @@ import os
 import signal
 
 INTERRUPTED = 130  # as shells have it
+# Ctrl-C, a supervisor, a terminal that is closed; Windows has no such signal.
+ENDINGS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 
 
 def end_at_once(number: int = signal.SIGINT, code: int = INTERRUPTED) -> None:

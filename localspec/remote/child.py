@@ -31,6 +31,7 @@ from typing import Any
 
 from localspec.backend import Candidate, Chunk, Description, Message, Request
 from localspec.errors import EngineLost
+from localspec.interrupts import ENDINGS
 from localspec.remote import engine, wire
 
 # A forked process could not use a GPU that this one has looked at.
@@ -52,13 +53,13 @@ CLOSED = "The engine was closed."
 
 @contextmanager
 def _endings_held_back() -> Iterator[None]:
-    """A terminal sends Ctrl-C to all processes of a program, and a supervisor SIGTERM. One that is
-    started here receives neither, also before it can ignore them. Windows has no such mask."""
+    """What ends a program is sent to all its processes. One that is started here receives none of
+    it, also before it can ignore it. Windows has no such mask."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
     resource_tracker.ensure_running()  # its start would unblock them again
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, engine.ENDINGS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     try:
         yield
     finally:

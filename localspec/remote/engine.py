@@ -29,6 +29,7 @@ from typing import Any
 
 from localspec.backend import Backend
 from localspec.errors import EngineLost, LocalspecError
+from localspec.interrupts import ENDINGS
 from localspec.remote import wire
 
 BESIDE = frozenset({"count_tokens", "pieces"})
@@ -36,7 +37,6 @@ TOGETHER = frozenset({"generate"})
 BETWEEN = frozenset({"describe", "snapshot"})
 FLUSH_S = 0.04  # a page reads about twelve times a second
 AT_ONCE = 4  # items at the start of a stream, for the first words
-ENDINGS = (signal.SIGINT, signal.SIGTERM)  # for the page, which then ends this
 LOST_CODE = 3  # exit code after the engine reported that it is lost
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 def run(pipe: Connection, opening: wire.Opening) -> None:
     """The main function of the process."""
-    for number in ENDINGS:
+    for number in ENDINGS:  # for the page, which then ends this
         signal.signal(number, signal.SIG_IGN)
     if sys.stderr is not None:  # a program without a console has none
         faulthandler.enable()

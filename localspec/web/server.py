@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
@@ -23,7 +22,7 @@ from localspec.api.app import make_api
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
-from localspec.interrupts import end_at_once, raise_again
+from localspec.interrupts import ENDINGS, end_at_once, raise_again
 from localspec.web.guard.environment import settle
 from localspec.web.guard.hosts import Hosts
 from localspec.web.guard.password import Password
@@ -32,7 +31,6 @@ from localspec.web.guard.programs import ProgramGuard, nothing_else
 from localspec.web.guard.security import Guard, is_loopback
 from localspec.web.quick_gradio import without_type_stubs
 
-ENDINGS = (signal.SIGINT, signal.SIGTERM)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 SCRIPTS = ("queue", "live", "strip", "keys", "settings", "tokens", "stats", "models")
 HEAD = "\n".join(
@@ -106,7 +104,7 @@ def _end_well_at_once() -> None:
 
 
 def _run(app: App, bound: socket.socket, service: ChatService) -> None:
-    """Until the program is ended, by Ctrl-C or SIGTERM."""
+    """Until the program is ended."""
     from localspec.web.guard.connections import server_of  # uvicorn: only when it is needed
 
     server = server_of(app)

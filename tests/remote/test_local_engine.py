@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from localspec.backend import Message, Request
+from localspec.interrupts import ENDINGS
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
 from localspec.remote.child import ChildBackend
@@ -108,9 +108,9 @@ def test_the_next_engine_takes_up_what_was_learnt_and_measured(
     assert again is not None and again["verify_ms"].keys() == page["measured"]["verify_ms"].keys()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", ENDINGS)
 def test_an_engine_ends_with_its_page_and_not_by_what_all_processes_are_sent(
-    number: signal.Signals,
+    number: int,
 ) -> None:
     """From its start on."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
+from localspec.interrupts import ENDINGS
 from localspec.web.server import serve
 
 
@@ -34,6 +34,7 @@ import sys
 from pathlib import Path
 
 from localspec.chat.service import ChatService
+from localspec.interrupts import ENDINGS
 from localspec.record.store import Store
 from localspec.web.server import serve_interfaces
 from tests.fakes import FakeBackend, session_info
@@ -48,16 +49,15 @@ class Telling(ChatService):
         print("written", flush=True)
 
 service = Telling(Store.open(Path(sys.argv[1])), session_info, lambda report: FakeBackend())
-signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may run in the background
+for number in ENDINGS:  # pytest may run in the background
+    signal.signal(number, signal.SIG_DFL)
 serve_interfaces(service, "127.0.0.1", 0, lambda url: None)
 """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_request_to_end_ends_it_in_order(
-    root: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+@pytest.mark.parametrize("number", ENDINGS)
+def test_a_request_to_end_ends_it_in_order(root: Path, tmp_path: Path, number: int) -> None:
     command = [sys.executable, "-c", SERVING, str(tmp_path / "localspec.db")]
     with subprocess.Popen(
         command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
