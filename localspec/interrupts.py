@@ -5,21 +5,33 @@ KeyboardInterrupt anywhere; in the midst of an import it may be printed and lost
 Ctrl-C, as what a shell runs in the background, goes on ignoring it.
 """
 
+from __future__ import annotations
+
 import os
 import signal
+
+TYPE_CHECKING = False  # typing would be the longest import of all
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any
 
 INTERRUPTED = 130  # as shells have it
 # Ctrl-C, a supervisor, a terminal that is closed; Windows has no such signal.
 ENDINGS = (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM))
 
 
+def handle(number: int, handler: Callable[[int, FrameType | None], Any]) -> None:
+    """Answer a signal by this, unless it is ignored."""
+    if signal.getsignal(number) is not signal.SIG_IGN:
+        signal.signal(number, handler)
+
+
 def end_at_once(number: int = signal.SIGINT, code: int = INTERRUPTED) -> None:
-    """Until `raise_again`: there is nothing that has to be put away."""
-    if signal.getsignal(number) is not signal.SIG_IGN:
-        signal.signal(number, lambda *_: os._exit(code))
+    """There is nothing that has to be put away."""
+    handle(number, lambda *_: os._exit(code))
 
 
-def raise_again(number: int = signal.SIGINT) -> None:
-    """From now on KeyboardInterrupt."""
-    if signal.getsignal(number) is not signal.SIG_IGN:
-        signal.signal(number, signal.default_int_handler)
+def raise_again() -> None:
+    """KeyboardInterrupt at Ctrl-C, as Python has it."""
+    handle(signal.SIGINT, signal.default_int_handler)

@@ -22,7 +22,7 @@ from localspec.api.app import make_api
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
-from localspec.interrupts import ENDINGS, end_at_once, raise_again
+from localspec.interrupts import ENDINGS, end_at_once, handle, raise_again
 from localspec.web.guard.environment import settle
 from localspec.web.guard.hosts import Hosts
 from localspec.web.guard.password import Password
@@ -109,12 +109,12 @@ def _run(app: App, bound: socket.socket, service: ChatService) -> None:
 
     server = server_of(app)
     threading.Thread(target=_load_behind, args=(server, service), daemon=True).start()
-    for number in ENDINGS:
-        raise_again(number)
+    for number in ENDINGS:  # uvicorn looks after two of them, and hands them on in the end
+        handle(number, server.handle_exit)
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[bound])
+        server.run(sockets=[bound])
     finally:
+        raise_again()  # nobody has to wait for the close
         service.close()
 
 
