@@ -1,7 +1,7 @@
 // The conversation: small links under messages, following the text down, what a screen reader
 // hears, and the dialog for a context that is too small.
 import { setSide } from "./side.js";
-import { announce, byId, command, keepFocus, make, messageBox, onNews, question, toast, whenDrawn } from "./ui.js";
+import { announce, byId, command, count, keepFocus, make, messageBox, onNews, question, toast, whenDrawn } from "./ui.js";
 
 const DONE_MS = 1500; // how long an action shows that it was done
 const NEAR_THE_END_PX = 80;
@@ -167,8 +167,6 @@ const reachCode = () => setTimeout(() => {
 onNews("announce", reachCode);
 onNews("moved", reachCode);
 window.addEventListener("resize", reachCode);
-
-const count = (number) => Number(number).toLocaleString("en");
 
 // Nothing is cut unless the person says so here.
 onNews("overflow", async (news) => {

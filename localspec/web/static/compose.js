@@ -1,7 +1,7 @@
 // The message box: attached files, long pastes, the context gauge.
 // The server reads each file when it is attached, and keeps nothing; its text travels with the message.
 import "./drafts.js";
-import { announce, asBase64, byId, command, inWords, make, messageBox, onNews, setMessage, toast } from "./ui.js";
+import { announce, asBase64, byId, command, count, inWords, make, messageBox, onNews, setMessage, toast } from "./ui.js";
 
 const MAX_BOX_CHARACTERS = 32_768; // a box with more would lag with every key; the rest is attached
 const MAX_DOCUMENT_BYTES = 20_000_000; // as in chat/documents.py; these two as in chat/attachments.py
@@ -244,7 +244,6 @@ function gaugeSoon() {
 onNews("gauge", (gauge) => {
   const [bar, words] = [byId("ls-gauge"), byId("ls-gauge-text")];
   if (!bar || !words) return;
-  const count = (number) => Number(number).toLocaleString("en");
   if (!gauge) {
     words.textContent = "";
     bar.hidden = true;

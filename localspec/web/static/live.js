@@ -1,6 +1,6 @@
 // Fills the line over the chat and its popover. Asks /live about six times a second while something happens, once a
 // second otherwise, and writes text only (never HTML), so nothing a model says can run here.
-import { byId, whenDrawn } from "./ui.js";
+import { askModels, byId, whenDrawn } from "./ui.js";
 
 const BUSY_MS = 150; // a look costs the server about 2 ms of a core that the engine may want
 const IDLE_MS = 1000;
@@ -68,9 +68,8 @@ function startButton() {
   button.type = "button";
   button.id = "ls-start-again";
   button.textContent = "Start the engine again";
-  button.addEventListener("click", () => { // as in the Models tab
-    const asked = { method: "POST", headers: { "content-type": "application/json" }, body: '{"act":"retry"}' };
-    fetch("/models", asked).catch(() => {}); // the next look says that nothing answers
+  button.addEventListener("click", () => {
+    askModels({ act: "retry" }); // the next look says what came of it
     button.disabled = true; // by then the engine starts, or could not again and the notice is the same
     setTimeout(() => { button.disabled = false; }, AFTER_ACTION_MS);
   });

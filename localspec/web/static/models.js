@@ -2,7 +2,8 @@
 // sends what a button asks. Only parts whose text changed are put in place anew, and whatever had
 // the focus or was open has and is it again.
 
-const PATH = '/models';
+import { askModels } from './ui.js';
+
 const EVERY_MS = 1000;
 const shown = new Map();
 let timer = 0;
@@ -71,12 +72,9 @@ const look = () => { looking ??= askAndShow().finally(() => { looking = null; })
 
 async function askAndShow() {
   if (!isSeen()) return;
-  try {
-    const answer = await fetch(PATH, { headers: { accept: 'application/json' } });
-    if (answer.ok && root()) show((await answer.json()).parts);
-  } catch (error) {
-    say('localspec does not answer. Is it still running?', true);
-  }
+  const { parts, error } = await askModels();
+  if (error) say(error, true);
+  else if (root()) show(parts);
 }
 
 // The answer stands below the part that asks. The style sheet keeps it in sight where that part is
@@ -86,17 +84,8 @@ async function act(said, asking) {
   say('');
   part?.after(document.getElementById('ls-models-said'));
   root().setAttribute('aria-busy', 'true');
-  try {
-    const answer = await fetch(PATH, {
-      method: 'POST',
-      headers: { 'content-type': 'application/json' },
-      body: JSON.stringify(said),
-    });
-    const told = await answer.json().catch(() => ({ error: 'localspec refused this request.' }));
-    say(told.error || told.message, Boolean(told.error), told.key);
-  } catch (error) {
-    say('localspec does not answer. Is it still running?', true);
-  }
+  const { error, message, key } = await askModels(said);
+  say(error || message, Boolean(error), key);
   await looking; // it may have begun before the answer
   await look();
   if (asking.form) part?.scrollIntoView({ block: 'nearest' });

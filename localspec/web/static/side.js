@@ -1,7 +1,7 @@
 // Both sides of the page: the list of conversations, the theme, what is open.
 import { byPerson } from "./address.js";
 import { showMenu } from "./menu.js";
-import { askForLine, byId, command, inWords, keepFocus, make, onNews, question, toast, whenDrawn } from "./ui.js";
+import { askForLine, byId, command, download, inWords, keepFocus, make, onNews, question, toast, whenDrawn } from "./ui.js";
 
 const SEARCH_MS = 180;
 export const NARROW_PX = 769; // where less is there, Gradio lays its sides over the page
@@ -95,11 +95,7 @@ async function exportChat(handle) {
     body: make("p", { textContent: "JSONL has everything and can be imported again; Markdown is for reading; CSV has the figures of the replies that were written in this chat, and none of copied or imported ones; SQLite is the database." }),
     choices: [["Markdown", "markdown", true], ["JSONL", "jsonl"], ["CSV", "csv"], ["SQLite", "sqlite"]],
   });
-  if (!format) return;
-  const link = make("a", { href: `/export?scope=conversation&conversation=${handle}&format=${format}`, download: "" });
-  document.body.append(link);
-  link.click();
-  link.remove();
+  if (format) download(`/export?scope=conversation&conversation=${handle}&format=${format}`);
 }
 
 onNews("deleted", ({ handle, title }) => {

@@ -1,5 +1,7 @@
 // The Stats tab. Saves a plot as SVG or PNG, made from the picture on the page: on white, with the
 // colours of a light page, whatever the page looks like now. Keeps open what a person unfolded.
+import { download } from "./ui.js";
+
 const SCALE = 2; // pixels of the PNG for one unit of the picture
 const INK = "#1f2937";
 
@@ -20,12 +22,7 @@ function standalone(plot) {
 
 function offer(blob, name) {
   const address = URL.createObjectURL(blob);
-  const link = document.createElement("a");
-  link.href = address;
-  link.download = name;
-  document.body.append(link);
-  link.click();
-  link.remove();
+  download(address, name);
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 

@@ -1,7 +1,7 @@
 // What the line over the chat does: the menu of models, and the popover "How fast, and why". And the
 // first screen: its examples, and its way to the models. static/live.js fills them.
 import { showMenu } from "./menu.js";
-import { byId, messageBox, setMessage, toast, toTab, whenDrawn } from "./ui.js";
+import { askModels, byId, messageBox, setMessage, toast, toTab, whenDrawn } from "./ui.js";
 
 const KEPT = "ls-why"; // whether the popover is open, over a reload
 const PLACE = "ls-why-place"; // and where it was put
@@ -91,18 +91,10 @@ whenDrawn(["ls-why", "ls-strip-box"], (...boxes) => {
 
 // The models that are ready here, loaded as the Models tab does
 
-async function ask(options = {}) {
-  try {
-    return await (await fetch("/models", options)).json();
-  } catch {
-    return { error: "localspec does not answer. Is it still running?" };
-  }
-}
-
 async function chooseModel(button) {
   if (button.getAttribute("aria-busy")) return;
   button.setAttribute("aria-busy", "true");
-  const { ready = [], error } = await ask();
+  const { ready = [], error } = await askModels();
   button.removeAttribute("aria-busy");
   if (error) return toast(error);
   const items = ready.map(({ id, name, words, is_loaded }) =>
@@ -111,7 +103,6 @@ async function chooseModel(button) {
 }
 
 async function load(id) {
-  const act = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ act: "load", id }) };
-  const { error, message } = await ask(act);
+  const { error, message } = await askModels({ act: "load", id });
   if (error || message) toast(error || message);
 }

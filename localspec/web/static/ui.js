@@ -136,6 +136,23 @@ export function announce(text) {
   setTimeout(() => { box.textContent = text; }, 60);
 }
 
+// What the Models tab offers; with `act`: does it first. Something to say is `error` or `message`.
+export async function askModels(act) {
+  const asked = act && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(act) };
+  try {
+    const answer = await fetch("/models", asked);
+    return await answer.json().catch(() => ({ error: "localspec refused this request." }));
+  } catch {
+    return { error: "localspec does not answer. Is it still running?" };
+  }
+}
+
+export function download(href, name = "") {
+  make("a", { href, download: name }).click();
+}
+
+export const count = (number) => Number(number).toLocaleString("en");
+
 export const messageBox = () => document.querySelector("#ls-message textarea");
 
 export function toTab(name) {
