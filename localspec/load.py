@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,6 +85,7 @@ NO_TEMPLATE = (
     "This model has no chat template, so it was not trained to chat: it continues the text of the "
     "conversation as it stands. Its instruct or chat variant would answer."
 )
+THREADS = re.compile(r" \| \d+ threads")  # in what earlier versions called a combination
 SPENT_ON_SLOTS = 0.25  # of the free memory, where nobody asked for slots
 
 
@@ -279,7 +281,7 @@ def _learnt(
     combination = _identity(source, marks, begun.place, _kernels(options), device, torch)
     shipped, misfit = read_accepted(source.accepted, marks)
     controller = _controller(drafters, shipped)
-    own = state.get(combination)
+    own = {THREADS.sub("", name): each for name, each in state.items()}.get(combination)
     is_lost = own is not None and not controller.restore(own)
     unread = "What was learnt earlier could not be read, so it is learnt anew." if is_lost else None
     told = tuple(each for each in (misfit, unread) if each is not None)
@@ -342,14 +344,15 @@ def _identity(
     torch: Any,
 ) -> str:
     """What learnt costs and acceptances belong to. The weights count too: a head or a draft that
-    was trained again keeps its name. apart: the device of a draft that is not beside the target."""
+    was trained again keeps its name. The number of threads does not: it is chosen by time at each
+    load, and costs are measured anew in each run. apart: the device of a draft that is not beside
+    the target."""
     return identity(
         source.target_name,
         source.draft_name,
         place.precision,
         place.hardware.device_name,
         f"torch {torch.__version__}",
-        f"{torch.get_num_threads()} threads",
         kernels,
         ", ".join(f"{part} {mark}" for part, mark in sorted(marks.items())),
         *([] if apart is None else [f"draft on {apart}"]),

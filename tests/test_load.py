@@ -232,6 +232,22 @@ def test_learnt_state_returns_for_the_same_combination_alone(pair: tuple[Path, P
     assert not set(without_draft.snapshot()) & set(state)
 
 
+def test_what_was_learnt_is_found_whatever_number_of_threads_a_load_chooses(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is chosen by time, so a busy moment chooses another."""
+    backend = opened(options_of(*pair))
+    backend._controller.costs.set_verify(1, 10, 7.0)
+    backend._controller.costs.set_verify(2, 10, 8.0)
+    ((name, learnt),) = backend.snapshot().items()
+    kernels = " | same-bits"
+    earlier = name.replace(kernels, f" | 2 threads{kernels}")  # as versions before named it
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    for state in ({name: learnt}, {earlier: learnt}):
+        again = opened(options_of(*pair), json.loads(json.dumps(state)))
+        assert again._controller.costs.plain_ms(10) == pytest.approx(7.0)
+
+
 def test_unreadable_state_is_a_notice_and_no_error(pair: tuple[Path, Path]) -> None:
     identity = next(iter(opened(options_of(pair[0])).snapshot()))
     for own in (5, {"version": 1, "costs": {}}):
