@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from localspec.config import nearest
 from localspec.core import OFF
 from localspec.errors import ConfigError
 from localspec.formats.native import NATIVE
@@ -28,6 +27,7 @@ from localspec.machine.hardware import (
 )
 from localspec.machine.shapes import (
     FULL_BYTES,
+    QUANTISED,
     TORCH_NAMES,
     ModelShape,
     Precision,
@@ -149,10 +149,8 @@ def full_precision(
     """What unquantised weights are kept in: as asked, else what the device computes in."""
     if dtype is not None:
         if dtype not in FULL_PRECISIONS:
-            raise ConfigError(
-                f"'{dtype}' is no precision. Did you mean '{nearest(dtype, FULL_PRECISIONS)}'? "
-                "8-bit, 4-bit and 4-bit-head are planned beside it."
-            )
+            known = ", ".join((*TORCH_NAMES, *QUANTISED))
+            raise ConfigError(f"{dtype!r} is no precision. Choose one of: {known}.")
         return FULL_PRECISIONS[dtype]
     if vram_gib or (hardware.device == "cuda" and vram_gib is None):
         return "bf16"

@@ -92,7 +92,7 @@ def test_the_device_decides_the_full_precision() -> None:
     assert full_precision(None, old) == "fp32"
     assert full_precision("float32", GPU) == "fp32"
     assert full_precision(None, replace(CPU, device="mps")) == "bf16"
-    with pytest.raises(ConfigError, match="'bfloat16'"):
+    with pytest.raises(ConfigError, match="Choose one of: fp32, fp16, bf16"):
         full_precision("bfloat61", GPU)
 
 
