@@ -143,11 +143,11 @@ def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
                 rounds_of(name, parts, sampling, traffic, plans)
                 assert not traffic.uploads, "the host waits while its memory is copied"
                 assert sum(traffic.reads.values()) <= allowed, traffic.reads
-            rounds_of(name, parts, sampling, traffic, grammar=grammar)
-            assert not traffic.uploads
-            assert sum(traffic.reads.values()) <= max(most, 1 + LENGTH), traffic.reads
-            rounds_of(name, uncaptured, sampling, traffic)
-            assert not traffic.uploads
+        rounds_of(name, parts, SAMPLED, traffic, grammar=grammar)
+        assert not traffic.uploads
+        assert sum(traffic.reads.values()) <= max(most, 1 + LENGTH), traffic.reads
+        rounds_of(name, uncaptured, SAMPLED, traffic)
+        assert not traffic.uploads
 
 
 @pytest.mark.slow

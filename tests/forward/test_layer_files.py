@@ -49,11 +49,10 @@ def saved(folder: Path, dtype: torch.dtype, num_layers: int, width: int, is_tied
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_loading_takes_little_more_than_the_weights(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     """Both the files' pages and what is made of them would be twice the model."""
-    saved(tmp_path / "small", dtype, 2, 512, is_tied=False)
-    large = saved(tmp_path / "large", dtype, 16, 512, is_tied=False)
+    saved(tmp_path / "small", torch.float32, 2, 512, is_tied=False)
+    large = saved(tmp_path / "large", torch.float32, 16, 512, is_tied=False)
     folders = (str(tmp_path / "small"), str(tmp_path / "large"))
     done = subprocess.run(
         [sys.executable, "-c", LOADED, *folders], capture_output=True, text=True, check=True

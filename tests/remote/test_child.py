@@ -292,7 +292,8 @@ def test_measuring_crosses_and_can_be_paused(shared: Shared) -> None:
         heard.append(phrase)
         if len(heard) == 2:
             cancel.set()
-    assert heard[:2] == list(PHRASES[:2]) and len(heard) < 6
+    assert len(heard) < len(PHRASES)  # a late reader hears the latest phrase, not each
+    assert heard == [phrase for phrase in PHRASES if phrase in heard]
 
 
 class Process:
