@@ -190,6 +190,7 @@ def test_ctrl_c_while_modules_are_imported_ends_without_a_word(
 SERVE = ["serve", "--port", "0", "--remote", "http://127.0.0.1:1", "--home"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_server_that_is_asked_to_end_ended_well(
@@ -214,6 +215,7 @@ def test_a_server_that_is_asked_to_end_ended_well(
     assert (said, ran.returncode) == ("", 0) and "Traceback" not in error
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="this system has no /proc")
 def test_a_server_tells_what_a_page_would_show(root: Path) -> None:
     command = [sys.executable, "-m", "localspec", *SERVE, "/proc/nowhere"]
@@ -226,6 +228,7 @@ def test_a_server_tells_what_a_page_would_show(root: Path) -> None:
     assert sum("http://127.0.0.1:1 does not answer" in one for one in told) == 1, told
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 @pytest.mark.parametrize(
     ("command", "said"),
@@ -244,6 +247,7 @@ def test_an_output_without_a_place_is_one_sentence(
     assert ended.stderr.startswith(said) and len(ended.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
 def test_a_server_whose_output_has_no_place_says_so(root: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "localspec", *SERVE, str(tmp_path)]

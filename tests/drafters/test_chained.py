@@ -71,6 +71,7 @@ def test_it_has_something_of_its_own_to_say_only_where_the_text_repeats() -> Non
     assert signal(REPEATING) == "2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("agreed", "num_steps"), [(0, 6), (3, 3), (6, 1)])
 def test_steps_are_how_often_the_model_ran(
     agreed: int, num_steps: int, monkeypatch: pytest.MonkeyPatch

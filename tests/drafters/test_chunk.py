@@ -167,6 +167,7 @@ def stopping(at: int, asked: list[int]) -> Callable[[int, float], bool]:
     return keep_drafting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "plain", "all"])
 def test_a_draft_ends_with_the_first_token_that_fails(name: str) -> None:
     draft = shared(name)

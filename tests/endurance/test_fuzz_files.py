@@ -62,6 +62,7 @@ def test_mutated_gguf_files_are_loaded_or_refused(tmp_path: Path, tally: Tally) 
     fuzz(tally, gguf, quick=4, whole=400)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_mutated_packed_weights_are_loaded_or_refused(
     layout: str, tmp_path: Path, tally: Tally

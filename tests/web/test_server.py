@@ -55,6 +55,7 @@ serve_interfaces(service, "127.0.0.1", 0, lambda url: None)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 @pytest.mark.parametrize("number", ENDINGS)
 def test_a_request_to_end_ends_it_in_order(root: Path, tmp_path: Path, number: int) -> None:

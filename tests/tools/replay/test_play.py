@@ -180,6 +180,7 @@ def test_auto_reaches_the_best_fixed_arm_where_nothing_changes(price: str, rate:
     assert ratio_to_best(found) >= (0.98 if is_sure else 0.975)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("price", BOTH_PRICES)
 def test_auto_loses_next_to_nothing_to_drafters_that_are_always_wrong(price: str) -> None:
     found = adversarial(price, 0)
@@ -223,6 +224,7 @@ def test_a_first_start_is_not_slower_than_plain_decoding(index: int) -> None:
     assert mean(reached) >= 0.975 and min(reached) >= 0.96, reached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("price", ["one thread", "flat", "two threads"])
 def test_reading_a_long_prompt_for_a_short_reply_loses_next_to_nothing(price: str) -> None:
     """Reading takes 7 to 13 plain rounds, which a reply of 16 tokens cannot earn."""
@@ -276,6 +278,7 @@ def test_acceptance_may_fall_by_the_place_in_a_draft_and_a_machine_slow_down() -
     assert play_fixed(found, OFF, 0).ms == 3 * 20.0 + 5 * 10.0
 
 
+@pytest.mark.slow
 def test_a_controller_that_always_drafts_is_seen_to_lose(monkeypatch: pytest.MonkeyPatch) -> None:
     """The yardstick can tell: with expectations of 16 tokens a round, auto drafts to its loss."""
     found = adversarial("steep", 0)
