@@ -30,9 +30,8 @@ from typing import Any
 from localspec.bootstrap import check_port, ensure_environment, prefer_large_pages
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import LocalspecError, SetupError
-from localspec.options import KERNELS, LOAD_FLAGS, Flag
+from localspec.options import KERNELS, LOAD_FLAGS, MOST_MINUTES, Flag
 
-MOST_MINUTES = 1_000_000  # two years
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
 EXPOSED = (
     "--host {host} lets other machines open localspec. Whoever has the password can read and "

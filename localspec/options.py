@@ -18,6 +18,8 @@ SAME_BITS, FASTEST = "same-bits", "fastest"
 KERNELS = (SAME_BITS, FASTEST)
 USUAL_PARALLEL = 4
 MOST_PARALLEL = 64
+MOST_MINUTES = 1_000_000  # until a model is let go: two years
+MOST_CONTEXT = 100_000_000  # tokens, more than any model was made for
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ LOAD_FLAGS = {
         Flag("draft", "Draft model: a folder or a hub id.", "DIR_OR_ID"),
         Flag("heads", "Folder of a trained head; repeatable.", "DIR", is_repeatable=True),
         Flag("drafter", "Who may draft: auto, off or a drafter's name.", "NAME"),
-        Flag("context", "Tokens of context to make room for.", "TOKENS", int, least=1),
+        Flag("context", "Tokens of context to make room for.", "TOKENS", int, 1, MOST_CONTEXT),
         Flag(
             "dtype",
             "fp32, bf16, fp16, 8-bit or 4-bit; 4-bit-head: the output head in 4 bits too, which "

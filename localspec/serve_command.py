@@ -15,7 +15,7 @@ import typer
 
 from localspec.errors import StoreError
 from localspec.flags import HomeFlag, JsonFlag, finish, loading, to_stderr
-from localspec.options import LoadOptions
+from localspec.options import MOST_MINUTES, LoadOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,10 @@ def serve(
         list[str] | None, typer.Option(help="Pages from there may ask too; repeatable.")
     ] = None,
     unload_after: Annotated[
-        int, typer.Option(min=0, help="Minutes without work; 0 never lets the model go.")
+        int,
+        typer.Option(
+            min=0, max=MOST_MINUTES, help="Minutes without work; 0 never lets the model go."
+        ),
     ] = 0,
     *,
     options: LoadOptions,

@@ -61,7 +61,7 @@ def test_help_answers_without_any_package() -> None:
         (["--prot", "1"], "unrecognized arguments"),
         (["--port", "70000"], "not between 0 and 65535"),
         (["--port", "many"], "no whole number"),
-        (["--context", "0"], "not above 0"),
+        (["--context", "0"], "not between 1 and"),
         (["--unload-after", "9" * 400], "not between 0 and 1000000"),
         (["--drafter", "ngrams"], "ngram"),
     ],

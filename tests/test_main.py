@@ -77,6 +77,16 @@ def test_a_refused_value_is_one_sentence_on_stderr(root: Path) -> None:
     assert ended.stderr.strip() == "temperature is -1.0, but it must lie between 0.0 and 5.0."
 
 
+@pytest.mark.parametrize("words", ["serve --unload-after", "plan --context", "generate --context"])
+def test_a_number_of_400_digits_is_refused_in_words(words: str) -> None:
+    from typer.testing import CliRunner
+
+    from localspec.cli import app
+
+    refused = CliRunner().invoke(app, [*words.split(), "9" * 400], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2 and "Invalid value for" in refused.output
+
+
 LONG = "x" * 300
 REMOTE = ["bench", "--remote", "http://127.0.0.1:1", "--limit", "1"]
 

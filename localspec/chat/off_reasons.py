@@ -62,9 +62,12 @@ def off_now(
 def as_chosen(drafter: str, num_draft_tokens: int | None) -> OffReason | None:
     """Of a turn in which the person switched drafting off; None where they did not."""
     if drafter == OFF:
-        text, remedy = "You chose plain decoding.", "Choose auto as the drafter."
+        text, remedy = "You switched drafting off.", "Choose auto as the speed."
     elif num_draft_tokens == 0:
-        text, remedy = "You fixed γ at 0.", "Empty the field Fixed γ under Advanced."
+        text, remedy = (
+            "You set the draft length to 0.",
+            "Empty the field Draft length under Advanced.",
+        )
     else:
         return None
     return OffReason("switched_off", text, remedy)

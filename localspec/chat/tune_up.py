@@ -228,7 +228,7 @@ def in_words(result: TuneUp) -> str:
     if not result.drafters:
         if result.num_planned and not result.runs:
             return "Nothing was measured: it was cancelled before the first reply."
-        return "There is no drafter to try: only plain decoding was measured."
+        return "There is no drafter to try: only decoding without drafting was measured."
     gains = {name: result.gain(name) for name in result.drafters}
     measured = {name: gain for name, gain in gains.items() if gain is not None}
     by_kind = {name: _by_kind(result, name) for name in measured}
@@ -242,7 +242,7 @@ def in_words(result: TuneUp) -> str:
         parts = [_verdict(name, by_kind[name]) for name in faster[:MOST_NAMED]]
     if result.plain_drift > MAX_PLAIN_DRIFT:
         parts.append(
-            f"Another program was computing meanwhile: the speed of plain decoding changed by "
+            "Another program was computing meanwhile: the speed without drafting changed by "
             f"{100 * (result.plain_drift - 1):.0f} %, so trust only large differences."
         )
     if not result.is_complete:
@@ -274,8 +274,8 @@ def _verdict(drafter: str, gains: Mapping[str, float]) -> str:
 def _nothing_pays(gains: Mapping[str, float]) -> str:
     best = max(gains, key=lambda name: gains[name])
     return (
-        "No drafter is faster here: plain decoding was at least as fast on every prompt. The best "
-        f"was {_name(best).lower()} with {gains[best]:.2f} times the speed of plain decoding. "
+        "No drafter is faster here: without drafting every prompt was answered at least as fast. "
+        f"The best was {_name(best).lower()} with {gains[best]:.2f} times that speed. "
         "Drafting stays off and is tried again from time to time."
     )
 

@@ -175,7 +175,7 @@ def test_the_code_says_why_nothing_drafts() -> None:
     assert set(reasons(writing(), num_draft_tokens=0)) == {"switched_off"}
     by_drafter, by_length = as_chosen(OFF, None), as_chosen(AUTO, 0)
     assert by_drafter is not None and "Choose auto" in by_drafter.remedy
-    assert by_length is not None and "Fixed γ" in by_length.remedy, "auto is chosen already"
+    assert by_length is not None and "Draft length" in by_length.remedy, "auto is chosen already"
     assert as_chosen(AUTO, None) is None
     assert set(reasons(writing())) == {"measuring"}
     assert set(reasons(writing(), drafter="weighty", num_draft_tokens=3)) == {None}

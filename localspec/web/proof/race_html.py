@@ -44,9 +44,9 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
         ("Clock", _middle([run.seconds for run in runs], " s", 2, lane.seconds)),
         ("Tokens", DASH if stats is None else str(stats.num_output_tokens)),
         ("Tokens / s", _of_runs(runs, lambda stats: stats.tokens_per_second)),
-        ("First token", _of_runs(runs, lambda stats: stats.ttft_ms, " ms", 0)),
+        ("First token", _of_runs(runs, lambda stats: _seconds(stats.ttft_ms), " s", 2)),
         ("Checks", DASH if stats is None else str(stats.num_steps)),
-        ("Decoding", _of_runs(runs, lambda stats: stats.decode_ms, " ms", 0)),
+        ("Decoding", _of_runs(runs, lambda stats: _seconds(stats.decode_ms), " s", 2)),
         ("Energy", _of_runs(runs, lambda stats: stats.energy_joules, " J")),
         ("Drafter", _drafter(lane)),
     )
@@ -78,6 +78,10 @@ def _of_runs(
 ) -> str:
     found = [read(run.stats) for run in runs]
     return _middle([one for one in found if one is not None], unit, digits)
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1000.0
 
 
 def _middle(values: Sequence[float], unit: str, digits: int, otherwise: float | None = None) -> str:
