@@ -157,7 +157,7 @@ def why_drafting(option: Option, shapes_itself: bool, is_chosen: bool) -> str:
 
 def why_exploring(option: Option, length: int, shapes_itself: bool) -> str:
     about = "" if shapes_itself else f" with {_tokens(length)} a round"
-    return f"A try of {option.drafter}{about}: little is known of it here, and it may be faster."
+    return f"Trying {option.drafter}{about}: little is known of it here, and it may be faster."
 
 
 def why_unmeasured(drafter: str) -> str:

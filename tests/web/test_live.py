@@ -159,9 +159,9 @@ def test_a_gain_is_said_in_words_and_a_loss_is_no_gain() -> None:
 
 
 def test_a_look_at_another_drafter_is_not_said_to_be_the_first_ones_reason() -> None:
-    look = replace(STATS, reason="A look at ngram: it lost before, things may have changed.")
+    look = replace(STATS, reason="Trying ngram with 4 tokens a round: little is known of it here.")
     said = live_state(replace(IDLE, reply=view(stats=look)))["reason"]
-    assert said.startswith("Mostly by the small model; last a look at word lookup: it lost")
+    assert said.startswith("Mostly by the small model; last trying word lookup with 4")
 
 
 def test_one_token_is_one_token() -> None:
