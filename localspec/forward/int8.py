@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from localspec.forward.nf4 import joined_bias
+from localspec.forward.layer_parts import bytes_of, joined_bias
 
 STEPS = 127  # of a weight from zero to the largest of its output
 ROW_BYTES = 12  # that FBGEMM holds of each output: its scale, zero point and sum of weights
@@ -37,8 +37,7 @@ class Int8Linear:
         self._scales = scales.bfloat16()
         self._bias = bias
         self._product: Any = torch.ops.aten._weight_int8pack_mm.default
-        held = (self._numbers, self._scales, bias)
-        self.weight_bytes = sum(t.nbytes for t in held if t is not None)
+        self.weight_bytes = bytes_of(self._numbers, self._scales, bias)
 
     @classmethod
     def of_modules(cls, layers: Sequence[Any]) -> Int8Linear | None:
@@ -87,8 +86,7 @@ class RoundedRowsLinear:
             )
         self._packed: Any = kernels.linear_prepack(numbers, None if bias is None else bias.float())
         self._product: Any = kernels.linear_dynamic.default
-        self.weight_bytes = weight.numel() + ROW_BYTES * weight.shape[0]
-        self.weight_bytes += 0 if bias is None else bias.nbytes
+        self.weight_bytes = weight.numel() + ROW_BYTES * weight.shape[0] + bytes_of(bias)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = self._product(rows.float(), self._packed, True).to(rows.dtype)

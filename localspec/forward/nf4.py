@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from localspec.errors import ModelError
+from localspec.forward.layer_parts import bytes_of, joined_bias
 
 BLOCK = 64  # inputs that share one scale
 ROWS = 32  # outputs that the processor's kernel takes at a time
@@ -49,7 +50,7 @@ class Nf4Linear:
         bias: torch.Tensor | None,
     ) -> None:
         self.bias = bias
-        self.weight_bytes = sum(t.nbytes for t in (packed, scales, bias) if t is not None)
+        self.weight_bytes = bytes_of(packed, scales, bias)
         self.has_invariant_rows = packed.device.type == "cpu"
         make = _on_processor if self.has_invariant_rows else _on_card
         self._product = make(packed, scales, shape)
@@ -151,19 +152,6 @@ def _parts(weight: Any, state: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if state.nested:  # scales of scales
         scales = _functional().dequantize_blockwise(scales, state.state2) + state.offset
     return _laid_out(packed, scales.float(), (state.shape[0], state.shape[1]))
-
-
-def joined_bias(layers: Sequence[Any]) -> torch.Tensor | None:
-    """Of layers whose outputs stand side by side; None where none has one."""
-    if all(layer.bias is None for layer in layers):
-        return None
-    like = next(layer.bias.detach() for layer in layers if layer.bias is not None)
-    return torch.cat(
-        [
-            like.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
-            for layer in layers
-        ]
-    )
 
 
 def _functional() -> Any:

@@ -32,9 +32,10 @@ from localspec.forward import nf4
 from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Grouped, Int4Linear
 from localspec.forward.int8 import RoundedRowsLinear, has_fbgemm
+from localspec.forward.layer_parts import bytes_of
 from localspec.forward.model import CausalLM, LanguageModel
 from localspec.forward.nf4 import Nf4Linear
-from localspec.forward.weight_layout import Linear, ModuleLinear, bytes_of
+from localspec.forward.weight_layout import Linear, ModuleLinear
 
 Kind = Literal["nf4", "int8", "int4"]
 

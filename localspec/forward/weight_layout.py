@@ -32,7 +32,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.forward.int8 import Int8Linear
-from localspec.forward.nf4 import Nf4Linear, joined_bias
+from localspec.forward.layer_parts import bytes_of, joined_bias
+from localspec.forward.nf4 import Nf4Linear
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 TYPICAL_ROWS = 64  # what the layout is chosen for; for one row it would be slower at all widths
@@ -288,10 +289,6 @@ def _as_module(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
     if bias is not None:
         layer.bias = nn.Parameter(bias, requires_grad=False)
     return layer
-
-
-def bytes_of(*tensors: torch.Tensor | None) -> int:
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 # -- plain weights for single rows ----------------------------------------------------------
