@@ -50,8 +50,7 @@ class Bodies:
             raise Refused(503, "Too much is being sent at the same time. Try again in a moment.")
         self._num_reading += 1
         try:
-            async with asyncio.timeout(self._body_s):
-                body = await _collected(receive, max_bytes, is_long)
+            body = await _collected(receive, max_bytes, is_long, self._body_s)
         except TimeoutError:
             raise Refused(408, "This arrived too slowly and was dropped. Send it again.") from None
         finally:
@@ -61,19 +60,28 @@ class Bodies:
         return body
 
 
-async def _collected(receive: Receive, max_bytes: int, is_long: bool) -> bytes | None:
-    """The body; None for one that is too long, also where its length was not said.
+async def _collected(
+    receive: Receive, max_bytes: int, is_long: bool, body_s: float
+) -> bytes | None:
+    """The body; None for one that is too long, also where its length was not said. Raises
+    TimeoutError for one that may be taken and does not arrive within body_s.
 
-    That one is read on, and nothing of it kept, until it ends, pauses or has DROPPED_BYTES: a
-    sender whose connection is closed while it sends is told of a reset and never sees the answer.
+    One that is too long is read on, and nothing of it kept, until it ends, pauses, has
+    DROPPED_BYTES or has taken body_s: a sender whose connection is closed while it sends is told
+    of a reset and never sees the answer.
     """
+    time_of = asyncio.get_running_loop().time
+    end = time_of() + body_s
     parts: list[bytes] = []
     num_bytes, has_more = 0, True
     while has_more and num_bytes < max(DROPPED_BYTES, max_bytes + 1):
         try:
-            message = await (asyncio.wait_for(receive(), PAUSE_S) if is_long else receive())
+            async with asyncio.timeout_at(min(end, time_of() + PAUSE_S) if is_long else end):
+                message = await receive()
         except TimeoutError:
-            break
+            if is_long:
+                break
+            raise
         if message["type"] == "http.disconnect":
             raise Gone
         parts.append(message.get("body", b""))

@@ -159,6 +159,15 @@ def test_a_body_longer_than_it_said_or_may_be_is_refused(connect: Connect) -> No
     assert read_all(one).startswith(b"HTTP/1.1 413")
 
 
+def test_a_body_that_is_too_long_and_too_slow_is_said_to_be_too_long(
+    monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
+    monkeypatch.setattr(bodies, "PAUSE_S", WAIT_S)
+    one = connect()
+    one.sendall(head(one, "POST /gradio_api/queue/join HTTP/1.1", content_length=str(2**31)))
+    assert read_all(one).startswith(b"HTTP/1.1 413")
+
+
 def test_a_sender_of_too_much_gets_the_answer_and_no_reset(patient: Connect) -> None:
     """It sends all of it before it reads."""
     one = patient()
