@@ -208,13 +208,20 @@ def pool_of(place: Place) -> GraphPool | None:
     return CudaGraphPool(place.device, GRAPHS_BYTES) if place.device.type == "cuda" else None
 
 
-def capturable(model: LanguageModel, pool: GraphPool | None) -> LanguageModel:
+def capturable(
+    model: LanguageModel, pool: GraphPool | None, is_fastest: bool = True
+) -> LanguageModel:
+    """The model with graphs, where it can have them. is_fastest: see LoadOptions.kernels."""
+    from localspec.forward.attention import can_split
     from localspec.forward.decoder import Decoder
     from localspec.forward.graphs import CapturedDecoder
+    from localspec.forward.one_width import OneWidthDecoder
 
     if pool is None or not isinstance(model, Decoder) or model.weights.reads_host:
         return model
-    return CapturedDecoder(model, pool)
+    if is_fastest or not can_split(model.cache.dtype, model.device):
+        return CapturedDecoder(model, pool)
+    return OneWidthDecoder(model, pool)
 
 
 def captures_of(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Capturing, ...]:

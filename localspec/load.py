@@ -167,7 +167,7 @@ def _opened(
             notices=(*begun.notices, *found.notices, *lost, *learnt.notices, *too_many),
             captures=captures_of(begun.target, drafters),
             identity=learnt.identity,
-            kernels=_kernels(options),
+            kernels=_kernels(options, place),
             target=begun.source.target_name,
             draft=begun.source.draft_name if "draft_model" in drafters else None,
             device=place.hardware.device_name,
@@ -185,7 +185,7 @@ def _begun(
 ) -> _Begun:
     """Raises ConfigError, ModelError, MemoryShortage."""
     source = resolve(options, report)
-    _kernels(options)  # before anything is loaded
+    _check_kernels(options.kernels)
     machine = probe()
     hardware = on_device(machine, options.device)
     if options.device != "cpu":
@@ -197,7 +197,7 @@ def _begun(
         keep_out_of_ram(place)
     target, notices = _target(options, source, place, report, beside_page)
     pool = pool_of(place)
-    target = capturable(target, pool)
+    target = capturable(target, pool, _kernels(options, place) == FASTEST)
     template = ChatTemplate.load(source.target, options.raw)
     found = gather(source, draft_at, target, template, past, pool, report)
     if found.apart is not None:
@@ -229,7 +229,7 @@ def _target(
 
     report(f"loading {source.target_name}")
     short = check_target(source.target, place, options.anyway)
-    opened = load_at(source.target, place, is_fastest=_kernels(options) == FASTEST)
+    opened = load_at(source.target, place, is_fastest=_kernels(options, place) == FASTEST)
     target = opened.model
     _choose_threads(target, report, beside_page)
     slower = "transformers' own forward is used, which is slower."
@@ -250,12 +250,15 @@ def _target(
     return target, [notice for notice in told if notice is not None]
 
 
-def _kernels(options: LoadOptions) -> str:
-    """Those that were asked for. Raises ConfigError for a name that is none."""
-    kernels = options.kernels or SAME_BITS
-    if kernels not in KERNELS:
+def _check_kernels(kernels: str | None) -> None:
+    """Raises ConfigError for a name that is none."""
+    if kernels is not None and kernels not in KERNELS:
         raise ConfigError(f"--kernels {kernels!r} is none of {', '.join(KERNELS)}.")
-    return kernels
+
+
+def _kernels(options: LoadOptions, place: Place) -> str:
+    """What the same bits cost is measured on a processor only, so a GPU has them when asked."""
+    return options.kernels or (SAME_BITS if place.device.type == "cpu" else FASTEST)
 
 
 @dataclass(frozen=True)
@@ -278,7 +281,9 @@ def _learnt(
     source, apart = begun.source, begun.found.apart
     marks = marks_of(source, begun.found.parts.heads)
     device = None if apart is None else str(apart.device)
-    combination = _identity(source, marks, begun.place, _kernels(options), device, torch)
+    combination = _identity(
+        source, marks, begun.place, _kernels(options, begun.place), device, torch
+    )
     shipped, misfit = read_accepted(source.accepted, marks)
     controller = _controller(drafters, shipped)
     own = {THREADS.sub("", name): each for name, each in state.items()}.get(combination)

@@ -79,10 +79,10 @@ class LoadOptions:
     person's own profiles are, None: the usual place. anyway: load even where the plan says that
     it does not fit, at the person's own risk. fetches: whether a model that is not on this machine
     may be fetched while loading; the page downloads by itself and says False. kernels: of KERNELS,
-    same bits for one row and several on a processor, or what is fastest at plain decoding; None:
-    same bits. raw: the messages are one text that the model continues, whatever its template.
-    parallel: replies that are decoded together, at most; None: as many as fit, up to USUAL_PARALLEL
-    on a processor, else 1.
+    same bits for one row and several, or what is fastest at plain decoding; None: same bits on a
+    processor, else what is fastest. raw: the messages are one text that the model continues,
+    whatever its template. parallel: replies that are decoded together, at most; None: as many as
+    fit, up to USUAL_PARALLEL on a processor, else 1.
     device: "cpu", "cuda", "cuda:N" as `doctor` counts GPUs, or "mps"; None: the GPU with the most
     free memory, else the processor. remote: a server, whereupon all but parallel and home is of no
     use. draft_device: as device, for a draft model; None: beside the target, or where it does not
@@ -149,8 +149,10 @@ LOAD_FLAGS = {
         ),
         Flag(
             "kernels",
-            f"{SAME_BITS}, the default: a reply is the same token for token whatever drafts, on a "
-            f"processor. {FASTEST}: one row at a time may round differently from several.",
+            f"{SAME_BITS}, the default on a processor: a reply is the same token for token "
+            "whatever drafts. On an NVIDIA GPU it is slower, and no GPU has shown it yet. "
+            f"{FASTEST}, the default on a GPU: one row at a time may round differently from "
+            "several.",
         ),
         Flag(
             "parallel",

@@ -22,11 +22,12 @@ from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.drafters.vocabularies import Foreign
 from localspec.engine.engine import Engine
 from localspec.forward import quantise
-from localspec.forward.cache import KVCache
+from localspec.forward.cache import WIDEST, KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.graphs import CapturedDecoder, Work, shapes
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
+from localspec.forward.one_width import OneWidthDecoder
 from localspec.machine.shapes import shape_from_config
 from tests.drafters.foreign_tiny import foreign_to
 from tests.drafters.random_heads import KINDS as HEAD_KINDS
@@ -210,6 +211,32 @@ def test_a_long_window_is_recorded_whole_and_in_parts_and_the_faster_one_is_kept
         step = CapturedDecoder(decoder, pool)
         assert len(list(step.capture())) == len(shapes(512)) and step.notice is None
         assert pool.num_captures == len(shapes(256)) + 2 * len(shapes(256))
+
+
+def one_width(pool: UncapturedPool) -> OneWidthDecoder:
+    module = fake_module(target_module(), DTYPE, CUDA)
+    cache = KVCache(kv_shape(module.config, 64), DTYPE, CUDA, num_spare=WIDEST)
+    return OneWidthDecoder(take_over(module, cache), pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["draft_model", "ngram"])
+def test_steps_of_one_width_wait_no_more_than_others(name: str) -> None:
+    with fake_card(number=0.9) as traffic:
+        pool = UncapturedPool()
+        parts = Parts(one_width(pool), CapturedDecoder(on_card(1), pool), pool=pool)
+        for sampling, most in ((GREEDY, MOST_GREEDY), (SAMPLED, MOST_SAMPLED)):
+            rounds_of(name, parts, sampling, traffic)
+            assert not traffic.uploads
+            assert sum(traffic.reads.values()) <= FEWER.get(name, most)
+
+
+@pytest.mark.slow
+def test_steps_of_one_width_can_be_captured() -> None:
+    with fake_card() as traffic:
+        pool = WatchedPool(traffic)
+        target = one_width(pool)
+        assert len(list(target.capture())) == pool.num_captures == 1 and target.notice is None
 
 
 def test_a_long_prompt_waits_once_for_each_piece_and_uploads_without_a_wait() -> None:

@@ -108,9 +108,10 @@ class Engine:
         """
         started = perf_counter()
         wanted = sequence.tokens[:-1]
-        place = reused = self.target.cache.reuse(wanted)
+        cache = self.target.cache
+        place = reused = cache.reuse_read(wanted)
         while place < len(wanted) and not cancel.is_set():
-            piece = wanted[place : place + most_rows()]
+            piece = wanted[place : place + (cache.piece or most_rows())]
             logits, _ = yield Rows(self.target, piece, num_logits=1)
             float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
             place += len(piece)

@@ -286,7 +286,8 @@ def split_attention(
 ) -> torch.Tensor:
     """As `grouped_attention`, over `parts` equal stretches of the keys at once, merged by the
     logarithm of their sums (as in Flash-Decoding). A GPU gives a key head and a stretch to one of
-    its processors: unsplit, the few key heads of a model leave most of them idle."""
+    its processors: unsplit, the few key heads of a model leave most of them idle. Stretches of
+    which a row sees nothing change none of its bits."""
     rows = _by_key_head(queries, keys)  # [1, kv_heads, r, head_dim]
     kv_heads, num_rows, head_dim = keys.shape[1], rows.shape[2], keys.shape[3]
     size = keys.shape[2] // parts
@@ -301,9 +302,20 @@ def split_attention(
     # Nothing is known of what a kernel makes of rows that see no key of a stretch.
     is_seen = shown.amax(-1, keepdim=True) > float("-inf")  # [parts, 1, r, 1]
     log_sum = log_sum[:, :, :num_rows, None].masked_fill(~is_seen, float("-inf"))
-    weights = torch.softmax(log_sum, dim=0)  # [parts, kv_heads, r, 1] fp32
-    merged = (seen.masked_fill(~is_seen, 0.0) * weights).sum(dim=0, keepdim=True)
-    return _by_row(merged, queries)
+    weights = torch.exp(log_sum - log_sum.amax(0))  # [parts, kv_heads, r, 1] fp32
+    weighted = torch.cat((seen.masked_fill(~is_seen, 0.0) * weights, weights), -1)
+    merged = _sum_of_pairs(weighted)  # [1, kv_heads, r, head_dim + 1]
+    return _by_row(merged[..., :-1] / merged[..., -1:], queries)
+
+
+def _sum_of_pairs(parts: torch.Tensor) -> torch.Tensor:
+    """Neighbours are added, then neighbours of the sums: [parts, ...] -> [1, ...]. Zeros after the
+    last part change no bit, which torch's own sum does not promise."""
+    while parts.shape[0] > 1:
+        if parts.shape[0] % 2:
+            parts = torch.cat((parts, torch.zeros_like(parts[:1])))
+        parts = parts[0::2] + parts[1::2]
+    return parts
 
 
 def _with_log_sum(

@@ -21,6 +21,8 @@ from localspec.errors import CacheError
 from localspec.forward.features import Features
 from localspec.forward.upload import indices
 
+WIDEST = 16  # rows of a forward that checks a draft
+STRETCH = 256  # keys that attention on a GPU takes at once
 KEY_TILE = 128  # keys that stand together: 64 are slower for long contexts, 256 for short ones
 
 
@@ -108,7 +110,7 @@ def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KV
     nothing in fp32), with keys in tiles."""
     if device.type == "cpu" and not shape.of_layers:
         return KVCache(shape, torch.float32, device, has_key_tiles=True)
-    return KVCache(shape, dtype, device)
+    return KVCache(shape, dtype, device, num_spare=WIDEST if device.type == "cuda" else 0)
 
 
 def _of_layers(slots: torch.Tensor, shape: KVShape) -> tuple[torch.Tensor, ...]:
@@ -129,12 +131,14 @@ class KVCache:
     [1, 1, 1, capacity, all layers] where layers differ, which only transformers' forward writes.
 
     has_key_tiles: whether a head's keys stand in memory as [tiles, head_dim, KEY_TILE], for the
-    attention that gives a row the same bits whatever rows run beside it. features: hidden states
-    kept beside them, None until a layer is followed (`follow`). partial: what a draft by the first
+    attention that gives a row the same bits whatever rows run beside it. num_spare: slots after the
+    last token's, at least, which a forward of a fixed width fills up; with them the slots come to
+    a multiple of STRETCH. piece: how many tokens of a prompt are read at once where a row's bits
+    depend on that, None where they do not; see `reuse_read`. features: hidden states kept beside
+    keys and values, None until a layer is followed (`follow`). partial: what a draft by the first
     layers left in the slots from its start on; None once anything was written since."""
 
     is_compileable = False  # read by transformers: this cache is not to be traced
-    takes_trees = True  # whether one forward can check several continuations
 
     def __init__(
         self,
@@ -142,13 +146,19 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         has_key_tiles: bool = False,
+        num_spare: int = 0,
     ) -> None:
         self.shape = shape
         self.tokens: list[int] = []
         self.has_key_tiles = has_key_tiles
-        slots = shape.capacity
+        self.piece: int | None = None
+        self._num_spare = num_spare
+        self._num_whole = 0  # tokens from the start on that were read in whole pieces
+        slots = shape.capacity + num_spare
         if has_key_tiles:
             slots += -slots % KEY_TILE
+        if num_spare:
+            slots += -slots % STRETCH
         size = (2, shape.num_layers, 1, shape.num_kv_heads, slots, shape.head_dim)
         if shape.of_layers:  # side by side in every slot
             size = (2, 1, 1, 1, slots, sum(heads * width for heads, width in shape.of_layers))
@@ -181,6 +191,15 @@ class KVCache:
         return len(self.tokens)
 
     @property
+    def takes_trees(self) -> bool:
+        """Whether one forward can check several continuations, with the bits that each has."""
+        return self.piece is None
+
+    @property
+    def num_slots(self) -> int:
+        return int(self._all_values.shape[3])
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._slots.dtype
 
@@ -194,14 +213,14 @@ class KVCache:
 
     def another(self) -> KVCache:
         """An empty cache of the same shape, for another sequence."""
-        return KVCache(self.shape, self.dtype, self.device, self.has_key_tiles)
+        return KVCache(self.shape, self.dtype, self.device, self.has_key_tiles, self._num_spare)
 
     def follow(self, layers: Sequence[int], embedding: torch.Tensor) -> Features:
         """Keep the hidden states of these layers as well, in the width and precision of the
         model's `embedding`. Ask before the first forward: tokens cached already have no rows."""
         if self.features is None:
             width, dtype, device = embedding.shape[1], embedding.dtype, embedding.device
-            self.features = Features(self.shape.capacity, width, dtype, device)
+            self.features = Features(self.num_slots, width, dtype, device)
         self.features.follow(layers)
         return self.features
 
@@ -218,6 +237,15 @@ class KVCache:
         self.rollback(length)
         return length
 
+    def reuse_read(self, tokens: Sequence[int]) -> int:
+        """As `reuse`, of a prompt that is read from there on. Where bits depend on how many rows
+        run at once only whole pieces stay, so that a prompt's keys and values are always those of
+        the same forwards, whatever turns came before."""
+        length = self.reuse(tokens)
+        if self.piece is not None:
+            self.rollback(min(length, self._num_whole))
+        return self.length
+
     def rollback(self, length: int) -> None:
         """Forget every slot from `length` on. Raises CacheError if that many were never held."""
         if not 0 <= length <= self.length:
@@ -226,6 +254,8 @@ class KVCache:
                 "This is a fault of localspec; start a new chat and report it."
             )
         del self.tokens[length:]
+        if self.piece is not None:
+            self._num_whole = min(self._num_whole, length - length % self.piece)
 
     def written_slots(self, start: int, end: int) -> list[WrittenSlots]:
         """Where the rows of a forward are written, those of each tile of keys apart."""
@@ -249,7 +279,7 @@ class KVCache:
         if not self.has_key_tiles:
             self._all_keys[:, :, :, self.length :].zero_()
             return
-        for _, keys, _ in self.written_slots(self.length, self._all_values.shape[3]):
+        for _, keys, _ in self.written_slots(self.length, self.num_slots):
             for slots in keys:
                 slots.zero_()
 
@@ -291,6 +321,8 @@ class KVCache:
         self.partial = None
         yield start
         self.tokens.extend(tokens)
+        if len(tokens) == self.piece and start == self._num_whole:
+            self._num_whole = end
 
     def write(
         self, layer: int, start: int, end: int, keys_values: torch.Tensor

@@ -44,7 +44,10 @@ class Decoder:
 
     is_fastest: a few rows run as they are, which is faster for one of them and rounds differently
     from several; always so where the cache has plain keys. Otherwise a row's bits depend on its
-    text alone (weight_layout)."""
+    text alone (weight_layout). shares_forwards: whether its rows may run beside those of other
+    sequences."""
+
+    shares_forwards = True
 
     def __init__(self, weights: Weights, cache: KVCache, is_fastest: bool = False) -> None:
         self.weights = weights
@@ -275,7 +278,7 @@ def forward_together(parts: Sequence[Rows]) -> list[torch.Tensor]:
     run through every linear layer together; other models run one after the other. After an error
     no cache holds anything of it."""
     decoders = [part.model for part in parts if isinstance(part.model, Decoder)]
-    is_shared = len(decoders) == len(parts) > 1
+    is_shared = len(decoders) == len(parts) > 1 and decoders[0].shares_forwards
     if is_shared and all(each.weights is decoders[0].weights for each in decoders):
         return [output.logits for output in run_together(parts)]
     return [part.forward() for part in parts]

@@ -242,8 +242,8 @@ def shapes(capacity: int) -> tuple[Shape, ...]:
 
 
 @dataclass(frozen=True)
-class _Captured:
-    """A recorded forward with its inputs."""
+class Recording:
+    """A forward with its inputs, and what runs it."""
 
     static: StaticForward
     replay: Work
@@ -254,7 +254,7 @@ class CapturedDecoder(Decoder):
 
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder.weights, decoder.cache, decoder.is_fastest)
-        self._store = GraphStore[Shape, _Captured](pool)
+        self._store = GraphStore[Shape, Recording](pool)
         self._order: tuple[Shape, ...] = ()  # of the ready ones: narrow before wide, then short
         self._windows: dict[int, tuple[Window, ...]] = {}
         self._out: torch.Tensor | None = None  # [widest, V] fp32, shared by all graphs
@@ -281,22 +281,30 @@ class CapturedDecoder(Decoder):
         num_logits: int | None = None,
     ) -> torch.Tensor:
         """See Decoder.forward."""
-        found = self._graph_for(len(tokens))
-        if found is None or self._out is None:
+        found = self._recording_for(len(tokens))
+        if found is None:
             return super().forward(tokens, parents, num_logits)
         size = len(tokens)
         with self.cache.append(tokens) as start:
             found.static.fill(tokens, parents, start)
             found.replay()
         first = 0 if num_logits is None else size - num_logits
-        return self._out[first:size].clone()  # the next replay writes over it
+        return self._buffer()[first:size].clone()  # the next replay writes over it
 
     def capture(self) -> Iterator[str]:
         """See Capturing; each graph is used as soon as it is there."""
-        wanted = shapes(self.cache.shape.capacity)
-        yield from self._store.fill(wanted, _phrase, self._captured)
+        yield from self._store.fill(self._shapes(), _phrase, self._captured)
 
-    def _graph_for(self, num_tokens: int) -> _Captured | None:
+    def _shapes(self) -> tuple[Shape, ...]:
+        return shapes(self.cache.num_slots)
+
+    def _windows_of(self, bucket: int) -> tuple[Window, ...]:
+        """The ways of attending among which time decides."""
+        if bucket not in self._windows:
+            self._windows[bucket] = windows(self, bucket)
+        return self._windows[bucket]
+
+    def _recording_for(self, num_tokens: int) -> Recording | None:
         start = self.cache.length
         for width, bucket in self._order:
             if num_tokens <= width and start + width <= bucket:
@@ -304,16 +312,14 @@ class CapturedDecoder(Decoder):
         return None
 
     @torch.inference_mode()
-    def _captured(self, shape: Shape) -> _Captured:
+    def _captured(self, shape: Shape) -> Recording:
         """The fastest of the graphs that a shape may have."""
         width, bucket = shape
-        if bucket not in self._windows:
-            self._windows[bucket] = windows(self, bucket)
-        made = [self._recorded(window, width) for window in self._windows[bucket]]
+        made = [self._recorded(window, width) for window in self._windows_of(bucket)]
         self._order = tuple(sorted({*self._order, shape}))
         return fastest(self._store.pool, made)
 
-    def _recorded(self, window: Window, width: int) -> _Captured:
+    def _recorded(self, window: Window, width: int) -> Recording:
         """Record one graph and compare it with the forward it was made of."""
         out = self._buffer()
         static = StaticForward(window, width, out)
@@ -328,7 +334,7 @@ class CapturedDecoder(Decoder):
             error = float((out[:width] - wanted).norm() / wanted.norm())
         if not error <= AGREEMENT:
             raise GraphFault(f"a replay of {width} tokens gave other logits")
-        return _Captured(static, replay)
+        return Recording(static, replay)
 
     def _buffer(self) -> torch.Tensor:
         if self._out is None:

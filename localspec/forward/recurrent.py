@@ -37,11 +37,13 @@ PIECES = (6, 3)  # tokens that are read at once and in pieces
 class StateCache(KVCache):
     """The tokens that a state has read. settled: called when a round has kept what it accepted."""
 
-    takes_trees = False
-
     def __init__(self, shape: KVShape, module: Any, settled: Callable[[], None]) -> None:
         super().__init__(shape, module.dtype, module.device)
         self._settled = settled
+
+    @property
+    def takes_trees(self) -> bool:
+        return False
 
     def keep(self, base: int, path: Sequence[int]) -> None:
         super().keep(base, path)

@@ -57,7 +57,7 @@ class Window:
     of keys that attention takes at once."""
 
     def __init__(self, decoder: Decoder, bucket: int, parts: int = 1) -> None:
-        assert bucket <= decoder.cache.shape.capacity, "a window ends within the cache"
+        assert bucket <= decoder.cache.num_slots, "a window ends within the cache"
         self.bucket = bucket
         self.weights = decoder.weights
         self.device = decoder.device
@@ -170,11 +170,12 @@ class StaticForward:
         spare = self.width - len(tokens)
         assert spare >= 0 and start + self.width <= self.window.bucket, "the rows fit the window"
         slots = list(range(start, start + self.width))
-        positions, tree = slots, None
+        positions, tree = slots[: len(tokens)], None
         if parents is not None:
-            positions = [start + depth for depth in depths(parents)] + [start] * spare
+            positions = [start + depth for depth in depths(parents)]
             tree = (*parents, *[-1] * spare)
-        values = [[*tokens, *[0] * spare], positions, slots]  # [3, width]
+        # Slots may go beyond the last position, which has no rotation.
+        values = [[*tokens, *[0] * spare], [*positions, *[start] * spare], slots]  # [3, width]
         self._inputs.copy_(pinned(values, torch.int64, self.window.device), non_blocking=True)
         if tree != self._parents:  # mostly a chain after a chain, with nothing to copy
             self._block.copy_(_block(tree, self.width, self.window))

@@ -66,6 +66,24 @@ def test_reuse_of_a_longer_text_keeps_everything() -> None:
     assert cache.reuse([5, 6, 7, 8, 9]) == 3
 
 
+def test_a_prompt_that_is_read_in_pieces_keeps_those_that_were_read_whole() -> None:
+    cache = filled([])
+    cache.piece = 4
+    for piece in ([1, 2, 3, 4], [5, 6, 7, 8], [9], [10]):
+        write(cache, piece)
+    assert cache.reuse_read(range(1, 13)) == 8, "a piece that ended early is read again"
+    write(cache, [9, 10, 11, 12])
+    cache.rollback(10)
+    assert cache.reuse_read(range(1, 13)) == 8, "of a piece that was cut nothing stays"
+    assert cache.reuse_read([1, 2, 3, 4, 5, 0]) == 4
+    for token in (5, 6, 7, 8):
+        write(cache, [token])
+    assert cache.reuse_read(range(1, 13)) == 4, "tokens that came one by one are no piece"
+    write(cache, [5, 6])
+    write(cache, [7, 8, 9, 10])
+    assert cache.reuse_read(range(1, 13)) == 4, "pieces start where the one before ends"
+
+
 def test_written_after_a_rollback_replaces_what_stood_there() -> None:
     cache = filled([5, 6, 7, 8])
     cache.rollback(2)
