@@ -29,6 +29,7 @@ from localspec.plots import (
     stacked,
     standalone,
 )
+from localspec.units import took
 
 Result = Mapping[str, Any]
 OWN, OTHER = COLOURS[0], COLOURS[2]
@@ -123,7 +124,7 @@ def _cost_curve(result: Result) -> str:
     curves = result.get("costs", {}).get("by_context", {})
     series = [
         Series(
-            f"{context} tokens of context, plain step {curve['verify_ms'][0]:.2f} ms",
+            f"{context} tokens of context, plain step {took(curve['verify_ms'][0])}",
             list(zip(curve["widths"], curve["relative"], strict=True)),
         )
         for context, curve in curves.items()

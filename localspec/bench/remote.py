@@ -36,6 +36,7 @@ from localspec.remote.counters import Counters
 from localspec.remote.server import ServerBackend
 from localspec.speculation import Counts
 from localspec.turn_stats import TurnStats
+from localspec.units import took
 
 WARM_REQUESTS = 2  # of each server before each run
 PERCENTILES = (50, 95, 99)
@@ -265,8 +266,8 @@ COLUMNS = (
     text("server"),
     number("req/s", "requests_per_second", ".2f"),
     number("tok/s", "tokens_per_second", ".1f"),
-    Column("TTFT ms P50/95/99", lambda row: _triple(row["ttft_ms"])),
-    Column("between ms P50/95/99", lambda row: _triple(row["inter_token_ms"])),
+    Column("TTFT P50/95/99", lambda row: _triple(row["ttft_ms"])),
+    Column("between P50/95/99", lambda row: _triple(row["inter_token_ms"])),
     number("accepted", "acceptance_rate", ".0%"),
     number("mean length", "mean_accepted_length", ".2f"),
     number("times plain", "speedup", ".2f"),
@@ -280,4 +281,4 @@ def render_remote(result: Mapping[str, Any]) -> str:
 
 
 def _triple(spread: Mapping[str, float] | None) -> str:
-    return DASH if spread is None else "/".join(f"{value:.0f}" for value in spread.values())
+    return DASH if spread is None else " / ".join(map(took, spread.values()))

@@ -21,6 +21,7 @@ from localspec.bench.tables import (
     number,
     shown,
     text,
+    time,
     with_limits,
 )
 from localspec.core import OFF
@@ -45,12 +46,12 @@ ARMS = (
     number("differ", "identical_to_off", "d"),
 )
 LATENCY = (
-    number("first token ms", "ttft_ms", ".1f"),
+    time("first token", "ttft_ms"),
     number("prefill tokens/s", "prefill_tokens_per_second", ".0f"),
-    number("wait P50 ms", "itl_p50_ms", ".2f"),
-    number("P95", "itl_p95_ms", ".2f"),
-    number("P99", "itl_p99_ms", ".2f"),
-    number("host ms a round", "host_ms_per_round", ".3f"),
+    time("wait P50", "itl_p50_ms"),
+    time("P95", "itl_p95_ms"),
+    time("P99", "itl_p99_ms"),
+    time("host time a round", "host_ms_per_round"),
     Column("peak memory", lambda row: _gib(row["peak_memory_bytes"])),
     number("joules a token", "energy_joules_per_token", ".3g"),
     number("of bandwidth", "bandwidth_share", ".0%"),

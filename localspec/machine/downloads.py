@@ -29,6 +29,7 @@ from localspec.config import PROJECT_FOLDER
 from localspec.files import read_json, replacing
 from localspec.machine.download_faults import DownloadFault, fault
 from localspec.machine.hub_files import HubModel, Survey, gb
+from localspec.units import clock
 
 WORKER = (sys.executable, "-m", "localspec.machine.fetch")
 # The one place that may call out. Xet's own transfers cannot be continued after a crash, plain
@@ -381,14 +382,5 @@ def in_words(download: Download) -> str:
     if speed is not None:
         parts.append(f"{speed / 1e6:.1f} MB/s" if speed >= 1e6 else f"{gb(speed)}/s")
     if left is not None:
-        parts.append(f"{duration(left)} left")
+        parts.append(f"{clock(left)} left")
     return ", ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s" if whole < 600 else f"{round(whole / 60)} min"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

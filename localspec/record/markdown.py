@@ -14,8 +14,8 @@ from typing import Any
 from localspec.leniency import label
 from localspec.record.contents import Contents
 from localspec.record.rows import Conversation, StoredMessage, clean
+from localspec.units import DASH
 
-DASH = "\N{EN DASH}"
 SPEAKERS = {"user": "You", "assistant": "Reply", "system": "System"}
 SETTINGS = (
     "turn_id", "session_id", "model", "draft", "device", "dtype", "context_length",

@@ -34,6 +34,7 @@ from localspec.errors import ConfigError, MemoryShortage, RequestError, StoreErr
 from localspec.training.prompt_files import TrainingPrompt
 from localspec.training.rows import Answer
 from localspec.training.target import Target
+from localspec.units import clock
 
 Report = Callable[[str], None]
 SORTED_TOGETHER = 512  # questions that are sorted by length together
@@ -233,8 +234,8 @@ def _ask(
                 reported_at, rate = now, num_tokens / (now - started)
                 left = max(0.0, plan.minutes - log.seconds_of(questions) / 60.0)
                 report(
-                    f"{len(log.answers)} answers, {rate:.0f} tokens/s, at most {left:.1f} "
-                    "minutes left"
+                    f"{len(log.answers)} answers, {rate:.0f} tokens/s, at most "
+                    f"{clock(60 * left)} left"
                 )
 
 

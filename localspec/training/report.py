@@ -29,6 +29,7 @@ from localspec.forward.model import LanguageModel
 from localspec.placement import Place, load_at
 from localspec.speculation import expected_tokens
 from localspec.training.artifact import Artifact, read_artifact
+from localspec.units import took
 
 Report = Callable[[str], None]
 CACHE_LENGTH = 1024  # tokens the cache holds while measuring, at most
@@ -165,9 +166,9 @@ def render(gain: ResultGain) -> str:
     if gain.before is not None:
         before = ", ".join(f"{r:.0%}" for r in gain.before)
         lines.append(f"before this training:             {before}")
-    lines.append("length  tokens a round  round ms  speedup")
+    lines.append("length  tokens a round      round  speedup")
     lines += [
-        f"{each.num_draft_tokens:6d}  {each.tokens:14.2f}  {each.round_ms:8.2f}  "
+        f"{each.num_draft_tokens:6d}  {each.tokens:14.2f}  {took(each.round_ms):>9}  "
         f"{each.speedup:6.2f}x"
         for each in gain.lengths
     ]

@@ -35,6 +35,7 @@ from localspec.training.judging import Judgement, judge
 from localspec.training.recipe import Recipe
 from localspec.training.rows import SplitRows, TokenRow, make_batches, padded
 from localspec.training.target import Target
+from localspec.units import clock
 
 Report = Callable[[str], None]
 BETAS, CLIP_NORM = (0.9, 0.95), 1.0
@@ -349,7 +350,7 @@ class TrainLoop:
         seconds_a_share = progress.trained_seconds / max(self.done - progress.skipped, 1e-9)
         return (
             f"step {progress.step}: loss {sum(losses) / len(losses):.3f}, {speed:.0f} tokens/s, "
-            f"{(1.0 - self.done) * seconds_a_share / 60:.1f} minutes left"
+            f"{clock((1.0 - self.done) * seconds_a_share)} left"
         )
 
 

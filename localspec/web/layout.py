@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from localspec.chat.service import ChatService
+from localspec.units import DASH
 from localspec.web.talk import form
 from localspec.web.talk.plain_markdown import LATEX_DELIMITERS
-from localspec.web.words import DASH
 
 # What drafting is good at: title, what it says of itself, and the message. The one that is to be
 # rewritten or shortened stands in the message, so that its words can be guessed.

@@ -26,8 +26,8 @@ from localspec.leniency import label
 from localspec.machine.sources import DEMO
 from localspec.record.rows import counts
 from localspec.turn_stats import TurnStats
+from localspec.units import DASH, clock, took
 from localspec.web.words import (
-    DASH,
     at_least,
     capital,
     counted,
@@ -206,7 +206,7 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
     """With and without drafting, and the gain of the whole reply and of its decoding. Of a server
     plain decoding is not known, and drafts only as far as it tells them."""
     speed = "" if stats.tokens_per_second is None else f"{rate(stats.tokens_per_second)} tok/s"
-    first = DASH if stats.ttft_ms is None else f"after {stats.ttft_ms / 1000:.2f} s"
+    first = DASH if stats.ttft_ms is None else f"after {took(stats.ttft_ms)}"
     if is_remote:
         right = "none" if stats.told("num_draft_tokens") == 0 else DASH
         if stats.num_draft_tokens:
@@ -316,11 +316,7 @@ def _read(view: TurnView | None) -> str:
 
 def _clock(seconds: float) -> str:
     """Behind a phase, once it has lasted."""
-    if seconds < 1:
-        return ""
-    return (
-        f" {int(seconds)} s" if seconds < 60 else f" {int(seconds // 60)} min {int(seconds % 60)} s"
-    )
+    return "" if seconds < 1 else f" {clock(int(seconds))}"
 
 
 def badge(row: Mapping[str, Any]) -> str:

@@ -9,9 +9,9 @@ import re
 from datetime import UTC, datetime
 
 from localspec.drafters.registry import REGISTRY, label_of
+from localspec.units import DASH
 from localspec.workloads import REWORK
 
-DASH = "–"
 DRAFTER_NAME = re.compile(rf"\b({'|'.join(REGISTRY)})\b")
 
 

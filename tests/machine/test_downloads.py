@@ -21,7 +21,6 @@ from localspec.machine.downloads import (
     Downloads,
     FileProgress,
     advanced,
-    duration,
     in_words,
     load_unfinished,
     save_unfinished,
@@ -297,8 +296,3 @@ def test_how_much_is_here_is_said_in_one_unit_where_it_can_be() -> None:
     assert said(3_100_000_000, 5_000_000_000) == "3.1 of 5.0 GB"
     assert said(900_000_000, 5_000_000_000) == "900 MB of 5.0 GB"
     assert said(0, None) == "0 kB of unknown size"
-
-
-def test_durations_are_in_words() -> None:
-    found = [duration(each) for each in (0.2, 59.4, 61, 3000, 3700)]
-    assert found == ["0 s", "59 s", "1 min 1 s", "50 min", "1 h 1 min"]

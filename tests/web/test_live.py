@@ -89,7 +89,7 @@ def test_the_popover_has_everything_else() -> None:
         "With drafting": "100 tok/s",
         "Writing": "2.5x faster",
         "Whole reply": "2.2x faster",
-        "First token": "after 0.03 s",
+        "First token": "after 31.0 ms",
         "The small model": "38 of 60 guesses right",
         "Guesses a round": "5.0",
         "Kind of text": "chat",
@@ -228,8 +228,8 @@ def test_a_draft_model_is_counted_once_however_many_draft_with_it() -> None:
     assert nothing.held_bytes is None
 
 
-def test_nothing_saved_has_no_sign() -> None:
-    assert [number(value, " s") for value in (-0.04, 0.0, -0.06)] == ["0.0 s", "0.0 s", "-0.1 s"]
+def test_a_zero_has_no_sign() -> None:
+    assert [number(value, " J") for value in (-0.04, 0.0, -0.06)] == ["0.0 J", "0.0 J", "-0.1 J"]
 
 
 def test_the_last_rounds_of_another_drafter_are_said_to_be_its_own() -> None:

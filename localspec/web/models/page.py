@@ -24,8 +24,9 @@ from localspec.machine.hub_files import HubModel, gb
 from localspec.machine.other_programs import OtherModel
 from localspec.machine.recommend import Card, Recommendation
 from localspec.options import LoadOptions
+from localspec.units import DASH
 from localspec.web.models.card import Around, button, download_html, fault_html, link, row_html
-from localspec.web.words import DASH, number
+from localspec.web.words import number
 
 DEVICES = {"cuda": "this GPU", "mps": "this Mac", "cpu": "this computer"}
 BUSY = ("loading", "restarting")

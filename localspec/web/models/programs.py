@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localspec.record.api_keys import MOST_CHARACTERS, ApiKey
+from localspec.units import DASH
 from localspec.web.models.card import button
-from localspec.web.words import DASH
 
 REVOKE = "Programs that use the key {name!r} are refused from then on. Revoke it?"
 

@@ -20,6 +20,7 @@ from localspec.backend import DraftedToken
 from localspec.core import FORCED, OFF, TARGET
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.record.drafted import TokenRecord
+from localspec.units import took
 
 Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "forced"]
 
@@ -67,13 +68,14 @@ class Missed:
 @dataclass(frozen=True)
 class ShownRound:
     """One check by the model. drafted, accepted, tokens, not_reached: how many; not_reached are the
-    guesses behind a wrong one, None where it is not known."""
+    guesses behind a wrong one, None where it is not known. time: in words, "" where it is
+    not known."""
 
     drafter: str
     drafted: int
     accepted: int
     tokens: int
-    ms: float | None
+    time: str
     is_probe: bool
     missed: tuple[Missed, ...] = ()
     not_reached: int | None = None
@@ -186,7 +188,7 @@ def _round(
         drafted=step["num_draft_tokens"],
         accepted=step["num_accepted_tokens"],
         tokens=step["num_output_tokens"],
-        ms=None if None in times else sum(times),
+        time="" if None in times else took(sum(times)),
         is_probe=bool(step["is_probe"]),
         missed=() if drafted is None else _missed(drafted, sources, pieces),
         not_reached=None if outcomes is None else outcomes.count("not_reached"),

@@ -12,8 +12,9 @@ from statistics import median
 from localspec.chat.audit import describe
 from localspec.chat.race import NUM_RUNS, Gains, Lane, RacePhase, RaceView, Run
 from localspec.turn_stats import TurnStats
+from localspec.units import DASH, took
 from localspec.web.live import ENDED, credited
-from localspec.web.words import DASH, number
+from localspec.web.words import number
 
 LANES = {"plain": "Without drafting", "speculative": "With drafting"}
 PHASES = {"waiting": "waiting", "reading": "reading the prompt", "writing": "writing"}
@@ -41,19 +42,19 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
         phase = f"{phase}, {number_of_run} of {NUM_RUNS}"
     name = LANES[lane.name]
     figures = (
-        ("Clock", _middle([run.seconds for run in runs], " s", 2, lane.seconds)),
+        ("Clock", _clock(lane)),
         ("Tokens", DASH if stats is None else str(stats.num_output_tokens)),
         ("Tokens / s", _of_runs(runs, lambda stats: stats.tokens_per_second)),
-        ("First token", _of_runs(runs, lambda stats: _seconds(stats.ttft_ms), " s", 2)),
+        ("First token", _of_runs(runs, lambda stats: stats.ttft_ms, took)),
         ("Checks", DASH if stats is None else str(stats.num_steps)),
-        ("Decoding", _of_runs(runs, lambda stats: _seconds(stats.decode_ms), " s", 2)),
-        ("Energy", _of_runs(runs, lambda stats: stats.energy_joules, " J")),
+        ("Decoding", _of_runs(runs, lambda stats: stats.decode_ms, took)),
+        ("Energy, J", _of_runs(runs, lambda stats: stats.energy_joules)),
         ("Drafter", _drafter(lane)),
     )
     cells = "".join(
         f'<div class="ls-cell"><dt>{label}</dt><dd>{value}</dd></div>'
         for label, value in figures
-        if label != "Energy" or any(run.stats.energy_joules for run in runs)  # only GPUs tell it
+        if label != "Energy, J" or any(run.stats.energy_joules for run in runs)  # only GPUs tell it
     )
     return (
         f'<section class="ls-lane" data-lane="{lane.name}" '
@@ -73,23 +74,24 @@ def _drafter(lane: Lane) -> str:
 def _of_runs(
     runs: Sequence[Run],
     read: Callable[[TurnStats], float | None],
-    unit: str = "",
-    digits: int = 1,
+    say: Callable[[float | None], str] = number,
 ) -> str:
     found = [read(run.stats) for run in runs]
-    return _middle([one for one in found if one is not None], unit, digits)
+    return _middle([one for one in found if one is not None], say)
 
 
-def _seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1000.0
+def _clock(lane: Lane) -> str:
+    """Of the runs that ended, before that of the one under way."""
+    under_way = [] if lane.seconds is None else [lane.seconds]
+    seconds = [run.seconds for run in lane.runs] or under_way
+    return _middle([1000.0 * one for one in seconds], took)
 
 
-def _middle(values: Sequence[float], unit: str, digits: int, otherwise: float | None = None) -> str:
+def _middle(values: Sequence[float], say: Callable[[float | None], str]) -> str:
     """The one in the middle, and beside several the range."""
     if len(values) < 2:
-        return number(values[0] if values else otherwise, unit, digits)
-    low, high = (number(end, digits=digits) for end in (min(values), max(values)))
-    return f"{number(median(values), unit, digits)} <small>{low} to {high}</small>"
+        return say(values[0] if values else None)
+    return f"{say(median(values))} <small>{say(min(values))} to {say(max(values))}</small>"
 
 
 def _verdict(view: RaceView) -> str:

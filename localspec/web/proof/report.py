@@ -22,10 +22,11 @@ from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
 from localspec.plots import standalone
 from localspec.record.rows import PAGE
+from localspec.units import DASH, took
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
 from localspec.web.stats.selection import WEEK, Selection, rounds_of, selection_of
-from localspec.web.words import DASH, labelled, number, percent, size
+from localspec.web.words import labelled, number, percent, size
 
 Row = dict[str, Any]
 SETTINGS = (
@@ -104,7 +105,7 @@ def _summary(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
             ("tokens per second", number(summary.tokens_per_second), "reading not counted"),
             ("speedup", number(summary.speedup, " ×", 2), "of whole replies, measured here"),
             ("decode speedup", number(summary.decode_speedup, " ×", 2), "of decoding alone"),
-            ("seconds saved", number(stats.seconds_saved(rows)), "against no drafting here"),
+            ("time saved", took(stats.saved_ms(rows)), "against no drafting here"),
             ("acceptance rate", percent(summary.acceptance_rate), "accepted of drafted"),
             ("α", number(summary.alpha, digits=2), "accepted of the guesses checked"),
             ("mean accepted length", number(summary.mean_accepted_length, digits=2),
@@ -136,18 +137,18 @@ def _groups(groups: Mapping[str, stats.Summary], title: str) -> Iterator[str]:
 
 def _latency(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
     yield from ("## Waits", "")
-    yield "Tokens of one round arrive together: the first waits for the round, the others 0 ms."
+    yield "Tokens of one round arrive together: the first waits for the round, the others none."
     yield ""
     drafted, plain = stats.with_and_without(rows, rounds)
-    names = ("ms", *(f"P{100 * share:.0f}" for share in stats.SHARES), "tokens")
+    names = ("wait", *(f"P{100 * share:.0f}" for share in stats.SHARES), "tokens")
     yield from _table(names, [*_wait_rows("with drafting", drafted), *_wait_rows("without", plain)])
 
 
 def _wait_rows(name: str, waits: stats.Waits) -> list[tuple[str, ...]]:
     count = str(waits.num_tokens)
     return [
-        (f"between tokens, {name}", *(number(ms) for ms in waits.between_tokens), count),
-        (f"between updates, {name}", *(number(ms) for ms in waits.between_updates), count),
+        (f"between tokens, {name}", *map(took, waits.between_tokens), count),
+        (f"between updates, {name}", *map(took, waits.between_updates), count),
     ]
 
 

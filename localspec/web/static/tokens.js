@@ -67,10 +67,9 @@ function tokenWords(data, token) {
 }
 
 function roundWords(number, round) {
-  const time = round.ms === null ? "" : `, ${round.ms.toFixed(1)} ms`;
   const probe = round.is_probe ? ", a trial" : "";
   const drafted = round.drafted ? `${round.accepted} of ${round.drafted} guesses right` : "no draft";
-  return `round ${number + 1}: ${drafted}${time}${probe}`;
+  return `round ${number + 1}: ${drafted}${round.time && `, ${round.time}`}${probe}`;
 }
 
 function missedWords(number, round, missed) {
@@ -225,7 +224,7 @@ function roundsTable(data) {
     if (!details.open || details.querySelector("table")) return;
     const table = make("table");
     const head = make("tr");
-    for (const name of ["Round", "Drafter", "Guessed", "Accepted", "ms", "Refused → instead"]) {
+    for (const name of ["Round", "Drafter", "Guessed", "Right", "Time", "Refused → instead"]) {
       const cell = make("th", "", name);
       cell.scope = "col";
       head.append(cell);
@@ -234,8 +233,7 @@ function roundsTable(data) {
     data.rounds.forEach((round, number) => {
       const row = make("tr");
       const missed = round.missed.map((one) => `${quoted(one.text)} → ${quoted(one.instead)}`);
-      const ms = round.ms === null ? "–" : round.ms.toFixed(1);
-      const cells = [number + 1, round.drafter, round.drafted, round.accepted, ms,
+      const cells = [number + 1, round.drafter, round.drafted, round.accepted, round.time || "–",
         missed.join(", ") || "–"];
       for (const value of cells) row.append(make("td", "", String(value)));
       table.append(row);

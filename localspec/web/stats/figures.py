@@ -18,8 +18,9 @@ from localspec.arithmetic import percentile, ratio
 from localspec.core import OFF
 from localspec.drafters.registry import label_of
 from localspec.speculation import MIN_COMPARED_TOKENS, Counts, speedup
+from localspec.units import DASH, took
 from localspec.web.live import ENDED, badge, drafters_of
-from localspec.web.words import DASH, direction, gain_words, kind_words, number, percent
+from localspec.web.words import direction, gain_words, kind_words, number, percent
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
@@ -155,10 +156,10 @@ def _line(turn: int, row: Row) -> list[Any]:
         number(row["speedup"], " ×", 2),
         number(row["decode_speedup"], " ×", 2),
         DASH if row["num_output_tokens"] is None else row["num_output_tokens"],
-        _seconds(row["decode_ms"]),
+        took(row["decode_ms"]),
         number(row["tokens_per_second"]),
-        _seconds(row["ttft_ms"]),
-        _seconds(row["reply_ms"]),
+        took(row["ttft_ms"]),
+        took(row["reply_ms"]),
         percent(row["acceptance_rate"]),
         percent(row["draft_share"]),
         number(row["mean_accepted_length"], digits=2),
@@ -168,10 +169,6 @@ def _line(turn: int, row: Row) -> list[Any]:
         ENDED.get(reason, "not ended"),
         DASH if row["exact"] is None else badge(row) or "exact",
     ]
-
-
-def _seconds(ms: float | None) -> str:
-    return number(None if ms is None else ms / 1000.0, " s", 2)
 
 
 def named(drafter: str) -> str:
@@ -267,12 +264,12 @@ def _percentiles(ms: Sequence[float]) -> tuple[float | None, ...]:
     return tuple(percentile(ms, share) for share in SHARES)
 
 
-def seconds_saved(rows: Sequence[Row]) -> float | None:
+def saved_ms(rows: Sequence[Row]) -> float | None:
     """Over whole replies, against the time that the same tokens take here without drafting;
     negative where drafting lost. None where nothing was compared."""
     compared = [row for row in rows if row["plain_reply_ms"] is not None]
-    saved_ms = _sum(compared, "plain_reply_ms") - _sum(compared, "reply_ms")
-    return saved_ms / 1000.0 if compared else None
+    saved: float = _sum(compared, "plain_reply_ms") - _sum(compared, "reply_ms")
+    return saved if compared else None
 
 
 def _gain(rows: Sequence[Row], plain: str, took: str) -> float | None:

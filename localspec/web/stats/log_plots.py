@@ -20,6 +20,7 @@ from localspec.backend import Description
 from localspec.drafters.registry import colour_of, label_of
 from localspec.plots import Axes, Group, Series, bars, lines
 from localspec.speculation import interpolated
+from localspec.units import axis_unit
 from localspec.web.stats import figures as stats
 from localspec.web.words import kind_words
 
@@ -155,11 +156,16 @@ def _waits(rows: Sequence[Row], rounds: Sequence[Row]) -> Plot:
     kinds = [("with drafting", drafted), ("without", plain)]
     known = [(name, waits) for name, waits in kinds if waits.num_tokens]
     names = [name for name, _ in known]
+    times = [[ms or 0.0 for ms in waits.between_tokens] for _, waits in known]
+    unit, unit_ms = axis_unit(max(map(max, times), default=0.0))
     groups = [
-        Group(f"P{100 * share:.0f}", [waits.between_tokens[i] for _, waits in known])
+        Group(
+            f"P{100 * share:.0f}",
+            [each[i] / unit_ms for each in times],
+        )
         for i, share in enumerate(stats.SHARES)
     ]
-    axes = _axes("Wait between tokens", "percentile", "ms", y_digits=1)
+    axes = _axes("Wait between tokens", "percentile", unit, y_digits=1)
     note = (
         "Tokens of one round arrive together: with drafting most waits are 0 and the rounds stand "
         "in the upper percentiles."
@@ -180,11 +186,16 @@ def usual_context(rows: Sequence[Row]) -> int:
 def _costs(rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | None) -> list[Plot]:
     context = usual_context(rows)
     curves = cost_curves(None if loaded is None else loaded.calibration, context)
+    unit, unit_ms = axis_unit(max((max(curve.round_ms) for curve in curves), default=0.0))
     series = [
-        Series(label_of(curve.drafter), [*enumerate(curve.round_ms)], colour_of(curve.drafter))
+        Series(
+            label_of(curve.drafter),
+            [(gamma, ms / unit_ms) for gamma, ms in enumerate(curve.round_ms)],
+            colour_of(curve.drafter),
+        )
         for curve in curves
     ]
-    axes = _axes(f"Cost of a round here, at {context} tokens of context", "draft length γ", "ms")
+    axes = _axes(f"Cost of a round here, at {context} tokens of context", "draft length γ", unit)
     note = "Measured on this machine: one check of γ + 1 tokens and γ steps of the drafter."
     return [Plot("cost-curve", lines(axes, series), note), _break_even(rows, rounds, curves)]
 

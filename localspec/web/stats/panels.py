@@ -9,35 +9,36 @@ import html
 from collections.abc import Sequence
 
 from localspec.leniency import label
+from localspec.units import DASH, took
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import MAIN, Plot
 from localspec.web.stats.selection import Selection
-from localspec.web.words import DASH, counted, number, percent
+from localspec.web.words import counted, number, percent
 
 
 def verdict_html(
-    band: str, sentence: str, summary: stats.Summary, saved_s: float | None, num_apart: int = 0
+    band: str, sentence: str, summary: stats.Summary, saved_ms: float | None, num_apart: int = 0
 ) -> str:
     """What drafting brought, in words. num_apart: turns that were asked for by others."""
     apart = f"; {counted(num_apart, 'turn')} of other programs not counted" if num_apart else ""
     return (
         f'<p class="ls-verdict ls-said" data-band="{band}">{html.escape(sentence)} '
-        f"<small>{_basis(summary, saved_s)}{apart}</small></p>{_lenient_html(summary)}"
+        f"<small>{_basis(summary, saved_ms)}{apart}</small></p>{_lenient_html(summary)}"
     )
 
 
-def _basis(summary: stats.Summary, saved_s: float | None) -> str:
+def _basis(summary: stats.Summary, saved_ms: float | None) -> str:
     """What the sentence stands on."""
     turns = counted(summary.num_turns, "turn")
-    if saved_s is None:
+    if saved_ms is None:
         return turns
     if summary.num_compared < summary.num_turns:
         turns += f", {summary.num_compared:,} of them compared"
-    seconds = "under a second" if abs(saved_s) < 1.0 else f"{abs(saved_s):,.0f} s"
-    return f"{turns}, {seconds} {'saved' if saved_s >= 0 else 'lost'}"
+    time = took(abs(saved_ms))
+    return f"{turns}, {time} {'saved' if saved_ms >= 0 else 'lost'}"
 
 
-def figures_html(summary: stats.Summary, saved_s: float | None = None) -> str:
+def figures_html(summary: stats.Summary, saved_ms: float | None = None) -> str:
     gamma = summary.mean_num_draft_tokens
     tiles = (
         ("Turns", f"{summary.num_turns:,}"),
@@ -45,7 +46,7 @@ def figures_html(summary: stats.Summary, saved_s: float | None = None) -> str:
         ("Tokens / s", number(summary.tokens_per_second)),
         ("Gain", number(summary.speedup, " ×", 2)),
         ("Decoding", number(summary.decode_speedup, " ×", 2)),
-        ("Time saved", number(saved_s, " s")),
+        ("Time saved", took(saved_ms)),
         ("Guesses right", percent(summary.acceptance_rate)),
         ("Mean γ", number(gamma)),
     )
@@ -161,7 +162,7 @@ def waits_html(drafted: stats.Waits, without: stats.Waits) -> str:
     head = "".join(f'<th scope="col">P{100 * share:.0f}</th>' for share in stats.SHARES)
     body = "".join(
         f'<tr><th scope="row">{name}</th>'
-        + "".join(f"<td>{number(ms, ' ms')}</td>" for ms in values)
+        + "".join(f"<td>{took(ms)}</td>" for ms in values)
         + f"<td>{count:,}</td></tr>"
         for name, values, count in lines
     )

@@ -99,17 +99,17 @@ def fill(service: ChatService, selection: Selection) -> list[str]:
     num_apart = len(found) - len(rows) if selection.source == PAGE else 0
     rounds = rounds_of(service, rows)
     plots = make_plots(rows, rounds, service.status().description)
-    summary, saved_s = stats.summarise(rows, rounds), stats.seconds_saved(rows)
+    summary, saved_ms = stats.summarise(rows, rounds), stats.saved_ms(rows)
     waits = waits_html(*stats.with_and_without(rows, rounds))
     return [
         exports_html(selection),
         verdict_html(
             *stats.verdict(rows, rounds, selection.words, WHOSE.get(selection.source, "")),
             summary,
-            saved_s,
+            saved_ms,
             num_apart,
         ),
         plots_html(plots),
-        folded("All figures", figures_html(summary, saved_s) + waits) if rows else "",
+        folded("All figures", figures_html(summary, saved_ms) + waits) if rows else "",
         turns_html(rows),
     ]

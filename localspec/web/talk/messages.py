@@ -16,6 +16,7 @@ from typing import Any
 
 from localspec.chat.service import Reply, ShownMessage, clean
 from localspec.chat.turn import TurnView
+from localspec.units import took
 from localspec.web.live import badge, footer, short
 from localspec.web.talk.actions import CAN_GO_ON, Place, actions_html, link
 from localspec.web.talk.plain_markdown import MARK, as_text
@@ -88,7 +89,7 @@ def together_line(views: Sequence[TurnView], num_slots: int | None = None) -> st
     num_tokens = sum(view.stats.num_output_tokens for view in views if view.stats is not None)
     began_s = min(view.started_s for view in views)
     seconds = max(view.started_s + view.seconds for view in views) - began_s
-    line = f"{len(views)} answers: {counted(num_tokens, 'token')} in {seconds:.1f} s, "
+    line = f"{len(views)} answers: {counted(num_tokens, 'token')} in {took(1000 * seconds)}, "
     line += f"{num_tokens / max(seconds, 0.001):.0f} tok/s together"
     if num_slots is not None and num_slots < len(views):
         line += f"; {num_slots} at a time, since this model was loaded for so many"
@@ -169,8 +170,7 @@ def _thought_title(found: Mapping[str, Any] | None) -> str:
     tokens = counted(found["num_thinking_tokens"], "token")
     if found["thinking_ms"] is None:
         return f"Thought · {tokens}"
-    seconds = found["thinking_ms"] / 1000
-    return f"Thought for {seconds:.{0 if seconds >= 10 else 1}f} s · {tokens}"
+    return f"Thought for {took(found['thinking_ms'])} · {tokens}"
 
 
 def _time(message: ShownMessage) -> str:

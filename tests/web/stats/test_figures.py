@@ -144,8 +144,8 @@ def test_the_table_shows_newest_first_with_dashes_for_unknown() -> None:
 
 
 def test_the_verdict_says_how_many_turns_it_stands_on() -> None:
-    shown = verdict_html("good", "said", stats.summarise([ROW, OFF, ROW]), 1.0)
-    assert "3 turns, 2 of them compared, 1 s saved" in shown
+    shown = verdict_html("good", "said", stats.summarise([ROW, OFF, ROW]), 1000.0)
+    assert "3 turns, 2 of them compared, 1.00 s saved" in shown
     assert "compared" not in verdict_html("good", "said", stats.summarise([ROW, ROW]), 1.0)
 
 
@@ -235,10 +235,10 @@ def test_an_untimed_or_empty_round_is_left_out() -> None:
     assert percentile([], 0.5) is None
 
 
-def test_seconds_saved_may_be_lost_and_are_unknown_before_measuring() -> None:
-    assert stats.seconds_saved(WAITED) == pytest.approx(1.5)
-    assert stats.seconds_saved(WAITED[1:2]) == pytest.approx(-0.5)
-    assert stats.seconds_saved(WAITED[2:]) is None
+def test_time_saved_may_be_lost_and_is_unknown_before_measuring() -> None:
+    assert stats.saved_ms(WAITED) == pytest.approx(1500)
+    assert stats.saved_ms(WAITED[1:2]) == pytest.approx(-500)
+    assert stats.saved_ms(WAITED[2:]) is None
 
 
 def test_nothing_waited_for_is_no_table() -> None:

@@ -26,6 +26,7 @@ from localspec.core import OFF, SamplingParams, Step
 from localspec.drafters.registry import label_of
 from localspec.errors import EngineLost
 from localspec.record.store import Store
+from localspec.units import took
 from localspec.web.live import credited, footer, live_state
 from localspec.web.proof.report import report_zip
 from localspec.web.stats import figures as stats
@@ -282,7 +283,7 @@ def test_the_totals_of_the_page_and_the_view_are_sums_before_they_are_ratios(
     check_summary(summary, totals(turns))
     saved = [turn for turn in turns if turn["plain_reply_ms"] is not None]
     saved_ms = sum(turn["plain_reply_ms"] - turn["reply_ms"] for turn in saved)
-    assert stats.seconds_saved(rows) == pytest.approx(saved_ms / 1000)
+    assert stats.saved_ms(rows) == pytest.approx(saved_ms)
     for seen in raw(service, "SELECT * FROM turn_by_temperature WHERE drafter <> 'off'"):
         key = ("temperature", "drafter", "exact")
         members = [
@@ -323,7 +324,7 @@ def test_the_page_and_the_report_write_what_the_steps_say(
         assert line["Mean length"] == number(wanted["mean_accepted_length"], digits=2)
         assert line["γ"] == number(wanted["mean_num_draft_tokens"])
         assert line["Tokens"] == wanted["num_output_tokens"]
-        assert line["Decoding"] == number(wanted["decode_ms"] / 1000, " s", 2)
+        assert line["Decoding"] == took(wanted["decode_ms"])
         assert line["Tokens / s"] == number(wanted["tokens_per_second"])
         assert line["Drafter"] == credited(wanted["drafted_by"])
         below = footer(row)

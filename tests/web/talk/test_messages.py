@@ -147,7 +147,7 @@ def test_what_was_thought_is_folded_above_its_reply() -> None:
     row = {**ROW, "num_thinking_tokens": 340, "thinking_ms": 12_400.0}
     thought, answer = chat_messages([thinking], {2: row}, False)
     fold = thought["metadata"]
-    assert fold["title"].strip(MARK) == "Thought for 12 s · 340 tokens"
+    assert fold["title"].strip(MARK) == "Thought for 12.4 s · 340 tokens"
     assert fold["status"] == "done", "which Gradio shows folded"
     assert thought["content"][0]["text"].replace(MARK, "") == "Is <b>it</b> 3?"
     assert answer["content"][0]["text"] == "hello"
@@ -162,5 +162,5 @@ def test_a_thought_that_is_being_written_says_so() -> None:
     assert thought["metadata"]["title"].strip(MARK) == "Thinking…"
     stats = TurnStats(9, num_thinking_tokens=1, thinking_ms=640.0)
     thought, answer = growing(replace(view, text="Yes", stats=stats))
-    assert thought["metadata"]["title"].strip(MARK) == "Thought for 0.6 s · 1 token"
+    assert thought["metadata"]["title"].strip(MARK) == "Thought for 640 ms · 1 token"
     assert answer["content"][0]["text"] == "Yes"

@@ -1,0 +1,42 @@
+"""Times as a person reads them, the same on the page, in reports and on the command line.
+
+Contract: pure. ms below a second, seconds beyond, minutes beyond a minute. Of what is not known a
+dash.
+"""
+
+from __future__ import annotations
+
+DASH = "–"
+SECOND_MS = 1000.0
+
+
+def took(ms: float | None) -> str:
+    """What was measured, to three digits: 6.34 ms, 62.1 ms, 1.24 s, 2 min 5 s."""
+    if ms is None:
+        return DASH
+    if abs(ms) < SECOND_MS - 0.5:
+        return f"{_digits(ms)} ms"
+    if abs(ms) < 59.95 * SECOND_MS:
+        return f"{_digits(ms / SECOND_MS)} s"
+    return ("-" if ms < 0 else "") + clock(abs(ms) / SECOND_MS)
+
+
+def _digits(value: float) -> str:
+    if value == 0:
+        return "0"
+    return f"{value:.{2 - (abs(value) >= 9.995) - (abs(value) >= 99.95)}f}"
+
+
+def clock(seconds: float) -> str:
+    """What runs or is left, in whole seconds: 12 s, 2 min 5 s, 3 h 20 min."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s" if whole < 600 else f"{round(whole / 60)} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def axis_unit(longest_ms: float) -> tuple[str, float]:
+    """The unit of an axis on which the longest time is this, and its length in ms."""
+    return ("s", SECOND_MS) if longest_ms >= SECOND_MS else ("ms", 1.0)
