@@ -104,7 +104,8 @@ STRIP_HTML = f"""
     <b id="ls-model-name">{DASH}</b> <small id="ls-model-detail"></small>
     <span class="ls-caret" aria-hidden="true"></span></button>
   <p class="ls-now"><i class="ls-dot" aria-hidden="true"></i><span id="ls-phase">Connecting</span>
-    <span><b id="ls-speed">{DASH}</b> tok/s</span></p>
+    <span title="Of writing; reading the prompt is not counted"><b id="ls-speed">{DASH}</b>
+    tok/s</span></p>
   <p class="ls-won"><span id="ls-gain"></span><span id="ls-guesses"></span></p>
   <button type="button" id="ls-why-open" class="ls-icon" aria-expanded="false"
     aria-controls="ls-why" aria-label="How fast, and why" title="How fast, and why">

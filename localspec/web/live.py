@@ -63,7 +63,7 @@ PHASES = {
     "queued": "Waiting",
     "ready": "Ready",
 }
-NO_GAIN = {"load_changed": "too uneven to compare", "too_short": "too short to compare"}
+NO_GAIN = {"load_changed": "gain unknown: uneven speed", "too_short": "gain unknown: too short"}
 UNTIMED = ("ready", "failed", "unloaded")
 
 log = logging.getLogger(__name__)
@@ -328,19 +328,22 @@ def badge(row: Mapping[str, Any]) -> str:
 
 def footer(row: Mapping[str, Any]) -> list[str]:
     """The figures in the line under a finished reply, from its row in the log. All others stand in
-    the details."""
+    the details. The time is that of the whole reply; the rate is of its writing alone."""
     more = " more" if row["continues_message_id"] else ""
     parts = []
     if row["num_output_tokens"] is not None:
-        parts.append(counted(row["num_output_tokens"], "token") + more)
+        time = "" if row["reply_ms"] is None else f" in {took(row['reply_ms'])}"
+        parts.append(counted(row["num_output_tokens"], "token") + more + time)
     if row["tokens_per_second"] is not None:
-        parts.append(f"{rate(row['tokens_per_second'])} tok/s")
+        parts.append(f"writing at {rate(row['tokens_per_second'])} tok/s")
     if row["speedup"] is not None:
         parts.append(gain_words(row["speedup"]))
     elif gain := at_least(row["least_speedup"]):
         parts.append(gain)
     elif row["num_draft_tokens"] == 0:
         parts.append("without drafting")
+    elif row["no_speedup"] is not None:
+        parts.append(NO_GAIN[row["no_speedup"]])
     return parts
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from localspec.units import took
 from tests.tally import Tally
 from tests.waiting import WAIT_S
 from tests.web.checks import READY, ask, bubbles, newest, open_tab, unfold_turns, wait_for_reply
@@ -80,7 +81,9 @@ def test_check_4_the_bubble_comes_before_the_engine_writes_and_the_figures_move(
     assert said.index("Reading") < said.index("Writing"), "said before the first token"
     footer = page.page.locator("#ls-chat .bot .ls-footer").last.inner_text()
     assert re.search(
-        r"^\d+ tokens · [\d.]+ tok/s · [\d.]+x faster · \d\d:\d\d · \S+ · details", footer
+        r"^\d+ tokens in [\d.]+ m?s · writing at [\d.]+ tok/s · [\d.]+x faster · \d\d:\d\d · \S+ · "
+        r"details",
+        footer,
     ), footer
 
 
@@ -101,9 +104,8 @@ def test_check_5_shown_logged_and_exported_numbers_are_the_same(
     assert page.text("#ls-guesses") == f"{100 * rate:.0f} % of guesses right"
     footer = page.page.locator("#ls-chat .bot .ls-footer").last.inner_text()
     speed = f"{row['tokens_per_second']:.0f} tok/s"  # of the fake it is always above 20
-    assert (
-        f"{row['num_output_tokens']} tokens · {speed} · {row['speedup']:.1f}x faster · " in footer
-    )
+    counted = f"{row['num_output_tokens']} tokens in {took(row['reply_ms'])}"
+    assert f"{counted} · writing at {speed} · {row['speedup']:.1f}x faster · " in footer
     answer = page.page.request.get(f"{site.origin}/export?format=csv&scope=all")
     lines = list(csv.DictReader(io.StringIO(answer.text().removeprefix("\ufeff"))))
     for name in ("tokens_per_second", "speedup", "ttft_ms", "num_output_tokens"):

@@ -115,7 +115,7 @@ def test_guesses_are_credited_to_each_drafter_the_most_busy_first() -> None:
 
 def test_a_reply_under_another_load_says_that_it_cannot_be_compared() -> None:
     busy = replace(STATS, plain_decode_ms=None, no_speedup="load_changed")
-    assert live_state(replace(IDLE, reply=view(stats=busy)))["gain"] == "too uneven to compare"
+    assert live_state(replace(IDLE, reply=view(stats=busy)))["gain"] == "gain unknown: uneven speed"
     assert (
         facts(stats=busy)["Without drafting"]
         == "not known: the rounds of this reply took too unequal times"
@@ -131,7 +131,10 @@ def test_where_rounds_are_uneven_what_the_gain_is_at_least_is_said() -> None:
     assert facts(stats=uneven)["Without drafting"] == f"at most {rate(most)} tok/s"
     for least_ms in (STATS.decode_ms * 1.09, STATS.decode_ms * 0.9):
         even = replace(STATS, reply_ms=STATS.decode_ms).compared(None, least_ms)
-        assert live_state(replace(IDLE, reply=view(stats=even)))["gain"] == "too uneven to compare"
+        assert (
+            live_state(replace(IDLE, reply=view(stats=even)))["gain"]
+            == "gain unknown: uneven speed"
+        )
 
 
 def test_what_a_gain_is_at_least_is_not_said_of_a_few_tokens_or_beside_the_gain() -> None:
@@ -142,8 +145,8 @@ def test_what_a_gain_is_at_least_is_not_said_of_a_few_tokens_or_beside_the_gain(
 def test_the_gain_of_a_few_tokens_is_not_said() -> None:
     few = replace(STATS, num_output_tokens=7).compared(200.0)
     assert few.plain_decode_ms == 200.0 and few.speedup is None and few.decode_speedup is None
-    assert live_state(replace(IDLE, reply=view(stats=few)))["gain"] == "too short to compare"
-    assert facts(stats=few)["Whole reply"] == "too short to compare"
+    assert live_state(replace(IDLE, reply=view(stats=few)))["gain"] == "gain unknown: too short"
+    assert facts(stats=few)["Whole reply"] == "gain unknown: too short"
     more = replace(STATS, num_output_tokens=8).compared(200.0)
     assert more.no_speedup is None and more.speedup is not None
 
@@ -166,7 +169,7 @@ def test_a_look_at_another_drafter_is_not_said_to_be_the_first_ones_reason() -> 
 
 def test_one_token_is_one_token() -> None:
     row = ROW | {"num_output_tokens": 1, "continues_message_id": None}
-    assert footer(row)[0] == "1 token"
+    assert footer(row)[0] == "1 token in 1.25 s"
 
 
 def test_an_unmeasured_gain_is_not_known() -> None:
@@ -246,13 +249,15 @@ def test_a_failed_load_shows_its_sentence() -> None:
 
 
 def test_the_line_under_a_reply() -> None:
-    assert footer(ROW) == ["100 tokens", "100 tok/s", "1.8x faster"]
-    assert footer(OFF) == ["90 tokens", "30 tok/s", "without drafting"]
-    assert footer({**ROW, "continues_message_id": 3})[0] == "100 tokens more", (
-        "the new part's alone"
-    )
-    assert footer(ROW | {"tokens_per_second": 4.04})[1] == "4.0 tok/s"
-    assert footer(ROW | {"speedup": None}) == ["100 tokens", "100 tok/s"]
+    assert footer(ROW) == ["100 tokens in 1.25 s", "writing at 100 tok/s", "1.8x faster"]
+    assert footer(OFF)[1:] == ["writing at 30 tok/s", "without drafting"]
+    more = footer({**ROW, "continues_message_id": 3})
+    assert more[0] == "100 tokens more in 1.25 s", "the new part's alone"
+    assert footer(ROW | {"tokens_per_second": 4.04})[1] == "writing at 4.0 tok/s"
+    unknown = ROW | {"speedup": None, "reply_ms": None}
+    assert footer(unknown) == ["100 tokens", "writing at 100 tok/s"]
+    for why, said in (("load_changed", "uneven speed"), ("too_short", "too short")):
+        assert footer(unknown | {"no_speedup": why})[2] == f"gain unknown: {said}"
 
 
 def test_the_time_of_a_reply_has_its_day_where_that_is_not_today() -> None:

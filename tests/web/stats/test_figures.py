@@ -27,6 +27,7 @@ ROW: dict[str, Any] = {
     "tokens_per_second": 100.0,
     "speedup": 1.8,
     "decode_speedup": 2.0,
+    "no_speedup": None,
     "least_speedup": None,
     "acceptance_rate": 0.75,
     "draft_share": 0.75,

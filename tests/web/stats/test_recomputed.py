@@ -328,7 +328,8 @@ def test_the_page_and_the_report_write_what_the_steps_say(
         assert line["Tokens / s"] == number(wanted["tokens_per_second"])
         assert line["Drafter"] == credited(wanted["drafted_by"])
         below = footer(row)
-        assert below[1] == f"{rate(wanted['tokens_per_second'])} tok/s"
+        assert below[0].endswith(f" in {took(row['reply_ms'])}")
+        assert below[1] == f"writing at {rate(wanted['tokens_per_second'])} tok/s"
         gain = [part for part in below if part.endswith(("faster", "slower"))]
         said = [] if wanted["speedup"] is None else [gain_words(wanted["speedup"])]
         if row["no_speedup"] == "load_changed":

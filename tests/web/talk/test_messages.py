@@ -39,6 +39,8 @@ ROW: dict[str, Any] = {
     "error": None,
     "finish_reason": "eos",
     "continues_message_id": None,
+    "reply_ms": 233.6,
+    "no_speedup": None,
 }
 
 ALWAYS = ("fork", "remove")
@@ -67,7 +69,8 @@ def test_a_reply_shows_its_figures_its_details_and_what_can_be_done() -> None:
     said = notes(reply(), ROW)
     clock = time_of_day(WRITTEN)
     assert said.startswith(
-        f'<p class="ls-footer"><span>12 tokens · 62 tok/s · 2.1x faster · {clock} · '
+        '<p class="ls-footer"><span>12 tokens in 234 ms · writing at 62 tok/s · 2.1x faster · '
+        f"{clock} · "
     )
     assert '<a class="ls-tokens ls-m-2" href="#tokens">details</a></span>' in said
     assert actions(said) == ["copy", "again", "several", "edit", *ALWAYS]
