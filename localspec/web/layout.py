@@ -18,34 +18,29 @@ from localspec.units import DASH
 from localspec.web.talk import form
 from localspec.web.talk.plain_markdown import LATEX_DELIMITERS
 
-# What drafting is good at: title, what it says of itself, and the message. The one that is to be
-# rewritten or shortened stands in the message, so that its words can be guessed.
-NOTE = (
-    "Hi all, the heating in the meeting room on the second floor will be checked on 14 March "
-    "between 9:00 and 11:00. Please keep the room free until noon. If a part has to be ordered, "
-    "the technician comes again on 21 March at the same time. Questions go to Maria, room 204."
-)
+# What drafting is good at, with the model that comes along too: title, what it says of itself,
+# message.
 EXAMPLES = (
     (
-        "Rewrite a note",
-        "Most of its words stay",
-        f"Rewrite this note so that it sounds friendlier, and keep the dates:\n\n{NOTE}",
+        "Fill in a form",
+        "Its signs are known, its words are yours",
+        "Make a JSON object with name Clara, age 34, city Lisbon and job baker.",
     ),
     (
         "Write some code",
         "Code repeats itself",
-        "Write a Python function that reads a CSV file and gives the sum of each column, with type "
-        "hints and a short test.",
+        "Write a Python function called `count_vowels` that counts the vowels in a text, and show "
+        "one call of it.",
     ),
     (
-        "Make a list",
+        "List the steps",
         "Its lines are alike",
-        "List twelve countries with their capital and their currency, one in a line.",
+        "How do I make tea? Answer in numbered steps.",
     ),
     (
-        "Summarise a text",
-        "It quotes what it read",
-        f"Summarise this in two sentences, with every date and time:\n\n{NOTE}",
+        "Explain the speed",
+        "How guessing ahead works",
+        "How does speculative decoding work? Explain it in a few sentences.",
     ),
 )
 

@@ -269,9 +269,9 @@ def test_an_example_stands_in_the_box_and_the_first_screen_goes_with_the_first_m
     page: Visit, site: Site
 ) -> None:
     assert page.page.locator(".ls-example").count() == 4
-    page.page.get_by_role("button", name="Rewrite a note").click()
+    page.page.get_by_role("button", name="Fill in a form").click()
     text = page.page.input_value("#ls-message textarea")
-    assert text.startswith("Rewrite this note") and "14 March" in text
+    assert text.startswith("Make a JSON object with name Clara")
     page.page.keyboard.press("Enter")
     page.wait_for("only sooner.")
     assert site.backend.requests[-1].messages[-1].content == text

@@ -110,6 +110,24 @@ def test_whatever_the_target_chooses_is_the_reply_of_every_drafter(backend: Any)
             assert tuple(decoded(engine, sequence, Plans((name, 3)))) == text, name
 
 
+@pytest.mark.slow  # loads every drafter
+def test_the_examples_of_the_first_screen_are_what_it_drafts_well(backend: Any) -> None:
+    """The draft model guesses at least half of each reply, and there is enough of it."""
+    import threading
+
+    from localspec.backend import Message, Request
+    from localspec.core import SamplingParams
+    from localspec.web.layout import EXAMPLES
+
+    found = {}
+    for title, _, message in EXAMPLES:
+        sampling = SamplingParams(0.7, seed=1)
+        asked = Request((Message("user", message),), sampling, 64, drafter="draft_tree")
+        *_, last = backend.generate(asked, threading.Event())
+        found[title] = (last.stats.num_output_tokens, last.stats.draft_share)
+    assert all(tokens >= 25 and share >= 0.5 for tokens, share in found.values()), found
+
+
 def test_the_foreign_draft_has_a_vocabulary_of_its_own(demo: Path) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     target, foreign = (
