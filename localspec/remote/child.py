@@ -8,7 +8,8 @@ When the engine ends, is killed or reports that it is lost, every call raises En
 `is_alive` is False. A process that sends nothing for SILENT_S (stopped, or held by a lock) is
 killed and counts as lost. A call that is not answered in its time, or goes on for STOP_S after its
 cancel, raises EngineLost too; `close` ends such a process. A count of tokens is given up as soon as
-the process is silent for COUNT_SILENT_S. Imports nothing heavy.
+the process is silent for COUNT_SILENT_S. A load may take as long as it works: one whose process
+takes no processor time for STILL_S is ended. Imports nothing heavy.
 
 Not here: opening another engine (chat.backend_lifecycle), the other end (engine).
 """
@@ -29,8 +30,10 @@ from multiprocessing.process import BaseProcess
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import psutil
+
 from localspec.backend import Candidate, Chunk, Description, Message, Request
-from localspec.errors import EngineLost
+from localspec.errors import EngineLost, LocalspecError
 from localspec.interrupts import ENDINGS
 from localspec.remote import engine, wire
 
@@ -38,6 +41,7 @@ from localspec.remote import engine, wire
 PROCESSES = multiprocessing.get_context("spawn")
 CANCEL_LOOK_S = 0.02
 OPENING_LOOK_S = 0.2
+STILL_S = 120.0  # a disk that answers is never so slow, nor is a network's time-out so long
 SILENT_S = 10.0  # long for a beat every wire.BEAT_S; a library that loads may hold the interpreter
 COUNT_S = 3.0  # a page waits for the answer
 COUNT_SILENT_S = 1.0  # and not for a process that missed four beats
@@ -49,6 +53,10 @@ KILLED_S = 5.0  # for a driver to free the memory of a card
 NO_ANSWER = "The engine does not answer."
 SILENT = "The engine's process was stopped or stands still, so it was ended."
 CLOSED = "The engine was closed."
+STOOD_STILL = (
+    "Loading stood still for {:.0f} seconds, so it was ended: its process was stopped, or a disk "
+    "or network drive does not answer. See that the model's folder can be read, then load it again."
+)
 
 
 @contextmanager
@@ -98,8 +106,9 @@ class ChildBackend:
     @classmethod
     def open(cls, opening: wire.Opening, report: Callable[[str], None]) -> ChildBackend:
         """Start the process and wait until its backend is open. Raises what opening it raised,
-        EngineLost if the process ends, and whatever `report` raises, which ends the process;
-        `report` is called several times a second, with a new phrase or the last one."""
+        EngineLost if the process ends, LocalspecError if it stands still, and whatever `report`
+        raises, which ends the process; `report` is called several times a second, with a new phrase
+        or the last one."""
         pipe, far_end = PROCESSES.Pipe()
         process = PROCESSES.Process(
             target=engine.run, args=(far_end, opening), name="localspec engine", daemon=True
@@ -122,19 +131,30 @@ class ChildBackend:
             thread.start()
 
     def _wait_until_open(self, report: Callable[[str], None]) -> None:
-        phrase = "starting the engine"
-        while True:
+        phrase, still_s, used_s = "starting the engine", 0.0, 0.0
+        while still_s < STILL_S:
             report(phrase)
             try:
                 message = wire.receive(self._pipe, OPENING_LOOK_S)
             except wire.Hangup:
                 raise self._how_it_ended() from None
+            before_s, used_s = used_s, self._processor_s()
+            still_s = 0.0 if message or used_s > before_s else still_s + OPENING_LOOK_S
             if isinstance(message, wire.Progress):
                 phrase = message.phrase
             elif isinstance(message, wire.Fault):
                 raise wire.error_of(message)
             elif isinstance(message, wire.Opened):
                 return
+        raise LocalspecError(STOOD_STILL.format(STILL_S))
+
+    def _processor_s(self) -> float:
+        """What the process has taken so far; 0 where it has just ended."""
+        try:
+            used = psutil.Process(self._process.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(used.user + used.system)
 
     # the methods of a backend
 

@@ -150,6 +150,13 @@ def slow_to_open(report: Report, notes: Path | str) -> FakeBackend:
     return FakeBackend()
 
 
+def working_to_open(report: Report, work_s: float) -> FakeBackend:
+    """Says nothing while it loads, but takes so much processor time."""
+    while time.process_time() < work_s:
+        sum(range(1000))
+    return FakeBackend()
+
+
 def busy(report: Report) -> Playing:
     """Talks on the channels that libraries talk on."""
     print("a library prints", flush=True)

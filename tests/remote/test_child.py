@@ -21,7 +21,13 @@ import psutil
 import pytest
 
 from localspec.backend import Backend, Chunk, Message, Request
-from localspec.errors import ContextOverflow, EngineLost, MemoryShortage, RequestError
+from localspec.errors import (
+    ContextOverflow,
+    EngineLost,
+    LocalspecError,
+    MemoryShortage,
+    RequestError,
+)
 from localspec.remote import child, wire
 from localspec.remote.child import ChildBackend
 from tests.fakes import REPLY, FakeBackend, Script
@@ -232,6 +238,29 @@ def test_phrases_of_loading_arrive_and_loading_can_be_given_up(tmp_path: Path) -
         ChildBackend.open(opening("slow_to_open", notes=tmp_path / "pid"), report)
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not is_running(pid))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["asleep", "stopped"])
+def test_a_load_that_stands_still_is_ended_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    monkeypatch.setattr(child, "STILL_S", 0.6)
+    notes = tmp_path / "pid"
+
+    def report(phrase: str) -> None:
+        if is_stopped and phrase == "Loading slowly":
+            os.kill(int(notes.read_text()), signal.SIGSTOP)
+
+    with pytest.raises(LocalspecError, match=r"stood still .* does not answer\. See that") as found:
+        ChildBackend.open(opening("slow_to_open", notes=notes), report)
+    assert not isinstance(found.value, EngineLost), "it would only stand still again"
+    until(lambda: not is_running(int(notes.read_text())))
+
+
+def test_a_load_that_works_has_no_limit(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "STILL_S", 1.0)
+    assert opened("working_to_open", work_s=1.3).is_alive()
 
 
 def is_running(pid: int) -> bool:
