@@ -25,17 +25,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "tests" / "web"
 STEP_BACK = 5  # niceness
+ENDURANCE_S = 6 * 3600.0  # of a test with all of its cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     told = "run the tests that count losses alone, with all of their cases"
     parser.addoption("--endurance", action="store_true", help=told)
+    told = "of n parts of the cases at every call, which one; with --endurance"
+    parser.addoption("--part", default="1/1", metavar="K/N", help=told)
 
 
 @pytest.fixture
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
     """Counts of this test's cases, which are checked at its end."""
-    made = Tally(is_whole=request.config.getoption("--endurance"))
+    first, step = map(int, request.config.getoption("--part").split("/"))
+    made = Tally(request.config.getoption("--endurance"), (first, step))
     yield made
     request.node.user_properties.append((PROPERTY, made.told))
     made.check()
@@ -85,6 +89,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=place)
     if config.getoption("--endurance"):
         items[:] = [one for one in items if "tally" in getattr(one, "fixturenames", ())]
+        for item in items:
+            item.add_marker(pytest.mark.timeout(ENDURANCE_S), append=False)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -1,8 +1,9 @@
 """Counts the cases of a test that tries many faults, and what was lost in them.
 
 A test that asks for the fixture `tally` has two sizes: a few cases in the suite, all of them with
-`python -m tests --endurance`, which runs these tests alone and prints a line for each. Only
-there are measurements held against their limits: beside other programs they say nothing.
+`python -m tests --endurance`, which runs these tests alone and prints a line for each; with
+`--part k/n` too, one of n parts of those that try a fault at every call. Only with all cases are
+measurements held against their limits: beside other programs they say nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ T = TypeVar("T")
 
 @dataclass
 class Tally:
-    """is_whole: all cases are tried. figures: what was measured, for the report."""
+    """is_whole: all cases are tried. part: (k, n) tries every n-th of the cases of `some` from the
+    k-th on, so that what takes hours can be done in pieces. figures: what was measured, for the
+    report."""
 
     is_whole: bool
+    part: tuple[int, int] = (1, 1)
     num_cases: int = 0
     losses: list[str] = field(default_factory=list)
     figures: list[str] = field(default_factory=list)
@@ -30,11 +34,13 @@ class Tally:
     def size(self, quick: int, whole: int) -> int:
         return whole if self.is_whole else quick
 
-    def some(self, cases: Sequence[T], quick: int, whole: int | None = None) -> list[T]:
-        """So many of the cases, spread evenly; whole None: all of them."""
-        wanted = self.size(quick, len(cases) if whole is None else whole)
-        step = max(1.0, len(cases) / wanted)
-        return [cases[int(place * step)] for place in range(min(wanted, len(cases)))]
+    def some(self, cases: Sequence[T], quick: int) -> Sequence[T]:
+        """All of the cases, of this part; in the suite so many of them, spread evenly."""
+        if self.is_whole:
+            first, step = self.part
+            return cases[first - 1 :: step]
+        spread = max(1.0, len(cases) / quick)
+        return [cases[int(place * spread)] for place in range(min(quick, len(cases)))]
 
     @contextmanager
     def case(self, name: str) -> Iterator[None]:

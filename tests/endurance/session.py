@@ -1,6 +1,6 @@
 """A scripted session of the chat for faults to hit, and what must still be there afterwards.
 
-`play` loads, takes three turns, edits a message, stops a reply and exports, while the caller's
+`play` loads, takes its turns, edits a message, stops a reply and exports, while the caller's
 `Fault` strikes; then the fault is gone, and one more turn must work. Every message that was taken
 and every word that a reply showed must be in the log, in this run and after the next start; every
 refusal must be a sentence of ours.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,7 +70,13 @@ class Said:
             self.refusals.append(error)
 
 
-def play(folder: Path, fault: Fault, opener: Opener = quick_fake, max_tokens: int = 512) -> None:
+def play(
+    folder: Path,
+    fault: Fault,
+    opener: Opener = quick_fake,
+    max_tokens: int = 512,
+    turns: Sequence[str] = TURNS,
+) -> None:
     """Play the session on a log in `folder`. Raises AssertionError for a loss."""
     said, settings = Said(), ReplySettings(max_tokens=max_tokens)
     path = folder / "localspec.db"
@@ -79,7 +85,7 @@ def play(folder: Path, fault: Fault, opener: Opener = quick_fake, max_tokens: in
     try:
         service.start()
         until(lambda: service.status().phase in ("ready", "failed", "calibrating"), WAIT_S)
-        handle = _converse(service, said, settings)
+        handle = _converse(service, said, settings, turns)
         _try(said, lambda: service.export(Scope(), "jsonl", folder / "broken.jsonl"))
         fault.heal()
         _recover(service, said, handle, settings)
@@ -107,9 +113,11 @@ def play(folder: Path, fault: Fault, opener: Opener = quick_fake, max_tokens: in
         assert refusal.endswith((".", "?")) and BUG not in refusal, refusal
 
 
-def _converse(service: ChatService, said: Said, settings: ReplySettings) -> int | None:
+def _converse(
+    service: ChatService, said: Said, settings: ReplySettings, turns: Sequence[str]
+) -> int | None:
     handle: int | None = None
-    for text in TURNS:
+    for text in turns:
         reply = _say(service, said, handle, text, settings)
         handle = handle if reply is None else reply.handle
     if handle is None:

@@ -207,7 +207,6 @@ class Client:
         self.outcomes["went away"] += 1
 
 
-@pytest.mark.timeout(3 * SECONDS)
 def test_sixteen_clients_for_ten_minutes(only_whole: None, tmp_path: Path, tally: Tally) -> None:
     memory_mb, descriptors, threads = list[float](), list[int](), list[int]()
     with serving(tmp_path) as server:

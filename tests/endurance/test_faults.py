@@ -3,11 +3,13 @@ engine's process. Nothing that was taken or shown is lost, and the next turn wor
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,16 @@ from typing import Any
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from localspec.backend import Backend, Chunk, Request
+from localspec.chat import template
+from localspec.chat.backend_lifecycle import Opener
 from localspec.chat.local import LocalBackend
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
 from localspec.remote.child import ChildBackend
+from tests.endurance.copies import in_a_copy
 from tests.endurance.session import Fault, play
 from tests.remote.engines import forked_quickly, opening
 from tests.tally import Tally
@@ -79,13 +85,14 @@ def test_a_fault_of_sqlite_at_any_statement_loses_nothing(
         for words in (LOCKED, FULL, BROKEN)
         for num in (1, NUM_PERSISTENT)
     ]
-    for at, words, num in tally.some(cases, quick=12, whole=600):
-        folder = tmp_path / f"{at}-{words[:6]}-{num}"
-        folder.mkdir()
+    for at, words, num in tally.some(cases, quick=12):
         fault = Fault(lambda said=words: sqlite3.OperationalError(said), at, num)
         watch_sqlite(fault)
-        with tally.case(f"{words!r} at statement {at} and the {num - 1} after it"):
-            play(folder, fault)
+        with (
+            tally.case(f"{words!r} at statement {at} and the {num - 1} after it"),
+            tempfile.TemporaryDirectory(dir=tmp_path) as folder,
+        ):
+            play(Path(folder), fault)
 
 
 # a disk that fills up
@@ -182,30 +189,44 @@ def wrong() -> BaseException:
 FAULTS = (short_of_cuda, short_of_memory, wrong)
 
 
-def play_locally(
-    folder: Path, fault: Fault, options: LoadOptions, is_each_operation: bool = False
-) -> None:
-    def open_backend(report: Report) -> Backend:
-        backend = open_local_backend(options, None, report)
-        return Hit(backend, fault, is_each_operation)  # type: ignore[return-value]
+def hitting(backend: LocalBackend, fault: Fault, is_each_operation: bool) -> Opener:
+    return lambda report: Hit(backend, fault, is_each_operation)  # type: ignore[return-value]
 
-    play(folder, fault, open_backend, max_tokens=4)
+
+class Rendering:
+    """Renders templates in this process: to start one for them takes longer than a session."""
+
+    def render(self, asked: Mapping[str, Any]) -> str:
+        return str(render_jinja_template(**asked)[0][0])
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("is_each_operation", [False, True], ids=["forward", "allocation"])
 def test_a_fault_of_the_model_at_any_call_loses_nothing(
-    tmp_path: Path, options: LoadOptions, tally: Tally, is_each_operation: bool
+    tmp_path: Path,
+    options: LoadOptions,
+    tally: Tally,
+    monkeypatch: pytest.MonkeyPatch,
+    is_each_operation: bool,
 ) -> None:
-    counted = Fault(never, at=10**9)
-    play_locally(tmp_path, counted, options, is_each_operation)
-    tally.figures.append(f"{counted.num_calls} calls")
-    cases = [(at, make) for at in range(1, counted.num_calls + 1) for make in FAULTS]
-    for at, make in tally.some(cases, quick=2, whole=120):
-        folder = tmp_path / f"{at}-{make.__name__}"
-        folder.mkdir()
+    """Each case in a copy of this process: one load serves all."""
+    monkeypatch.setattr(template, "template_process", Rendering)
+    backend = open_local_backend(options, None, lambda phrase: None)
+
+    def play_one(fault: Fault) -> int:
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            opener = hitting(backend, fault, is_each_operation)
+            play(Path(folder), fault, opener, max_tokens=3, turns=("The only one.",))
+        return fault.num_calls
+
+    num_calls = in_a_copy(partial(play_one, Fault(never, at=10**9)))
+    tally.figures.append(f"{num_calls} calls")
+    cases = [(at, make) for at in range(1, num_calls + 1) for make in FAULTS]
+    for at, make in tally.some(cases, quick=6):
         with tally.case(f"{make.__name__} at call {at}"):
-            play_locally(folder, Fault(make, at), options, is_each_operation)
+            in_a_copy(partial(play_one, Fault(make, at)))
+    backend.close()
 
 
 # the engine's process

@@ -45,7 +45,6 @@ def ready(service: ChatService) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 def test_ten_thousand_turns_leave_nothing_behind(
     tmp_path: Path, options: LoadOptions, tally: Tally
 ) -> None:
