@@ -34,6 +34,8 @@ KINDS: Mapping[str, type] = {
 FILE = re.compile(
     r"(?:\A|\n\n)File `([^`\n]{1,100})`:\n\n(`{3,})\n(.*?)\n?\2(?=\Z|\n\nFile `)", re.DOTALL
 )
+ITS_FENCE = re.compile(r"(?:\A|\n\n)File `[^`\n]{1,100}`:\n\n`{3,}\n|\n`{3,}(?=\Z|\n\nFile `)")
+EDGE = 2_000  # characters of each end of a text that are read: some signs take their square
 
 # How a request may be checked, besides by a rule (see leniency.parsed).
 AS_SET = "as set"  # what the kind of text's profile says: exact, unless the person set otherwise
@@ -64,7 +66,7 @@ PATTERNS = (
             r"|\b(?:python|javascript|typescript|java|rust|golang|sql|regex|bash|c\+\+)(?!\w)"
             r"|\b(?:write|fix|debug|refactor|implement|complete|explain|optimi[sz]e)\b[^.?!\n]{0,40}"
             r"\b(?:function|method|class|script|program|code|query|unit tests?|bug)\b"
-            r"|\w+\([^)\n]*\)\s*[{:]\s*$",
+            r"|\w\([^)\n]*\)\s*[{:]\s*$",
             re.IGNORECASE | re.MULTILINE,
         ),
     ),
@@ -146,7 +148,9 @@ def load_workload(path: Path) -> Workload:
 def recognise(text: str) -> str:
     """The kind that a request's text looks like, CHAT where it looks like none. The fence of an
     attached file is no sign of code; what is asked stands before it as before a colon."""
-    text = FILE.sub(r":\n\3", text)
+    text = ITS_FENCE.sub(":\n", text)
+    if len(text) > 2 * EDGE:
+        text = f"{text[:EDGE]}\n{text[-EDGE:]}"
     return next((name for name, pattern in PATTERNS if pattern.search(text)), CHAT)
 
 

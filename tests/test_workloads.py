@@ -87,6 +87,17 @@ def test_a_message_is_recognised_by_its_signs(text: str, kind: str) -> None:
     assert recognise(text) == kind
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("unit", "kind"),
+    [("w", "rework"), ("\n", "chat"), ("a(", "rework"), ("\n\nFile `a`:\n\n```\n", "rework")],
+)
+def test_the_time_to_recognise_does_not_grow_with_the_square_of_a_text(
+    unit: str, kind: str
+) -> None:
+    assert recognise("Is this long?\n" + unit * 500_000) == kind
+
+
 @pytest.mark.parametrize("text", ["My Java mug broke.", "json", "Write a poem", "{}[]", "x" * 9000])
 def test_a_wrong_guess_does_no_harm(text: str) -> None:
     """Whatever is recognised, the reply stays exact and the draft length within bounds."""
