@@ -43,14 +43,16 @@ class ContextOverflow(RequestError):
         max_tokens: int,
         context_length: int,
         num_system_tokens: int = 0,
+        are_fewest: bool = False,
     ) -> None:
-        """num_system_tokens: of the prompt, those of the system prompt, where that was asked."""
+        """num_system_tokens: of the prompt, those of the system prompt, where that was asked.
+        are_fewest: the prompt may have more tokens."""
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.context_length = context_length
         self.is_by_system_prompt = 2 * num_system_tokens > num_prompt_tokens
         room = max(0, context_length - num_prompt_tokens)
-        told = f"This conversation is {num_prompt_tokens:,} tokens"
+        told = f"This conversation is {'at least ' * are_fewest}{num_prompt_tokens:,} tokens"
         told += ", most of them the system prompt" if self.is_by_system_prompt else ""
         told += f", and the reply may take {max_tokens:,}" if room else ""
         what = "system prompt in the settings" if self.is_by_system_prompt else "message"

@@ -129,7 +129,7 @@ class LocalBackend:
     ) -> int:
         is_begun = bool(messages) and messages[-1].role == "assistant"
         request = Request(messages, tools=tools, continues=is_begun)
-        return len(start_of(self.loaded.template, request).prompt)
+        return len(start_of(self.loaded.template, request, self.loaded.context_length).prompt)
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See backend.Backend. The checks run at the call, not at the first `next`."""
@@ -138,7 +138,7 @@ class LocalBackend:
         template = self.loaded.template
         if request.grammar:  # which a thought would not keep to
             request = replace(request, thinks=False)
-        start = start_of(template, request)
+        start = start_of(template, request, self.loaded.context_length)
         refuse_unknown_tokens(start.prompt, self._engine.target.vocab_size, template)
         marks = None if request.is_raw else template.marks
         text = ReplyText(template.detokenizer(), request.stop, start, marks)

@@ -154,7 +154,7 @@ class ChatTemplate:
 
     def encode_prompt(self, text: str) -> list[int]:
         """As `encode_text`, after what the tokenizer begins every text with."""
-        return list(self._encoder.encode(text, add_special_tokens=True).ids)
+        return list(_encoded(self._encoder, text, add_special_tokens=True).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of all tokens, without control tokens."""
@@ -163,6 +163,10 @@ class ChatTemplate:
     @property
     def vocab_size(self) -> int:
         return int(self._encoder.get_vocab_size(with_added_tokens=True))
+
+    def fewest_tokens(self, num_characters: int) -> int:
+        """Of a text of this length."""
+        return num_characters // max(map(len, self._encoder.get_vocab()))
 
     def tokenizer_json(self) -> str:
         return str(self._encoder.to_str())
@@ -208,10 +212,8 @@ class ChatTemplate:
             if name not in self._source:
                 continue
             try:
-                if (
-                    len({self._apply(asked, True, switched={name: on}) for on in (True, False)})
-                    == 2
-                ):
+                shown = {self._apply(asked, True, switched={name: on}) for on in (True, False)}
+                if len(shown) == 2:
                     return name
             except RequestError:  # it refuses so short a conversation
                 continue
@@ -221,7 +223,7 @@ class ChatTemplate:
         return {} if thinks is None or self._switch is None else {self._switch: thinks}
 
     def _encode(self, text: str) -> Any:
-        return self._encoder.encode(text, add_special_tokens=False)
+        return _encoded(self._encoder, text)
 
     def _apply(
         self,
@@ -294,11 +296,7 @@ class ChatTemplate:
             pieces += [shield.reveal(text[done:start]), self._aliased.alias[token]]
             done = end
         pieces.append(shield.reveal(text[done:]))
-        return self._aliased.encode("".join(pieces), self._unknown_id())
-
-    def _unknown_id(self) -> int | None:
-        unknown: int | None = self._tokenizer.unk_token_id
-        return unknown
+        return self._aliased.encode("".join(pieces), self._tokenizer.unk_token_id)
 
     def _ends_of_the_template(self) -> frozenset[int]:
         """The tokenizer's end of text, and the control token written right after a reply."""
@@ -360,7 +358,7 @@ class _AliasedEncoder:
 
     def encode(self, text: str, unknown_id: int | None) -> list[int]:
         tokens = []
-        for token in self._encoder.encode(text, add_special_tokens=False).ids:
+        for token in _encoded(self._encoder, text).ids:
             original = self._original.get(token)
             if original is None and token in self._controls and token != unknown_id:
                 raise RequestError(
@@ -369,6 +367,11 @@ class _AliasedEncoder:
                 )
             tokens.append(token if original is None else original)
         return tokens
+
+
+def _encoded(encoder: Tokenizer, text: str, add_special_tokens: bool = False) -> Any:
+    """As `encoder.encode`, which lets no other thread run meanwhile: of a long text for seconds."""
+    return encoder.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def end_ids_of_folder(folder: Path) -> frozenset[int]:

@@ -130,7 +130,7 @@ def test_a_text_that_goes_on_keeps_the_space_before_its_first_new_word() -> None
     core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     template = ChatTemplate(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"))
-    start = start_of(template, Request((Message("user", "Once"),), is_raw=True))
+    start = start_of(template, Request((Message("user", "Once"),), is_raw=True), 512)
     assert (start.prompt, template.decode((2, 3))) == ((1,), "upon a")
     text = ReplyText(template.detokenizer(), (), start, None)
     assert (text.push((2,)).text, text.push((3,)).text) == (" upon", " a")

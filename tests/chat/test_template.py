@@ -7,6 +7,8 @@ import functools
 import json
 import random
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,21 @@ REAL: dict[str, Callable[[Path, Path], Any]] = {
     "smollm": lambda data, _: from_folder(data / "tokenizers/smollm", CHATML),
 }
 BYTE_LEVEL = ("tiny", "qwen3", "llama3", "smollm")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """An engine that says nothing for ten seconds is ended."""
+    template, is_done, longest_s = ChatTemplate(tiny_tokenizer()), threading.Event(), 0.0
+    encoding = threading.Thread(
+        target=lambda: (template.encode_text("naïve zoë " * 100_000), is_done.set())
+    )
+    encoding.start()
+    began_s = before_s = time.monotonic()
+    while not is_done.wait(0.001):
+        now_s = time.monotonic()
+        longest_s, before_s = max(longest_s, now_s - before_s), now_s
+    encoding.join()
+    assert longest_s < (time.monotonic() - began_s) / 2
 
 
 @pytest.fixture(scope="session")

@@ -156,9 +156,8 @@ def test_a_reply_cut_anywhere_goes_on_in_its_thought_or_answer(source: str) -> N
         assert [*begun, *again] == tokens, f"cut after {cut}"
         late, rest = said(more)
         assert ((thinking + late).strip("\n"), text + rest) == (THOUGHT, ANSWER), cut
-        start = start_of(
-            template, Request(messages, continues=True)
-        )  # after a crash: from its text
+        # After a crash: from its text.
+        start = start_of(template, Request(messages, continues=True), 256)
         assert start.source == "text" and template.spelled(start.begun).endswith(text or thinking)
 
 
