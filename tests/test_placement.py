@@ -27,6 +27,7 @@ from transformers import (
 
 from localspec import placement
 from localspec.errors import ConfigError, MemoryShortage
+from localspec.forward import own_bits
 from localspec.forward.decoder import Decoder
 from localspec.forward.layer_files import return_cached
 from localspec.forward.weights import Bits
@@ -106,6 +107,33 @@ def nested(folder: Path) -> Path:
     module: Any = AutoModelForCausalLM.from_pretrained(tied(folder / "whole"), **asked)
     module.save_pretrained(folder / "kept")
     return folder / "kept"
+
+
+def wide(folder: Path) -> Path:
+    """Published in 32 bits a weight, which fp16 does not hold."""
+    model = LlamaForCausalLM.from_pretrained(tied(folder / "narrow"), dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(1e-4)
+    model.save_pretrained(folder / "wide")
+    return folder / "wide"
+
+
+@pytest.mark.parametrize(("make", "bits"), [(tied, None), (wide, None), (tied, 4), (wide, 4)])
+def test_the_same_of_a_processor_that_computes_in_fp32(
+    make: Callable[[Path], Path],
+    bits: Bits | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was published in 16 bits is kept in 16, but for the embedding."""
+    monkeypatch.setattr(own_bits, "has_kernel", lambda device: False)
+    folder = make(tmp_path / "model")
+    there = Place(probe(), torch.device("cpu"), torch.float32, bits, 128)
+    model = load_at(folder, there).model
+    assert isinstance(model, Decoder)
+    held = model.weight_bytes + model.cache.kv_bytes
+    assert needed_bytes(folder, there) == pytest.approx(held, rel=0.05)
 
 
 @pytest.mark.parametrize(

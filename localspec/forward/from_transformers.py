@@ -81,17 +81,19 @@ def take_over(
         with lent(part):
             return reading(part)
 
-    blocks = tuple(read(layer, reader.block) for layer in decoder.layers)
     embedding, head = decoder.embed_tokens, module.get_output_embeddings()
     weight = embedding.weight.detach()
     is_tied = head.weight is embedding.weight
+    # The head first: it is the largest weight, and for a while held twice.
+    own_head = packed(weight, None) if is_tied else read(head, lambda head: fused([head]))
+    blocks = tuple(read(layer, reader.block) for layer in decoder.layers)
     factor = getattr(embedding, "embed_scale", None)  # Gemma's, rounded as it is there
     scale = getattr(config, "embedding_multiplier", 1.0)
     weights = Weights(
         embedding=weight,
         blocks=blocks,
         final_norm=read(getattr(decoder, family.final_norm), reader.norm),
-        head=packed(weight, None) if is_tied else read(head, lambda head: fused([head])),
+        head=own_head,
         cos=cos,
         sin=sin,
         num_heads=config.num_attention_heads,

@@ -41,6 +41,7 @@ ROW_MULTIPLE = 4
 FP16_ROW_MULTIPLE = 3  # FBGEMM's kernels for one and two rows add up in another order
 FP16_PROBED_ROWS = 63  # up to these it is measured which widths need no such rows
 FP16_STEP = 2.0**-24  # between the least numbers of fp16
+COMPARED_ROWS = 4096  # of a weight at once
 TESTED_ROWS = (1, 5)  # one row and several take different kernels
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative, of the largest output
 
@@ -192,10 +193,11 @@ class Fp16Linear:
 
 def _suits_fp16(weight: torch.Tensor) -> bool:
     """Whether fp16 holds the weights: exactly, but for what is smaller than its least numbers."""
-    if weight.dtype != torch.float32:
+    if weight.dtype != torch.float32 or not _fp16_widths(weight.shape[1]):
         return False
-    lost = (weight - weight.half()).abs().amax()  # [] fp32; inf - inf is NaN
-    return bool(lost <= FP16_STEP / 2) and bool(_fp16_widths(weight.shape[1]))
+    # In pieces, for a head is as large as ten layers. inf - inf is NaN, which is no smaller.
+    pieces = torch.split(weight, COMPARED_ROWS)
+    return all(bool((each - each.half()).abs().amax() <= FP16_STEP / 2) for each in pieces)
 
 
 @cache

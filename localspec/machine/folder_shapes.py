@@ -85,7 +85,14 @@ def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
         stored = stored_of(config, name)
         shapes = tensors if stored is None else _unpacked(tensors, stored.per_word)
         shape = counted_shape(config, shapes, name)
+    shape = replace(shape, is_published_wide=_is_wide(folder, shape))
     return shape if shape.kept_as is None else replace(shape, kept_bytes=_kept_bytes(folder))
+
+
+def _is_wide(folder: Path, shape: ModelShape) -> bool:
+    """Whether the files hold 4 bytes a weight, not 2."""
+    held = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
+    return held > 3 * shape.num_params
 
 
 def _kept_bytes(folder: Path) -> int:

@@ -11,6 +11,7 @@ tests/machine/test_shapes.py.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -35,6 +36,9 @@ def kv_precision(full: Precision, device: str) -> Precision:
     return "fp32" if device == "cpu" else full
 
 
+# Whether torch has FBGEMM, by which the native decoder keeps weights that were published in 16 bits
+# in 2 bytes where it computes in fp32 (weight_layout.Fp16Linear).
+HAS_FBGEMM = platform.machine().lower() in ("x86_64", "amd64")
 # bitsandbytes NF4: half a byte, and one fp32 scale for each block of 64 weights.
 NF4_BYTES = 0.5 + 4 / 64
 # Beside them bitsandbytes keeps a code table of 16 and one of 256 fp32 values for each matrix.
@@ -76,7 +80,7 @@ class ModelShape:
     not_native: why the native decoder does not run it, after "because"; empty where it does.
     counted: of a family whose layers are not known here. all_kv_width: as `kv_width` of all layers
     together, 0 where all have the same. group_size, num_in_groups: of 4-bit weights in the files
-    that a processor keeps as they are (formats.stored)."""
+    that a processor keeps as they are (formats.stored). is_published_wide: in 32 bits a weight."""
 
     name: str
     family: str
@@ -106,6 +110,12 @@ class ModelShape:
     all_kv_width: int = 0
     group_size: int = 0
     num_in_groups: int | None = None
+    is_published_wide: bool = False
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the native decoder runs it."""
+        return not self.not_native and not self.is_recurrent
 
     @property
     def query_width(self) -> int:
@@ -182,19 +192,24 @@ class ModelShape:
         """Bytes of all weights that stay loaded. full: what the unquantised part is kept in."""
         num_params, head = self.num_params - self.extra_params, self.vocab_size * self.hidden_size
         # The native decoder lays a head out for a processor: beside an embedding it is tied to.
-        is_copied = self.is_tied and device == "cpu" and not self.not_native
-        copied = head if is_copied else 0
+        is_copied = self.is_tied and device == "cpu" and self.is_native
+        num_params += head if is_copied else 0
         if precision == self.kept_as:
-            return self.kept_bytes + copied * FULL_BYTES[full]
-        if precision == "fp32" and not self.stored_as:
-            copied = 0  # laid out, 16-bit weights take less than while they were loaded
-        if precision in FULL_BYTES:
-            return (num_params + copied) * FULL_BYTES[precision]
-        shrunk, held = self._shrunk(precision, device)
+            return self.kept_bytes + (head if is_copied else 0) * FULL_BYTES[full]
+        in_full: Precision = precision if precision in FULL_BYTES else full
+        shrunk, held = (0, 0) if precision in FULL_BYTES else self._shrunk(precision, device)
         if precision == "4-bit-head":
             shrunk += head if is_copied or not self.is_tied else 0
             held += int(head * NF4_BYTES)
-        return (num_params + copied - shrunk) * FULL_BYTES[full] + held
+        embedded, in_layers = FULL_BYTES[in_full] * head, num_params - head - shrunk
+        return embedded + in_layers * self._layer_bytes(in_full, device) + held
+
+    def _layer_bytes(self, full: Precision, device: str) -> int:
+        """Of a weight in a layer that is not quantised."""
+        is_published_as_fp16 = not self.stored_as and not self.is_published_wide
+        if full == "fp32" and device == "cpu" and self.is_native and HAS_FBGEMM:
+            return FULL_BYTES["fp16" if is_published_as_fp16 else full]
+        return FULL_BYTES[full]
 
     def _shrunk(self, precision: Precision, device: str) -> tuple[int, int]:
         """How many weights of linear layers are kept in 8 or 4 bits, and their bytes."""
@@ -209,9 +224,9 @@ class ModelShape:
     ) -> tuple[int, int]:
         """Of the weights and the tables that rotate so many tokens, and of their keys and values,
         on a device."""
-        kept_in = full if self.not_native else kv_precision(full, device)
+        kept_in = kv_precision(full, device) if self.is_native else full
         weights = self.weight_bytes(precision, full, device)
-        if self.family in NATIVE and not self.not_native:
+        if self.family in NATIVE and self.is_native:
             angles = num_tokens * NATIVE[self.family].num_rotations * self.head_dim
             weights += 2 * angles * FULL_BYTES[full]  # cosines and sines
         return weights, self.kv_bytes(num_tokens, kept_in)

@@ -118,7 +118,7 @@ def test_the_alternatives_are_smaller_and_larger_and_fit() -> None:
 def test_on_a_processor_a_model_is_held_to_what_it_reads_in_time() -> None:
     card = first(cpu(64.0))
     assert card.plan.precision == "fp32", "quantised weights are seldom faster there"
-    assert card.model.shape.weight_bytes("fp32") <= MOST_BYTES_ON_CPU
+    assert card.plan.bytes.target_weights <= MOST_BYTES_ON_CPU
     assert found(cpu(64.0)).larger, "slower ones can still be chosen"
 
 
