@@ -31,7 +31,7 @@ NoSpeedup = Literal["load_changed", "too_short"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class DecodeCounts:
     """What was decoded and drafted, of one turn or of several together, and the rates by it: each
     is a ratio of sums, None where it has nothing to divide by. The names are vLLM's."""
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from localspec.core import OFF, Step
 from localspec.speculation import (
     MIN_COMPARED_TOKENS,
-    Counts,
+    DecodeCounts,
     NoSpeedup,
     no_speedup,
     plain_reply_ms,
@@ -50,7 +50,7 @@ class OffReason:
 
 
 @dataclass(frozen=True)
-class TurnStats(Counts):
+class TurnStats(DecodeCounts):
     """The running totals of one turn; `plus` adds a round. Times in ms.
 
     drafter: the one that drafted most of the tokens, OFF when nothing was drafted.

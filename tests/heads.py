@@ -1,4 +1,4 @@
-"""Tiny heads for tests: a teacher and lessons from a tiny native target, and heads that have
+"""Tiny heads for tests: a teacher and batches from a tiny native target, and heads that have
 learnt a little of what it writes, so that some of their guesses hold."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.training.recipe import Recipe
-from localspec.training.target import Lesson, Teacher
+from localspec.training.target import TaughtBatch, Teacher
 
 RATE = 5e-3
 
@@ -55,7 +55,7 @@ def random_texts(vocab_size: int, seed: int, count: int, length: int) -> list[li
     return found
 
 
-def lesson_of(target: Decoder, texts: Sequence[Sequence[int]]) -> Lesson:
+def batch_of(target: Decoder, texts: Sequence[Sequence[int]]) -> TaughtBatch:
     """A batch of texts of one length, with the target's last states. Every token weighs 1."""
     states = []
     for text in texts:
@@ -64,14 +64,16 @@ def lesson_of(target: Decoder, texts: Sequence[Sequence[int]]) -> Lesson:
         states.append(made.hidden[LAST].tolist())  # an inference tensor cannot be learnt from
         target.cache.rollback(0)
     tokens = torch.tensor(texts)
-    return Lesson(tokens, torch.ones(len(texts), tokens.shape[1] - 1), {LAST: torch.tensor(states)})
+    return TaughtBatch(
+        tokens, torch.ones(len(texts), tokens.shape[1] - 1), {LAST: torch.tensor(states)}
+    )
 
 
-def train(recipe: Recipe, teacher: Teacher, lesson: Lesson, num_steps: int) -> None:
+def train(recipe: Recipe, teacher: Teacher, batch: TaughtBatch, num_steps: int) -> None:
     optimiser = torch.optim.Adam(recipe.module.parameters(), lr=RATE)
     for _ in range(num_steps):
         optimiser.zero_grad()
-        recipe.loss(teacher, lesson).backward()
+        recipe.loss(teacher, batch).backward()
         optimiser.step()
 
 
@@ -87,7 +89,7 @@ def identity_teacher(size: int) -> Teacher:
     )
 
 
-def counting_lesson(size: int, length: int) -> Lesson:
+def counting_batch(size: int, length: int) -> TaughtBatch:
     """A text that counts up modulo `size`, by a target that predicts it."""
     tokens = (torch.arange(length + 1) % size)[None]
-    return Lesson(tokens, torch.ones(1, length), {LAST: torch.eye(size)[tokens[:, 1:]]})
+    return TaughtBatch(tokens, torch.ones(1, length), {LAST: torch.eye(size)[tokens[:, 1:]]})

@@ -26,7 +26,7 @@ from localspec.bench.cases import (
     repeated,
 )
 from localspec.bench.cost_curve import bytes_per_token, cost_curve, read_bandwidth
-from localspec.bench.exactness import Difference, judge
+from localspec.bench.exactness import FirstDifference, judge
 from localspec.bench.kept import KeptFile
 from localspec.bench.results import (
     PromptResult,
@@ -245,7 +245,7 @@ class Comparison:
 
     def _differences(
         self, case: Case, temperature: float, replies: Mapping[str, MeasuredReply]
-    ) -> tuple[Difference, ...]:
+    ) -> tuple[FirstDifference, ...]:
         """Of our own arms; of others, which draw with a noise of their own, when greedy."""
         plain, engine = replies[OFF].decided, self._bench.engine
         judged = (

@@ -28,7 +28,7 @@ NEAR_TIE = 1e-4
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first difference of a reply from plain decoding. gap: how far the score of the arm's
     token lies below the best, None when the arm merely stopped there. top_two_gap: how far that
     of the second best does."""
@@ -51,7 +51,7 @@ def judge(
     arm: str,
     plain: Sequence[int],
     other: Sequence[int],
-) -> Difference | None:
+) -> FirstDifference | None:
     """The first difference and its gap; None when there is none.
 
     plain, other: all decided tokens, end of text included. Uses the target's cache.
@@ -62,7 +62,7 @@ def judge(
     found = plain_scores(engine, case, temperature, plain[:position])  # [V]
     best, second = found.topk(2).values.tolist()
     gap = best - float(found[other[position]]) if position < len(other) else None
-    return Difference(case.id, arm, position, gap, best - second)
+    return FirstDifference(case.id, arm, position, gap, best - second)
 
 
 def plain_scores(

@@ -34,7 +34,7 @@ from localspec.errors import ConfigError, LocalspecError
 from localspec.options import RemoteServer
 from localspec.remote.counters import Counters
 from localspec.remote.server import ServerBackend
-from localspec.speculation import Counts
+from localspec.speculation import DecodeCounts
 from localspec.turn_stats import TurnStats
 from localspec.units import took
 
@@ -178,7 +178,7 @@ def _drafts(
         of_replies = [[one.told(name) for one in stats] for name in names]
         counts = [None if None in each or not each else sum(each) for each in of_replies]
     told = {name: count for name, count in zip(names, counts, strict=True) if count is not None}
-    rates = Counts(**told) if "num_accepted_tokens" in told else Counts()
+    rates = DecodeCounts(**told) if "num_accepted_tokens" in told else DecodeCounts()
     return {
         **dict(zip(names, counts, strict=True)),
         "acceptance_rate": rates.acceptance_rate,
@@ -196,7 +196,7 @@ def _batch(backend: ServerBackend, requests: Sequence[Request]) -> dict[str, Any
     told = [one.num_output_tokens for one in replies]
     tokens = None if None in told else sum(count or 0 for count in told)
     drafts = [one.drafts for one in replies if one.drafts is not None]
-    drafted = Counts(
+    drafted = DecodeCounts(
         num_draft_tokens=sum(one.num_draft_tokens for one in drafts),
         num_accepted_tokens=sum(one.num_accepted_tokens for one in drafts),
     )

@@ -17,7 +17,7 @@ from typing import Any
 from localspec.arithmetic import percentile, ratio
 from localspec.bench.arms import Arm
 from localspec.bench.cases import Case
-from localspec.bench.exactness import Difference
+from localspec.bench.exactness import FirstDifference
 from localspec.bench.runs import MeasuredReply
 from localspec.bench.statistics import (
     Timed,
@@ -28,7 +28,7 @@ from localspec.bench.statistics import (
     repetition,
 )
 from localspec.core import AUTO, OFF
-from localspec.speculation import Counts
+from localspec.speculation import DecodeCounts
 
 MIN_TOKENS = 8  # fewer decoded tokens say nothing about a rate
 MAX_REPETITION = 0.3
@@ -44,7 +44,7 @@ class PromptResult:
     case: Case
     temperature: float
     replies: Mapping[str, MeasuredReply]
-    differences: tuple[Difference, ...] = ()
+    differences: tuple[FirstDifference, ...] = ()
 
     @property
     def is_repeating(self) -> bool:
@@ -116,7 +116,7 @@ def is_comparable(arm: Arm, temperature: float) -> bool:
 
 def _figures(arm: Arm, temperature: float, chosen: Sequence[PromptResult]) -> dict[str, Any]:
     replies = [each.replies[arm.name] for each in chosen]
-    drafting = Counts(
+    drafting = DecodeCounts(
         num_drafts=sum(reply.num_drafts for reply in replies),
         num_draft_tokens=sum(reply.num_draft_tokens for reply in replies),
         num_accepted_tokens=sum(reply.num_accepted_tokens for reply in replies),

@@ -21,7 +21,7 @@ Timed = tuple[int, float]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class IntervalEstimate:
     """A value and its 95 % interval, which is None of fewer than two prompts."""
 
     value: float | None = None
@@ -34,22 +34,22 @@ class Estimate:
         return {name: self.value, f"{limits}_low": self.low, f"{limits}_high": self.high}
 
 
-def median_of(values: Sequence[float]) -> Estimate:
+def median_of(values: Sequence[float]) -> IntervalEstimate:
     """The median of values, one for each prompt."""
     if not values:
-        return Estimate()
+        return IntervalEstimate()
     found = np.array(values)
     return _estimate(float(np.median(found)), found, lambda drawn: np.median(drawn, axis=1))
 
 
-def rate_ratio(ours: Sequence[Timed], theirs: Sequence[Timed]) -> Estimate:
+def rate_ratio(ours: Sequence[Timed], theirs: Sequence[Timed]) -> IntervalEstimate:
     """Tokens over time of all prompts together, ours over theirs, in the same order of prompts.
 
     Resamples in which a side has no token or no time are left out of the interval.
     """
     our_rate, their_rate = rate(ours), rate(theirs)
     if our_rate is None or their_rate is None:
-        return Estimate()
+        return IntervalEstimate()
 
     def ratios(drawn: np.ndarray) -> np.ndarray:
         sums = drawn.sum(axis=1)  # [R, 4]
@@ -62,14 +62,14 @@ def rate_ratio(ours: Sequence[Timed], theirs: Sequence[Timed]) -> Estimate:
 
 def _estimate(
     value: float, of_prompts: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
-) -> Estimate:
+) -> IntervalEstimate:
     """of_prompts: [N, ...]. statistic: of prompts drawn with replacement [R, N, ...], to [R]."""
     size = len(of_prompts)
     if size < 2:
-        return Estimate(value)
+        return IntervalEstimate(value)
     chosen = np.random.default_rng(SEED).integers(size, size=(NUM_RESAMPLES, size))
     low, high = np.percentile(statistic(of_prompts[chosen]), TAILS)
-    return Estimate(value, float(low), float(high))
+    return IntervalEstimate(value, float(low), float(high))
 
 
 def rate(replies: Sequence[Timed]) -> float | None:

@@ -27,7 +27,7 @@ from localspec.forward.features import LAST
 from localspec.forward.weights import load_module
 from localspec.machine.compatibility import read_token_map
 from localspec.training.recipe import acceptance_by_position
-from localspec.training.target import Lesson, Target, Teacher
+from localspec.training.target import Target, TaughtBatch, Teacher
 
 NUM_POSITIONS = 8  # draft positions in the held-out acceptance
 FROZEN_FROM = 50_000_000  # weights of an embedding; smaller ones are trained too
@@ -49,25 +49,25 @@ class DraftRecipe:
         self.module: nn.Module = module
         self._target_folder = target.folder
 
-    def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
+    def loss(self, teacher: Teacher, batch: TaughtBatch) -> Tensor:
         """Half the divergence KL(p || q) plus the total variation distance, by weight."""
-        draft, target = self._both(teacher, lesson)
+        draft, target = self._both(teacher, batch)
         target_log = functional.log_softmax(target, dim=-1)
         draft_log = functional.log_softmax(draft, dim=-1)  # [B, n, V]
         p = target_log.exp()
         divergence = (p * (target_log - draft_log)).sum(-1)
         distance = 0.5 * (p - draft_log.exp()).abs().sum(-1)
-        weights = lesson.weights
+        weights = batch.weights
         return ((0.5 * divergence + distance) * weights).sum() / weights.sum().clamp_min(1e-6)
 
     @torch.no_grad()
-    def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
-        draft, target = self._both(teacher, lesson)
+    def acceptance(self, teacher: Teacher, batch: TaughtBatch) -> list[tuple[float, float]]:
+        draft, target = self._both(teacher, batch)
         choice = target.argmax(-1)  # [B, n]
         hits = draft.argmax(-1) == choice
         num_positions = min(NUM_POSITIONS, hits.shape[1])
-        follows = lesson.tokens[:, 1:] == choice
-        return acceptance_by_position([hits] * num_positions, follows, lesson.weights)
+        follows = batch.tokens[:, 1:] == choice
+        return acceptance_by_position([hits] * num_positions, follows, batch.weights)
 
     def save(self, folder: Path) -> None:
         """A model folder in bf16, with the target's tokenizer and ends of text."""
@@ -85,11 +85,11 @@ class DraftRecipe:
                 shutil.copyfile(self._target_folder / name, folder / name)
         check_folder(folder)
 
-    def _both(self, teacher: Teacher, lesson: Lesson) -> tuple[Tensor, Tensor]:
+    def _both(self, teacher: Teacher, batch: TaughtBatch) -> tuple[Tensor, Tensor]:
         """Logits of draft and target over the tokens both have, [B, n, V]."""
         with torch.no_grad():
-            target = teacher.head(lesson.features[LAST])
-        draft = self.module(input_ids=lesson.tokens[:, :-1], use_cache=False).logits.float()
+            target = teacher.head(batch.features[LAST])
+        draft = self.module(input_ids=batch.tokens[:, :-1], use_cache=False).logits.float()
         shared = min(draft.shape[-1], target.shape[-1])
         return draft[..., :shared], target[..., :shared]
 

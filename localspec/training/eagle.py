@@ -21,7 +21,7 @@ from localspec.forward.heads.eagle import (
     settings_of,
     tensor_shapes,
 )
-from localspec.forward.heads.files import Settings, TargetSizes
+from localspec.forward.heads.files import HeadSettings, TargetSizes
 from localspec.training.recipe import HeadPlan, draft_steps, layer_shape
 from localspec.training.unrolled import unrolled_plan
 
@@ -42,7 +42,7 @@ def plan(sizes: TargetSizes, options: Mapping[str, int]) -> HeadPlan:
     return _plan(shape, draft_steps(options, NUM_STEPS))
 
 
-def read_plan(settings: Settings, sizes: TargetSizes) -> HeadPlan:
+def read_plan(settings: HeadSettings, sizes: TargetSizes) -> HeadPlan:
     """Raises ModelError."""
     return _plan(read_shape(settings, sizes), NUM_STEPS)
 

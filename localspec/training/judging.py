@@ -64,11 +64,11 @@ def judge(
     recipe.module.eval()
     teacher, loss, weight, sums = target.teacher(), 0.0, 0.0, list[list[float]]()
     for part in make_batches(rows, tokens_at_once, Random(0)):
-        lesson = target.lesson(padded(part), recipe.layers)
-        part_weight = float(lesson.weights.sum())
-        loss += float(recipe.loss(teacher, lesson)) * part_weight
+        batch = target.taught(padded(part), recipe.layers)
+        part_weight = float(batch.weights.sum())
+        loss += float(recipe.loss(teacher, batch)) * part_weight
         weight += part_weight
-        for place, (accepted, tried) in enumerate(recipe.acceptance(teacher, lesson)):
+        for place, (accepted, tried) in enumerate(recipe.acceptance(teacher, batch)):
             if place == len(sums):
                 sums.append([0.0, 0.0])
             sums[place][0] += accepted

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from localspec.forward.features import LAST
-from localspec.forward.heads.files import Settings, TargetSizes
+from localspec.forward.heads.files import HeadSettings, TargetSizes
 from localspec.forward.heads.medusa import (
     KIND,
     MAX_HEADS,
@@ -25,7 +25,7 @@ from localspec.forward.heads.medusa import (
     shapes,
 )
 from localspec.training.recipe import HeadPlan, States, within
-from localspec.training.target import Lesson, Teacher
+from localspec.training.target import TaughtBatch, Teacher
 
 NUM_HEADS, NUM_LAYERS = 4, 1
 LOSS_DECAY = 0.8
@@ -39,10 +39,10 @@ class MedusaWeights(nn.Module):
         self.weight = nn.Parameter(torch.zeros(wanted["weight"]))
         self.bias = nn.Parameter(torch.zeros(wanted["bias"]))
 
-    def states(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
+    def states(self, teacher: Teacher, batch: TaughtBatch, num_steps: int) -> list[Tensor]:
         """The `states` of a HeadRecipe. Head s (from 0) predicts token i + 2 + s from row i, so its
         rows are moved s places later."""
-        rows = lesson.features[LAST]  # [B, n, d]
+        rows = batch.features[LAST]  # [B, n, d]
         made = head_states(self.weight, self.bias, rows.flatten(0, 1)).view(-1, *rows.shape)
         length = rows.shape[1]
         return [
@@ -58,7 +58,7 @@ def plan(sizes: TargetSizes, options: Mapping[str, int]) -> HeadPlan:
     return _plan(sizes, num_heads, num_layers)
 
 
-def read_plan(settings: Settings, sizes: TargetSizes) -> HeadPlan:
+def read_plan(settings: HeadSettings, sizes: TargetSizes) -> HeadPlan:
     """Raises ModelError."""
     return _plan(sizes, *read_counts(settings))
 

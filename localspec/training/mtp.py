@@ -15,7 +15,7 @@ from torch import nn
 
 from localspec.errors import ConfigError
 from localspec.forward.heads.autoregressive import HeadShape
-from localspec.forward.heads.files import Settings, TargetSizes
+from localspec.forward.heads.files import HeadSettings, TargetSizes
 from localspec.forward.heads.mtp import (
     KIND,
     MtpNetwork,
@@ -37,7 +37,7 @@ def plan(sizes: TargetSizes, options: Mapping[str, int]) -> HeadPlan:
     return _plan(shape, draft_steps(options, NUM_STEPS))
 
 
-def read_plan(settings: Settings, sizes: TargetSizes) -> HeadPlan:
+def read_plan(settings: HeadSettings, sizes: TargetSizes) -> HeadPlan:
     """Raises ModelError, and ConfigError for a module with biases."""
     shape = read_shape(settings, sizes)
     if shape.has_bias:

@@ -38,11 +38,11 @@ from localspec.forward.heads.files import (
     write_head,
 )
 from localspec.forward.heads.layer import LayerShape
-from localspec.training.target import Lesson, Teacher
+from localspec.training.target import TaughtBatch, Teacher
 
 HEADS = {kind: f"localspec.training.{kind}" for kind in ("medusa", "eagle", "mtp")}
 MAX_STEPS = 16  # draft steps in training; the cost of attention grows with their square
-States = Callable[[Teacher, Lesson, int], Sequence[Tensor]]
+States = Callable[[Teacher, TaughtBatch, int], Sequence[Tensor]]
 
 
 class Recipe(Protocol):
@@ -52,14 +52,14 @@ class Recipe(Protocol):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """The hidden states it reads; LAST is always among a lesson's features."""
+        """The hidden states it reads; LAST is always among a batch's features."""
         ...
 
-    def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
+    def loss(self, teacher: Teacher, batch: TaughtBatch) -> Tensor:
         """A scalar to minimise: the mean by weight, so that batches compare."""
         ...
 
-    def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
+    def acceptance(self, teacher: Teacher, batch: TaughtBatch) -> list[tuple[float, float]]:
         """For each draft position: the sum of the weights where the greedy draft token is the
         target's greedy choice, and the sum of the weights tried. A position is tried only where
         all earlier draft tokens were accepted."""
@@ -100,14 +100,14 @@ class HeadRecipe:
     def layers(self) -> tuple[int, ...]:
         return self.plan.layers
 
-    def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
+    def loss(self, teacher: Teacher, batch: TaughtBatch) -> Tensor:
         """The mean over the draft positions."""
-        weights = lesson.weights[:, 1:]  # of token i + 2
+        weights = batch.weights[:, 1:]  # of token i + 2
         wanted = weights > 0
         with torch.no_grad():
-            target = torch.softmax(teacher.head(lesson.features[LAST][:, 1:][wanted]), -1)  # [N, V]
+            target = torch.softmax(teacher.head(batch.features[LAST][:, 1:][wanted]), -1)  # [N, V]
         total, sum_of_shares = target.new_zeros(()), 0.0
-        for step, rows in enumerate(self.states(teacher, lesson, self.plan.num_steps)):
+        for step, rows in enumerate(self.states(teacher, batch, self.plan.num_steps)):
             counted = weights.clone()
             counted[:, :step] = 0.0
             counted = counted[wanted]  # [N]
@@ -119,12 +119,12 @@ class HeadRecipe:
         return total / sum_of_shares
 
     @torch.no_grad()
-    def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
-        choice = teacher.head(lesson.features[LAST]).argmax(-1)[:, 1:]  # [B, n - 1], of token i + 2
-        steps = self.states(teacher, lesson, self.plan.num_judged)
+    def acceptance(self, teacher: Teacher, batch: TaughtBatch) -> list[tuple[float, float]]:
+        choice = teacher.head(batch.features[LAST]).argmax(-1)[:, 1:]  # [B, n - 1], of token i + 2
+        steps = self.states(teacher, batch, self.plan.num_judged)
         hits = (teacher.head(rows[:, :-1]).argmax(-1) == choice for rows in steps)
-        follows = choice == lesson.tokens[:, 2:]
-        return acceptance_by_position(hits, follows, lesson.weights[:, 1:])
+        follows = choice == batch.tokens[:, 2:]
+        return acceptance_by_position(hits, follows, batch.weights[:, 1:])
 
     def save(self, folder: Path) -> None:
         """In bf16."""

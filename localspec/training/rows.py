@@ -49,7 +49,7 @@ class TokenRow:
 
 
 @dataclass(frozen=True)
-class Batch:
+class PaddedRows:
     """tokens: [B, n + 1] int64. weights: [B, n] fp32."""
 
     tokens: Tensor
@@ -123,12 +123,12 @@ def make_batches(
     return batches
 
 
-def padded(rows: Sequence[TokenRow]) -> Batch:
+def padded(rows: Sequence[TokenRow]) -> PaddedRows:
     """One batch, every row padded to the longest with its last token."""
     length = max(map(len, rows))
     tokens = [np.pad(row.tokens, (0, length - len(row)), mode="edge") for row in rows]
     weights = [np.pad(row.weights, (0, length - len(row))) for row in rows]
-    return Batch(
+    return PaddedRows(
         torch.from_numpy(np.stack(tokens).astype(np.int64)), torch.from_numpy(np.stack(weights))
     )
 

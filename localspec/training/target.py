@@ -1,6 +1,6 @@
 """The frozen target while a draft or a head is trained for it.
 
-Contract: any family that transformers knows, used as it is. `Target.lesson` computes the hidden
+Contract: any family that transformers knows, used as it is. `Target.taught` computes the hidden
 states of one batch and keeps nothing, so that memory is bounded by the batch. A `Teacher` is what
 a loss needs of the target: its sizes, its embedding and its output head. Layers are numbered as
 in forward.features. The target runs in transformers and not in forward.decoder: that one runs one
@@ -25,7 +25,7 @@ from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.forward.model import scaled
 from localspec.forward.weights import Bits, load_module, read_config
-from localspec.training.rows import Batch
+from localspec.training.rows import PaddedRows
 
 MAX_HEAD_ERROR = 0.05  # of the logits' norm; rounding stays below it
 
@@ -41,7 +41,7 @@ class Teacher:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TaughtBatch:
     """A batch with the target's hidden states.
 
     tokens: [B, n + 1] int64. weights: [B, n], loss weights of the predicted tokens tokens[:, 1:].
@@ -100,12 +100,12 @@ class Target:
         return Teacher(self.sizes, embed, logits)
 
     @torch.no_grad()
-    def lesson(self, batch: Batch, layers: Sequence[int]) -> Lesson:
+    def taught(self, rows: PaddedRows, layers: Sequence[int]) -> TaughtBatch:
         """The hidden states of LAST and of `layers` on a batch, fp32. Raises ModelError for the
         residual of the last layer, which transformers returns only normalised."""
         if self.sizes.num_layers - 1 in layers:
             raise ModelError("transformers gives the last layer's states normalised only.")
-        tokens = batch.tokens.to(self.device)
+        tokens = rows.tokens.to(self.device)
         states = self.module(
             input_ids=tokens[:, :-1],
             use_cache=False,
@@ -114,7 +114,7 @@ class Target:
         ).hidden_states  # the embedding, then every layer; the last normalised
         wanted = {*layers, LAST}
         features = {layer: states[-1 if layer == LAST else layer + 1].float() for layer in wanted}
-        return Lesson(tokens, batch.weights.to(self.device), features)
+        return TaughtBatch(tokens, rows.weights.to(self.device), features)
 
 
 def load_target(

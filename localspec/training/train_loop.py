@@ -90,7 +90,7 @@ class LoopSettings:
 
 
 @dataclass
-class Progress:
+class TrainProgress:
     """What a run has done, kept in the checkpoint. place: of the next batch in the epoch.
     num_worse: judgements since the best. skipped: share of the budget left out."""
 
@@ -107,7 +107,7 @@ class Progress:
     best: Judgement | None = None
 
     @classmethod
-    def restored(cls, row: dict[str, Any]) -> Progress:
+    def restored(cls, row: dict[str, Any]) -> TrainProgress:
         """From the plain data of a checkpoint."""
         judged = {
             name: None if row[name] is None else Judgement.of(row[name])
@@ -143,7 +143,7 @@ class TrainLoop:
             betas=BETAS,
             weight_decay=settings.weight_decay,
         )
-        self.progress = Progress()
+        self.progress = TrainProgress()
         self._order: tuple[int, list[list[TokenRow]]] | None = None
         self.best = self._copied()
         self.path = settings.folder / "checkpoint.pt"
@@ -225,8 +225,8 @@ class TrainLoop:
         weights = [float(sum(row.weights.sum() for row in part)) for part in parts]
         total, sum_of_weights = 0.0, max(sum(weights), 1e-6)
         for part, weight in zip(parts, weights, strict=True):
-            lesson = self.target.lesson(padded(part), self.recipe.layers)
-            loss: Tensor = self.recipe.loss(self.teacher, lesson) * (weight / sum_of_weights)
+            batch = self.target.taught(padded(part), self.recipe.layers)
+            loss: Tensor = self.recipe.loss(self.teacher, batch) * (weight / sum_of_weights)
             loss.backward()
             total += float(loss.detach())
         return total
@@ -318,7 +318,7 @@ class TrainLoop:
         self._put(content["trained"])
         self.best = {name: tensor.cpu() for name, tensor in content["best"].items()}
         self.optimiser.load_state_dict(content["optimiser"])
-        self.progress = Progress.restored(content["progress"])
+        self.progress = TrainProgress.restored(content["progress"])
         if is_other_data:
             self.report("The answers differ from before; the training continues with these.")
             self.progress.best, self.progress.first = None, first

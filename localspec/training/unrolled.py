@@ -1,6 +1,6 @@
 """Rows of heads that draft on their own outputs: EAGLE and multi-token prediction.
 
-Contract: `Unrolled` is the `states` of a HeadRecipe, and `unrolled_plan` its plan. A lesson is
+Contract: `Unrolled` is the `states` of a HeadRecipe, and `unrolled_plan` its plan. A batch is
 processed several times: the first step reads the target's hidden states, each later step reads the
 head's own outputs one place later, as a draft of that length does.
 
@@ -27,7 +27,7 @@ from localspec.forward.heads.layer import (
     trainable_parts,
 )
 from localspec.training.recipe import HeadPlan
-from localspec.training.target import Lesson, Teacher
+from localspec.training.target import TaughtBatch, Teacher
 
 NUM_JUDGED = 5  # draft positions in the held-out acceptance
 
@@ -39,18 +39,18 @@ class Unrolled:
     network: Network
     shape: HeadShape
 
-    def __call__(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
-        return [self.network.leave(rows) for rows in self.outputs(teacher, lesson, num_steps)]
+    def __call__(self, teacher: Teacher, batch: TaughtBatch, num_steps: int) -> list[Tensor]:
+        return [self.network.leave(rows) for rows in self.outputs(teacher, batch, num_steps)]
 
-    def outputs(self, teacher: Teacher, lesson: Lesson, num_steps: int) -> list[Tensor]:
+    def outputs(self, teacher: Teacher, batch: TaughtBatch, num_steps: int) -> list[Tensor]:
         """The network's rows, [B, n, d] of each step."""
-        embedded = teacher.embed(lesson.tokens[:, 1:])  # [B, n, d]
+        embedded = teacher.embed(batch.tokens[:, 1:])  # [B, n, d]
         length = embedded.shape[1]
         head_dim, base = self.shape.layer.head_dim, self.shape.rope_base
         frequencies = plain_frequencies(head_dim, base, embedded.device)
         cos, sin = Rotation.of(frequencies, length, embedded.dtype).at(slice(0, length))
         attend, made = UnrolledAttention(), list[Tensor]()
-        rows = self.network.enter([lesson.features[layer] for layer in self.shape.layers])
+        rows = self.network.enter([batch.features[layer] for layer in self.shape.layers])
         for _ in range(num_steps):
             rows = self.network.step(rows, embedded, cos, sin, attend)
             made.append(rows)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from localspec.bench.cases import Case
-from localspec.bench.exactness import NEAR_TIE, Difference, judge, plain_scores
+from localspec.bench.exactness import NEAR_TIE, FirstDifference, judge, plain_scores
 from localspec.bench.runs import EngineRunner
 from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache
@@ -75,4 +75,4 @@ def test_equal_outputs_are_not_judged(engine: Engine) -> None:
 
 
 def test_the_threshold_itself_is_no_near_tie() -> None:
-    assert not Difference("a", "ngram", 0, NEAR_TIE, NEAR_TIE).is_near_tie
+    assert not FirstDifference("a", "ngram", 0, NEAR_TIE, NEAR_TIE).is_near_tie

@@ -8,7 +8,7 @@ import pytest
 
 from localspec.bench.arms import parse_arms
 from localspec.bench.cases import Case
-from localspec.bench.exactness import Difference
+from localspec.bench.exactness import FirstDifference
 from localspec.bench.results import (
     PromptResult,
     Results,
@@ -44,7 +44,7 @@ def reply(
 
 def measured(
     name: str, task: str, off_ms: float, auto_ms: float | None, tokens: tuple[int, ...] = FRESH,
-    temperature: float = 0.0, differences: tuple[Difference, ...] = (), **others: float,
+    temperature: float = 0.0, differences: tuple[FirstDifference, ...] = (), **others: float,
 ) -> PromptResult:  # fmt: skip
     replies = {"off": reply(off_ms, tokens), "auto": reply(auto_ms, tokens, accepted=6)}
     replies |= {arm: reply(ms, tokens) for arm, ms in others.items()}
@@ -118,8 +118,8 @@ def test_prompts_whose_plain_output_repeats_are_left_out_of_their_row() -> None:
 
 
 def test_only_differences_beyond_a_near_tie_are_counted_and_both_are_listed() -> None:
-    near = Difference("a", "auto", 3, 1e-6, 1e-6)
-    real = Difference("b", "auto", 5, 0.5, 0.5)
+    near = FirstDifference("a", "auto", 3, 1e-6, 1e-6)
+    real = FirstDifference("b", "auto", 5, 0.5, 0.5)
     made = results(
         measured("a", "chat", 9.0, 9.0, differences=(near,)),
         measured("b", "chat", 9.0, 9.0, differences=(real,)),
@@ -134,7 +134,7 @@ def test_only_differences_beyond_a_near_tie_are_counted_and_both_are_listed() ->
 
 
 def test_sampled_replies_are_compared_with_plain_decoding_too() -> None:
-    real = Difference("a", "auto", 5, 0.5, 0.5)
+    real = FirstDifference("a", "auto", 5, 0.5, 0.5)
     sampled = measured("a", "chat", 9.0, 9.0, temperature=0.7, differences=(real,))
     made = results(sampled, temperatures=(0.7,))
     assert row_of(made, "auto", "all", 0.7)["identical_to_off"] == 1

@@ -6,7 +6,7 @@ import pytest
 
 from localspec.arithmetic import percentile
 from localspec.bench.statistics import (
-    Estimate,
+    IntervalEstimate,
     inter_token_ms,
     median_of,
     rate,
@@ -45,9 +45,13 @@ def test_the_same_ratios_give_the_same_interval() -> None:
 
 
 def test_nothing_is_unknown_and_one_ratio_has_no_interval() -> None:
-    assert median_of([]) == Estimate(None, None, None)
-    assert median_of([1.5]) == Estimate(1.5, None, None)
-    assert Estimate(2.0, 1.0, 3.0).columns("a", "b") == {"a": 2.0, "b_low": 1.0, "b_high": 3.0}
+    assert median_of([]) == IntervalEstimate(None, None, None)
+    assert median_of([1.5]) == IntervalEstimate(1.5, None, None)
+    assert IntervalEstimate(2.0, 1.0, 3.0).columns("a", "b") == {
+        "a": 2.0,
+        "b_low": 1.0,
+        "b_high": 3.0,
+    }
 
 
 def test_a_gram_counts_as_repeated_from_its_second_time_on() -> None:
@@ -94,7 +98,11 @@ def test_a_ratio_of_rates_is_of_sums_and_its_interval_holds_it() -> None:
 @pytest.mark.parametrize("nothing", [(0, 5.0), (0, 0.0)])
 def test_replies_without_a_token_or_a_time_have_no_rate(nothing: tuple[int, float]) -> None:
     assert rate([nothing]) is None and rate([]) is None
-    assert rate_ratio([(10, 5.0)], [nothing]) == rate_ratio([nothing], [(10, 5.0)]) == Estimate()
+    assert (
+        rate_ratio([(10, 5.0)], [nothing])
+        == rate_ratio([nothing], [(10, 5.0)])
+        == IntervalEstimate()
+    )
 
 
 def test_resamples_without_a_token_are_left_out_of_the_interval() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.training.recipe import make_recipe
-from tests.heads import lesson_of, teacher_of, train, written_by
+from tests.heads import batch_of, teacher_of, train, written_by
 
 NUM_STEPS = 25
 
@@ -16,5 +16,5 @@ def write_random(folder: Path, target: Any) -> None:
     texts = written_by(target, 1, 5, length)
     teacher = teacher_of(target)
     recipe = make_recipe("medusa", teacher, {"num_heads": 3}, 0)
-    train(recipe, teacher, lesson_of(target, texts), NUM_STEPS)
+    train(recipe, teacher, batch_of(target, texts), NUM_STEPS)
     recipe.save(folder)

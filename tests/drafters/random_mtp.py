@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.training.recipe import make_recipe
-from tests.heads import lesson_of, random_texts, teacher_of, train
+from tests.heads import batch_of, random_texts, teacher_of, train
 
 NUM_STEPS = 20
 
@@ -17,5 +17,5 @@ def write_random(folder: Path, target: Any) -> None:
     texts = random_texts(target.vocab_size, 1, 8, length)
     teacher = teacher_of(target)
     recipe = make_recipe("mtp", teacher, {"num_heads": 2, "ffn_size": 64, "num_steps": 2}, 0)
-    train(recipe, teacher, lesson_of(target, texts), NUM_STEPS)
+    train(recipe, teacher, batch_of(target, texts), NUM_STEPS)
     recipe.save(folder)

@@ -18,7 +18,7 @@ from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import TargetSizes
 from localspec.training.eagle import read_layers
 from localspec.training.recipe import HeadRecipe, make_recipe
-from localspec.training.target import Lesson, Teacher
+from localspec.training.target import TaughtBatch, Teacher
 from localspec.training.unrolled import visible
 from tests.heads import rates, teacher_of, train, written_by
 from tests.tiny import Plans, play, tiny_llama, with_cache
@@ -27,7 +27,7 @@ OPTIONS = {"num_heads": 4, "ffn_size": 64, "num_steps": 3}
 LENGTH = 16
 
 
-def target_and_lesson(seed: int = 1, count: int = 4, num_layers: int = 4) -> tuple[Any, Lesson]:
+def target_and_batch(seed: int = 1, count: int = 4, num_layers: int = 4) -> tuple[Any, TaughtBatch]:
     target = with_cache(tiny_llama(num_layers=num_layers))
     texts, layers = written_by(target, seed, count, LENGTH), read_layers(num_layers)
     found: dict[int, list[Any]] = {layer: [] for layer in layers}
@@ -37,7 +37,7 @@ def target_and_lesson(seed: int = 1, count: int = 4, num_layers: int = 4) -> tup
         for layer in layers:
             found[layer].append(made.hidden[layer].tolist())
     features = {layer: torch.tensor(rows) for layer, rows in found.items()}
-    return target, Lesson(torch.tensor(texts), torch.ones(count, LENGTH - 1), features)
+    return target, TaughtBatch(torch.tensor(texts), torch.ones(count, LENGTH - 1), features)
 
 
 def rounded(recipe: HeadRecipe) -> HeadRecipe:
@@ -51,15 +51,15 @@ def rounded(recipe: HeadRecipe) -> HeadRecipe:
 def test_what_is_trained_is_what_drafts(tmp_path: Path) -> None:
     """Every row of every step equals the row that drafting makes at its place, from the folder."""
     torch.manual_seed(3)
-    target, lesson = target_and_lesson()
+    target, batch = target_and_batch()
     teacher = teacher_of(target)
     recipe = rounded(make_recipe("eagle", teacher, OPTIONS, 0))
     recipe.save(tmp_path)
     head = AutoregressiveHead(read_eagle(tmp_path, target), 64)
-    features, text = target.follow(head.layers), lesson.tokens[0].tolist()
+    features, text = target.follow(head.layers), batch.tokens[0].tolist()
     target.forward(text[:-1])
     with torch.no_grad():
-        outputs = recipe.states.outputs(teacher, lesson, 4)
+        outputs = recipe.states.outputs(teacher, batch, 4)
         said = teacher.head(recipe.states.network.leave(outputs[2][0, 8:9]))
     for start in (0, 1, 6):  # a draft after pair `start`
         pairs = text[: start + 2]
@@ -88,13 +88,13 @@ def test_a_lesson_of_one_step_is_plain_causal_attention() -> None:
 
 @pytest.mark.slow  # trains
 def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path: Path) -> None:
-    target, lesson = target_and_lesson(5, 32, num_layers=1)
-    _, held_out = target_and_lesson(6, 48, num_layers=1)
+    target, batch = target_and_batch(5, 32, num_layers=1)
+    _, held_out = target_and_batch(6, 48, num_layers=1)
     teacher = teacher_of(target)
     recipe = make_recipe("eagle", teacher, OPTIONS, 0)
     recipe.save(tmp_path / "fresh")
     before = recipe.acceptance(teacher, held_out)
-    train(recipe, teacher, lesson, 40)
+    train(recipe, teacher, batch, 40)
     recipe.save(tmp_path / "trained")
     after = recipe.acceptance(teacher, held_out)
     assert rates(after)[0] > rates(before)[0] + 0.2
@@ -103,7 +103,7 @@ def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path:
 
 
 def accepted(target: Any, folder: Path) -> float:
-    """Tokens a round, over replies to prompts that no lesson had."""
+    """Tokens a round, over replies to prompts that no batch had."""
     drafter = EagleDrafter.build(Parts(target, heads={"eagle": folder}))
     engine, policy = Engine(target, {"eagle": drafter}), Plans(("eagle", 4))
     for prompt in written_by(target, 9, 6, 6):
@@ -112,18 +112,18 @@ def accepted(target: Any, folder: Path) -> float:
 
 
 def test_training_does_not_touch_the_target() -> None:
-    target, lesson = target_and_lesson()
+    target, batch = target_and_batch()
     before = target.embed([0, 1]).clone(), target.head(target.embed([0, 1])).clone()
     recipe = make_recipe("eagle", teacher_of(target), OPTIONS, 0)
-    train(recipe, teacher_of(target), lesson, 2)
+    train(recipe, teacher_of(target), batch, 2)
     assert torch.equal(before[0], target.embed([0, 1]))
     assert torch.equal(before[1], target.head(target.embed([0, 1])))
 
 
 def test_every_weight_learns() -> None:
-    target, lesson = target_and_lesson()
+    target, batch = target_and_batch()
     recipe = make_recipe("eagle", teacher_of(target), OPTIONS, 0)
-    recipe.loss(teacher_of(target), lesson).backward()
+    recipe.loss(teacher_of(target), batch).backward()
     silent = [
         name
         for name, weight in recipe.module.named_parameters()
@@ -134,36 +134,36 @@ def test_every_weight_learns() -> None:
 
 def test_tokens_without_weight_teach_nothing() -> None:
     """Filling at the end of a row, whatever stands there."""
-    target, lesson = target_and_lesson()
-    weights = lesson.weights.clone()
+    target, batch = target_and_batch()
+    weights = batch.weights.clone()
     weights[:, -5:] = 0.0
-    other = lesson.tokens.clone()
+    other = batch.tokens.clone()
     other[:, -5:] = 0
-    features = {layer: rows.clone() for layer, rows in lesson.features.items()}
+    features = {layer: rows.clone() for layer, rows in batch.features.items()}
     for rows in features.values():
         rows[:, -4:] = 7.0  # of the filling; the row before it predicts none of it
     teacher, recipe = teacher_of(target), make_recipe("eagle", teacher_of(target), OPTIONS, 0)
-    one = recipe.loss(teacher, Lesson(lesson.tokens, weights, lesson.features))
-    filled = Lesson(other, weights, features)
+    one = recipe.loss(teacher, TaughtBatch(batch.tokens, weights, batch.features))
+    filled = TaughtBatch(other, weights, features)
     assert torch.allclose(one, recipe.loss(teacher, filled), atol=1e-5)
-    full = recipe.acceptance(teacher, Lesson(lesson.tokens, weights, lesson.features))
+    full = recipe.acceptance(teacher, TaughtBatch(batch.tokens, weights, batch.features))
     assert full == recipe.acceptance(teacher, filled)
 
 
 @pytest.mark.slow  # trains
 def test_acceptance_counts_a_place_only_where_the_guesses_before_held() -> None:
     """Against the same count made place by place."""
-    target, lesson = target_and_lesson(5, 12)
+    target, batch = target_and_batch(5, 12)
     teacher = teacher_of(target)
     recipe = make_recipe("eagle", teacher, OPTIONS, 0)
-    train(recipe, teacher, lesson, 15)
-    found = recipe.acceptance(teacher, lesson)
+    train(recipe, teacher, batch, 15)
+    found = recipe.acceptance(teacher, batch)
     with torch.no_grad():
-        outputs = recipe.states.outputs(teacher, lesson, len(found))
+        outputs = recipe.states.outputs(teacher, batch, len(found))
         guesses = [teacher.head(recipe.states.network.leave(o)).argmax(-1) for o in outputs]
-        choices = teacher.head(lesson.features[LAST]).argmax(-1)
+        choices = teacher.head(batch.features[LAST]).argmax(-1)
     wanted = [[0, 0] for _ in found]
-    for row in range(lesson.tokens.shape[0]):
+    for row in range(batch.tokens.shape[0]):
         for start in range(LENGTH - 2):
             for step in range(len(found)):
                 place = start + step  # the guess is of token place + 2
@@ -173,7 +173,7 @@ def test_acceptance_counts_a_place_only_where_the_guesses_before_held() -> None:
                 if guesses[step][row, place] != choices[row, place + 1]:
                     break
                 wanted[step][0] += 1
-                if choices[row, place + 1] != lesson.tokens[row, place + 2]:
+                if choices[row, place + 1] != batch.tokens[row, place + 2]:
                     break  # the text went elsewhere
     assert found == [(float(hit), float(tried)) for hit, tried in wanted]
     assert found[1][0] > 0
@@ -191,7 +191,7 @@ def test_a_saved_head_has_the_size_it_may_have(tmp_path: Path) -> None:
 
 
 def test_the_registry_makes_it_and_the_seed_decides_its_start() -> None:
-    target, _ = target_and_lesson()
+    target, _ = target_and_batch()
     starts = [make_recipe("eagle", teacher_of(target), OPTIONS, seed) for seed in (1, 1, 2)]
     one, same, other = (next(iter(r.module.state_dict().values())) for r in starts)
     assert torch.equal(one, same) and not torch.equal(one, other)

@@ -13,11 +13,11 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.training.recipe import HeadRecipe, make_recipe
-from localspec.training.target import Lesson
+from localspec.training.target import TaughtBatch
 from tests.heads import (
-    counting_lesson,
+    batch_of,
+    counting_batch,
     identity_teacher,
-    lesson_of,
     rates,
     teacher_of,
     train,
@@ -45,53 +45,53 @@ def shifting() -> HeadRecipe:
 
 
 def test_head_k_is_asked_for_the_token_k_places_after_the_root() -> None:
-    teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 6)
-    assert rates(shifting().acceptance(teacher, lesson)) == [1.0, 1.0, 1.0]
+    teacher, batch = identity_teacher(SIZE), counting_batch(SIZE, 6)
+    assert rates(shifting().acceptance(teacher, batch)) == [1.0, 1.0, 1.0]
     assert rates(
-        make_recipe("medusa", teacher, {"num_heads": 3}, 0).acceptance(teacher, lesson)
+        make_recipe("medusa", teacher, {"num_heads": 3}, 0).acceptance(teacher, batch)
     ) == [0.0, 0.0, 0.0]
-    fresh = make_recipe("medusa", teacher, {"num_heads": 3}, 0).loss(teacher, lesson)
-    assert bool(shifting().loss(teacher, lesson) < 0.1 * fresh)
+    fresh = make_recipe("medusa", teacher, {"num_heads": 3}, 0).loss(teacher, batch)
+    assert bool(shifting().loss(teacher, batch) < 0.1 * fresh)
 
 
 def test_a_position_is_tried_only_where_all_before_agreed() -> None:
-    teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 6)
+    teacher, batch = identity_teacher(SIZE), counting_batch(SIZE, 6)
     recipe = shifting()
     with torch.no_grad():
         recipe.module.weight[1] = 0.0  # the second head is wrong everywhere
-    tried = [tried for _, tried in recipe.acceptance(teacher, lesson)]
+    tried = [tried for _, tried in recipe.acceptance(teacher, batch)]
     assert tried == [5.0, 4.0, 0.0]
 
 
 def test_a_later_head_counts_less() -> None:
-    teacher, lesson, losses = identity_teacher(SIZE), counting_lesson(SIZE, 6), list[float]()
+    teacher, batch, losses = identity_teacher(SIZE), counting_batch(SIZE, 6), list[float]()
     for wrong in range(3):
         recipe = shifting()
         with torch.no_grad():
             recipe.module.weight[wrong] = 0.0
-            losses.append(float(recipe.loss(teacher, lesson)))
+            losses.append(float(recipe.loss(teacher, batch)))
     assert losses[1] == pytest.approx(0.8 * losses[0], rel=0.02)
     assert losses[2] == pytest.approx(0.8 * losses[1], rel=0.02)
 
 
 def test_weights_of_zero_are_not_learnt_from_nor_counted() -> None:
-    teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 6)
+    teacher, batch = identity_teacher(SIZE), counting_batch(SIZE, 6)
     half = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
     recipe = make_recipe("medusa", teacher, {"num_heads": 3}, 0)
-    quiet = Lesson(lesson.tokens, half, lesson.features)
+    quiet = TaughtBatch(batch.tokens, half, batch.features)
     assert [tried for _, tried in recipe.acceptance(teacher, quiet)] == [1.0, 0.0, 0.0]
-    garbled = Lesson(lesson.tokens, half, {LAST: lesson.features[LAST].clone()})
+    garbled = TaughtBatch(batch.tokens, half, {LAST: batch.features[LAST].clone()})
     garbled.features[LAST][:, 2:] = 5.0
     assert torch.equal(recipe.loss(teacher, quiet), recipe.loss(teacher, garbled))
-    nothing = Lesson(lesson.tokens, torch.zeros(1, 6), lesson.features)
+    nothing = TaughtBatch(batch.tokens, torch.zeros(1, 6), batch.features)
     assert bool(recipe.loss(teacher, nothing) == 0.0)
 
 
 def test_a_lesson_shorter_than_the_heads_reach_is_taken() -> None:
-    teacher, lesson = identity_teacher(SIZE), counting_lesson(SIZE, 2)
+    teacher, batch = identity_teacher(SIZE), counting_batch(SIZE, 2)
     recipe = make_recipe("medusa", teacher, {"num_heads": 3}, 0)
-    assert recipe.loss(teacher, lesson).isfinite()
-    assert [tried for _, tried in recipe.acceptance(teacher, lesson)] == [1.0, 0.0, 0.0]
+    assert recipe.loss(teacher, batch).isfinite()
+    assert [tried for _, tried in recipe.acceptance(teacher, batch)] == [1.0, 0.0, 0.0]
 
 
 def accepted(model: Decoder, folder: Path) -> int:
@@ -110,8 +110,8 @@ def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path:
         teacher_of(model),
         make_recipe("medusa", teacher_of(model), {"num_heads": 3}, 0),
     )
-    learnt = lesson_of(model, written_by(model, 1, 16, 24))
-    held_out = lesson_of(model, written_by(model, 2, 16, 24))
+    learnt = batch_of(model, written_by(model, 1, 16, 24))
+    held_out = batch_of(model, written_by(model, 2, 16, 24))
     recipe.save(tmp_path / "fresh")
     before, loss = recipe.acceptance(teacher, held_out), recipe.loss(teacher, held_out)
     train(recipe, teacher, learnt, 30)

@@ -14,7 +14,7 @@ from localspec.errors import NumericsError
 from localspec.forward.features import LAST
 from localspec.training.judging import Judgement
 from localspec.training.rows import SplitRows, TokenRow, padded
-from localspec.training.target import Lesson, Target, Teacher
+from localspec.training.target import Target, TaughtBatch, Teacher
 from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop
 from tests.training.conftest import Said
 
@@ -29,13 +29,13 @@ class Linear:
         self.module: nn.Module = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Dropout(0.1))
         self.figures = figures
 
-    def loss(self, teacher: Teacher, lesson: Lesson) -> Tensor:
-        logits = teacher.head(self.module(lesson.features[LAST]))
-        wanted, weights = lesson.tokens[:, 1:], lesson.weights
+    def loss(self, teacher: Teacher, batch: TaughtBatch) -> Tensor:
+        logits = teacher.head(self.module(batch.features[LAST]))
+        wanted, weights = batch.tokens[:, 1:], batch.weights
         losses = nn.functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none")
         return (losses * weights).sum() / weights.sum()
 
-    def acceptance(self, teacher: Teacher, lesson: Lesson) -> list[tuple[float, float]]:
+    def acceptance(self, teacher: Teacher, batch: TaughtBatch) -> list[tuple[float, float]]:
         return [(self.figures.pop(0) if self.figures else 0.5, 1.0)]
 
     def save(self, folder: Path) -> None:
@@ -160,16 +160,16 @@ def test_the_target_is_never_trained(
 
 
 def test_features_are_the_states_that_a_cache_would_hold(target: Target, rows: SplitRows) -> None:
-    lesson = target.lesson(padded(rows.train[:3]), (0, 2))
-    assert set(lesson.features) == {0, 2, LAST}
+    batch = target.taught(padded(rows.train[:3]), (0, 2))
+    assert set(batch.features) == {0, 2, LAST}
     alone = rows.train[0]
     tokens = torch.from_numpy(alone.tokens[:-1].astype(np.int64))[None]
     with torch.no_grad():
         output = target.module(input_ids=tokens, output_hidden_states=True)
     place = len(alone)
-    assert torch.allclose(lesson.features[0][0, :place], output.hidden_states[1][0], atol=1e-4)
-    assert torch.allclose(lesson.features[LAST][0, :place], output.hidden_states[-1][0], atol=1e-4)
-    logits = target.teacher().head(lesson.features[LAST][:1, :place])
+    assert torch.allclose(batch.features[0][0, :place], output.hidden_states[1][0], atol=1e-4)
+    assert torch.allclose(batch.features[LAST][0, :place], output.hidden_states[-1][0], atol=1e-4)
+    logits = target.teacher().head(batch.features[LAST][:1, :place])
     assert torch.allclose(logits, output.logits, atol=1e-3)
 
 

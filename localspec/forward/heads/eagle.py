@@ -39,10 +39,10 @@ from localspec.forward.heads.autoregressive import (
 )
 from localspec.forward.heads.files import (
     PUBLISHED_CONFIG,
-    Layout,
-    Settings,
+    HeadSettings,
     Shapes,
     TargetSizes,
+    TensorLayout,
     is_published,
     published_tensors,
     read_head,
@@ -167,7 +167,7 @@ def settings_of(shape: HeadShape) -> dict[str, Any]:
     return {"layers": list(shape.layers), **layer, "rope_base": shape.rope_base}
 
 
-def read_shape(settings: Settings, sizes: TargetSizes) -> HeadShape:
+def read_shape(settings: HeadSettings, sizes: TargetSizes) -> HeadShape:
     """The settings, checked. Raises ModelError."""
     layers, width = settings.values.get("layers"), settings.whole("hidden_size")
     known = (LAST, *range(sizes.num_layers))
@@ -229,7 +229,7 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     )
 
 
-def _unnested(config: Settings) -> Settings:
+def _unnested(config: HeadSettings) -> HeadSettings:
     """The settings of a head in the layout of speculators under the names of the others, its
     layers by their output; any other as it is. Raises ModelError."""
     if "speculators_model_type" not in config.values:
@@ -258,7 +258,7 @@ def _plain_name(name: str) -> str:
     return name
 
 
-def _layer_shape(config: Settings, sizes: TargetSizes, is_third: bool) -> LayerShape:
+def _layer_shape(config: HeadSettings, sizes: TargetSizes, is_third: bool) -> LayerShape:
     """Raises ModelError for another target or an unknown variant."""
     config.require("num_hidden_layers", 1)
     if not is_third:
@@ -273,7 +273,7 @@ def _layer_shape(config: Settings, sizes: TargetSizes, is_third: bool) -> LayerS
     return LayerShape.published(config, width, 2 * width if is_third else width)
 
 
-def _third_layers(config: Settings, sizes: TargetSizes) -> tuple[int, ...]:
+def _third_layers(config: HeadSettings, sizes: TargetSizes) -> tuple[int, ...]:
     """The blocks whose output an EAGLE-3 reads: those its config names, else its authors' choice,
     the inputs of blocks 2, n / 2 and n - 3."""
     number = sizes.num_layers
@@ -290,7 +290,7 @@ def _third_layers(config: Settings, sizes: TargetSizes) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _first_layout(layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> Layout:
+def _first_layout(layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> TensorLayout:
     width = layer.hidden_size
     layout = llama_layout(layer, has_bias="self_attn.q_proj.bias" in tensors)
     layout["fuse.weight"] = {"fc.weight": (width, 2 * width)}
@@ -311,7 +311,7 @@ def _missing_biases(
 
 def _third_layout(
     layer: LayerShape, num_read: int, draft_vocab_size: int, tensors: Mapping[str, torch.Tensor]
-) -> Layout:
+) -> TensorLayout:
     width = layer.hidden_size
     layout = llama_layout(layer, has_bias="self_attn.q_proj.bias" in tensors) | {
         "fuse.weight": {"fc.weight": (width, num_read * width)},
@@ -320,7 +320,7 @@ def _third_layout(
         "final_norm.weight": {"norm.weight": (width,)},
         "output_head.weight": {"lm_head.weight": (draft_vocab_size, width)},
     }
-    optional: tuple[Layout, ...] = (
+    optional: tuple[TensorLayout, ...] = (
         {
             f"{ours}_norm.weight": {f"self_attn.{theirs}_norm.weight": (layer.head_dim,)}
             for ours, theirs in {"query": "q", "key": "k"}.items()
@@ -352,7 +352,7 @@ def _is_targets_head(product: Rows, target: LanguageModel) -> bool:
 
 
 def _rotation(
-    config: Settings, layer: LayerShape, device: torch.device
+    config: HeadSettings, layer: LayerShape, device: torch.device
 ) -> tuple[torch.Tensor, float]:
     """Frequencies [head_dim / 2] and scale, by transformers' own code. Raises ModelError."""
     from transformers import LlamaConfig
@@ -378,7 +378,7 @@ def _rotation(
 
 
 def _target_ids(
-    config: Settings, offsets: torch.Tensor | None, size: int, target: LanguageModel
+    config: HeadSettings, offsets: torch.Tensor | None, size: int, target: LanguageModel
 ) -> torch.Tensor | None:
     """The target's id of each token that the head knows, None where they are the same. Raises
     ModelError for a map that leads outside the target's vocabulary."""

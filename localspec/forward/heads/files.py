@@ -2,10 +2,10 @@
 
 Contract: a head's folder in our format holds `head.json` (kind, the target's sizes, the kind's own
 settings) and `head.safetensors`; a published one holds `config.json` and tensors under its authors'
-names. `read_head` refuses a folder that was made for another target. `Settings` checks values one
-by one. `take` refuses tensors that are missing, unknown, of another shape or not finite floating
-point; `take_published` does so by a `Layout`, which says how published tensors make up ours. All
-refusals are ModelErrors. Pickle is never opened.
+names. `read_head` refuses a folder that was made for another target. `HeadSettings` checks values
+one by one. `take` refuses tensors that are missing, unknown, of another shape or not finite
+floating point; `take_published` does so by a `TensorLayout`, which says how published tensors make
+up ours. All refusals are ModelErrors. Pickle is never opened.
 
 Not here: what the tensors mean (eagle, mtp, medusa).
 """
@@ -36,7 +36,7 @@ MAX_FRACTION = 1e12
 
 Shapes = dict[str, tuple[int, ...]]
 # Our tensor -> the published tensors that are stacked to make it, in this order, with their shapes.
-Layout = dict[str, Shapes]
+TensorLayout = dict[str, Shapes]
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TargetSizes:
 
 
 @dataclass(frozen=True)
-class Settings:
+class HeadSettings:
     """Settings of a head of this kind in `folder`; every method raises ModelError."""
 
     values: Mapping[str, Any]
@@ -94,7 +94,7 @@ class Settings:
 class HeadFiles:
     """A head of our own format as read, its settings yet unchecked."""
 
-    settings: Settings
+    settings: HeadSettings
     tensors: Mapping[str, torch.Tensor]
 
 
@@ -184,7 +184,7 @@ def read_head(folder: Path, kind: str, sizes: TargetSizes) -> HeadFiles:
                 f"{made_for.get(name)}; this one has {ours}. Train one for this target "
                 f"(python -m localspec train {kind}), or load the head's own target."
             )
-    return HeadFiles(Settings(settings, kind, folder), read_tensors(folder / WEIGHTS))
+    return HeadFiles(HeadSettings(settings, kind, folder), read_tensors(folder / WEIGHTS))
 
 
 def published_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -244,7 +244,7 @@ def take(
 
 def take_published(
     tensors: Mapping[str, torch.Tensor],
-    layout: Layout,
+    layout: TensorLayout,
     where: str,
     dtype: torch.dtype,
     device: torch.device,
@@ -264,9 +264,9 @@ def _config(folder: Path) -> dict[str, Any]:
     return _read_object(folder / CONFIG)
 
 
-def read_published(folder: Path, kind: str) -> Settings:
+def read_published(folder: Path, kind: str) -> HeadSettings:
     """The config of a published head. Raises ModelError."""
-    return Settings(_read_object(folder / PUBLISHED_CONFIG), kind, folder)
+    return HeadSettings(_read_object(folder / PUBLISHED_CONFIG), kind, folder)
 
 
 def _read_object(path: Path) -> dict[str, Any]:

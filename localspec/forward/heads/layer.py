@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.forward.heads.files import Layout, Settings, Shapes
+from localspec.forward.heads.files import HeadSettings, Shapes, TensorLayout
 from localspec.forward.norm import RootMeanSquareNorm
 from localspec.forward.weight_layout import Linear, packed
 
@@ -43,7 +43,7 @@ class LayerShape:
     norm_epsilon: float
 
     @classmethod
-    def own(cls, settings: Settings, hidden_size: int) -> LayerShape:
+    def own(cls, settings: HeadSettings, hidden_size: int) -> LayerShape:
         """As our own format says it. Raises ModelError."""
         return cls(
             hidden_size,
@@ -56,7 +56,7 @@ class LayerShape:
         )._checked(settings)
 
     @classmethod
-    def published(cls, config: Settings, hidden_size: int, input_size: int) -> LayerShape:
+    def published(cls, config: HeadSettings, hidden_size: int, input_size: int) -> LayerShape:
         """As the config of a Llama says it. Raises ModelError."""
         config.require("hidden_act", "silu")
         num_heads = config.whole("num_attention_heads")
@@ -70,7 +70,7 @@ class LayerShape:
             config.fraction("rms_norm_eps", 1e-6),
         )._checked(config)
 
-    def _checked(self, settings: Settings) -> LayerShape:
+    def _checked(self, settings: HeadSettings) -> LayerShape:
         if self.num_heads % self.num_kv_heads or self.head_dim % 2:
             raise settings.unfit(
                 f"its {self.num_heads} attention heads of {self.head_dim} do not divide among "
@@ -97,7 +97,7 @@ class LayerShape:
         }
 
 
-def require_whole_context(config: Settings, context_length: int) -> None:
+def require_whole_context(config: HeadSettings, context_length: int) -> None:
     """Raises ModelError for a layer that sees less than the context. Settings as in transformers:
     Mistral names a window and no kinds of layers, Qwen has a switch."""
     window, kinds = config.values.get("sliding_window"), config.values.get("layer_types")
@@ -111,20 +111,20 @@ def require_whole_context(config: Settings, context_length: int) -> None:
         )
 
 
-def llama_layout(layer: LayerShape, has_bias: bool) -> Layout:
+def llama_layout(layer: LayerShape, has_bias: bool) -> TensorLayout:
     """The same tensors under the names of transformers' Llama and Qwen2. has_bias: of queries, keys
     and values."""
     width, ffn_size = layer.hidden_size, layer.ffn_size
     sides = {"q": layer.query_size, "k": layer.key_size, "v": layer.key_size}
     projections = {f"self_attn.{side}_proj": size for side, size in sides.items()}
-    layout: Layout = {
+    layout: TensorLayout = {
         "qkv.weight": {f"{p}.weight": (size, layer.input_size) for p, size in projections.items()},
         "output.weight": {"self_attn.o_proj.weight": (width, layer.query_size)},
         "feed_forward_norm.weight": {"post_attention_layernorm.weight": (width,)},
         "gate_up.weight": {f"mlp.{p}_proj.weight": (ffn_size, width) for p in ("gate", "up")},
         "down.weight": {"mlp.down_proj.weight": (width, ffn_size)},
     }
-    biases: Layout = {"qkv.bias": {f"{p}.bias": (size,) for p, size in projections.items()}}
+    biases: TensorLayout = {"qkv.bias": {f"{p}.bias": (size,) for p, size in projections.items()}}
     return layout | biases if has_bias else layout
 
 

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 
 from localspec.forward.heads.files import (
     PUBLISHED_CONFIG,
-    Layout,
-    Settings,
+    HeadSettings,
     Shapes,
     TargetSizes,
+    TensorLayout,
     is_published,
     read_head,
     read_published,
@@ -86,7 +86,7 @@ def shapes(num_heads: int, num_layers: int, hidden_size: int) -> Shapes:
     return {"weight": (*stack, hidden_size), "bias": stack}
 
 
-def read_counts(settings: Settings) -> tuple[int, int]:
+def read_counts(settings: HeadSettings) -> tuple[int, int]:
     """Numbers of heads and of their layers in our format. Raises ModelError."""
     num_layers = settings.whole("num_layers", most=MAX_LAYERS)
     return settings.whole("num_heads", most=MAX_HEADS), num_layers
@@ -128,7 +128,7 @@ def _published(
     )
 
 
-def _layout(num_heads: int, num_layers: int, sizes: TargetSizes) -> Layout:
+def _layout(num_heads: int, num_layers: int, sizes: TargetSizes) -> TensorLayout:
     """Head k's tensors are named k.l.linear.{weight, bias} for block l, then k.L.weight."""
     size, heads = sizes.hidden_size, range(num_heads)
     blocks = [f"{head}.{layer}.linear" for head in heads for layer in range(num_layers)]
@@ -140,7 +140,9 @@ def _layout(num_heads: int, num_layers: int, sizes: TargetSizes) -> Layout:
     }
 
 
-def _require_same_target(config: Settings, output: torch.Tensor | None, sizes: TargetSizes) -> None:
+def _require_same_target(
+    config: HeadSettings, output: torch.Tensor | None, sizes: TargetSizes
+) -> None:
     """Raises ModelError naming the model the heads were made for, where their sizes tell."""
     if output is None or tuple(output.shape) == (sizes.vocab_size, sizes.hidden_size):
         return

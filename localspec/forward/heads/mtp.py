@@ -29,10 +29,10 @@ from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import HeadParts, HeadShape, Layer, Network
 from localspec.forward.heads.files import (
-    Layout,
-    Settings,
+    HeadSettings,
     Shapes,
     TargetSizes,
+    TensorLayout,
     is_published,
     read_head,
     read_published,
@@ -82,7 +82,7 @@ def settings_of(shape: HeadShape) -> dict[str, Any]:
     return layer | {"rotation_base": shape.rope_base, "has_bias": shape.has_bias}
 
 
-def read_shape(settings: Settings, sizes: TargetSizes) -> HeadShape:
+def read_shape(settings: HeadSettings, sizes: TargetSizes) -> HeadShape:
     """The settings of our own format, checked. Raises ModelError."""
     has_bias = settings.values.get("has_bias", False)
     if type(has_bias) is not bool:
@@ -140,7 +140,7 @@ def _shipped(
     return shape, take_published(tensors, _layout(shape), folder.name, dtype, device)
 
 
-def _layout(shape: HeadShape) -> Layout:
+def _layout(shape: HeadShape) -> TensorLayout:
     width = shape.layer.hidden_size
     return {
         "hidden_norm.weight": {"hidden_layernorm.weight": (width,)},

@@ -17,7 +17,7 @@ from typing import Any
 from localspec.arithmetic import percentile, ratio
 from localspec.core import OFF
 from localspec.drafters.registry import label_of
-from localspec.speculation import MIN_COMPARED_TOKENS, Counts, speedup
+from localspec.speculation import MIN_COMPARED_TOKENS, DecodeCounts, speedup
 from localspec.units import DASH, took
 from localspec.web.live import ENDED, badge, drafters_of
 from localspec.web.words import direction, gain_words, kind_words, number, percent
@@ -49,7 +49,7 @@ MAX_LINES = 100  # of the table
 
 
 @dataclass(frozen=True)
-class Summary(Counts):
+class Summary(DecodeCounts):
     """Turns taken together. None where nothing was measured. speedup: of whole replies, of the
     num_compared turns that have one.
     num_lenient_tokens: of num_lenient_output_tokens, which the lenient turns among them have."""
@@ -85,7 +85,7 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
     lenient = [row for row in rows if row["exact"] is False]
     return Summary(
         num_turns=len(rows),
-        **{one.name: _sum(measured, one.name) for one in fields(Counts)},
+        **{one.name: _sum(measured, one.name) for one in fields(DecodeCounts)},
         speedup=_gain(measured, "plain_reply_ms", "reply_ms"),
         decode_speedup=_gain(measured, "plain_decode_ms", "decode_ms"),
         alpha=reached_acceptance(rounds),

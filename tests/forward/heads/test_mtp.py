@@ -23,7 +23,7 @@ from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadParts, HeadShape
-from localspec.forward.heads.files import Settings, TargetSizes
+from localspec.forward.heads.files import HeadSettings, TargetSizes
 from localspec.forward.heads.mtp import (
     KIND,
     MtpNetwork,
@@ -35,7 +35,7 @@ from localspec.forward.heads.mtp import (
 from localspec.forward.weights import load_model
 from localspec.training.recipe import HeadRecipe, make_recipe
 from tests.forward.heads.test_files import change_config
-from tests.heads import lesson_of, random_texts, teacher_of
+from tests.heads import batch_of, random_texts, teacher_of
 from tests.tiny import CPU, HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
 SMALL = {"num_heads": 2, "ffn_size": 48}
@@ -54,7 +54,7 @@ def recipe_for(model: Decoder) -> HeadRecipe:
 
 
 def shape_of(recipe: HeadRecipe, model: Decoder) -> HeadShape:
-    settings = Settings(recipe.plan.settings, KIND, Path("head"))
+    settings = HeadSettings(recipe.plan.settings, KIND, Path("head"))
     return read_shape(settings, TargetSizes.of(model))
 
 
@@ -84,9 +84,9 @@ def test_drafting_computes_what_training_computed() -> None:
     model = target()
     recipe, teacher = recipe_for(model), teacher_of(model)
     text = random_texts(VOCAB_SIZE, 4, 1, 12)[0]
-    lesson = lesson_of(model, [text])
+    batch = batch_of(model, [text])
     with torch.no_grad():
-        trained = recipe.states(teacher, lesson, 4)
+        trained = recipe.states(teacher, batch, 4)
     features = model.follow([LAST])
     model.forward(text)
     for start in range(1, len(text) - 4):
