@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from localspec.bench.tables import as_markdown
-from tools.parallel.__main__ import COLUMNS, DRAFTED, SERIAL, TOGETHER, Reply, row_of
+from tools.parallel.__main__ import COLUMNS, DRAFTED, SERIAL, TOGETHER, TimedReply, row_of
 
 
-def run(*last_s: float) -> list[Reply]:
+def run(*last_s: float) -> list[TimedReply]:
     """Replies of ten tokens each, in two chunks."""
-    return [Reply([last / 2.0, last], list(range(10))) for last in last_s]
+    return [TimedReply([last / 2.0, last], list(range(10))) for last in last_s]
 
 
 def test_a_rate_is_of_all_turns_and_its_ratio_pairs_them() -> None:
@@ -28,7 +28,7 @@ def test_a_rate_is_of_all_turns_and_its_ratio_pairs_them() -> None:
 
 
 def test_replies_that_differ_from_those_alone_are_counted() -> None:
-    other = [Reply([1.0], [1]), *run(1.0)]
+    other = [TimedReply([1.0], [1]), *run(1.0)]
     runs = {SERIAL: [run(1.0, 2.0)], TOGETHER: [other], DRAFTED: [run(1.0, 1.0)]}
     assert row_of(0.0, 2, TOGETHER, runs)["num_differing"] == 1
     assert row_of(0.0, 2, DRAFTED, runs)["num_differing"] == 0

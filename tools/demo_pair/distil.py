@@ -23,7 +23,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tools.demo_pair.decoder import hidden_states, new_decoder
-from tools.demo_pair.packs import Batch, BatchStream
+from tools.demo_pair.packs import BatchStream, PackedBatch
 from tools.demo_pair.pretrain import (
     LossFunction,
     PretrainSettings,
@@ -129,7 +129,7 @@ def divergence(
 
 def distil_loss(target: LlamaForCausalLM, measure: Divergence = divergence) -> LossFunction:
 
-    def loss(draft: LlamaForCausalLM, batch: Batch) -> Tensor:
+    def loss(draft: LlamaForCausalLM, batch: PackedBatch) -> Tensor:
         inputs = batch.tokens[:, :-1]
         with torch.no_grad():
             wanted = hidden_states(target, inputs).flatten(0, 1)

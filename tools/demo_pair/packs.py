@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Batch:
+class PackedBatch:
     """Token rows [B, n + 1] and loss weights of the predicted tokens [B, n]. number: its place
     in the stream."""
 
@@ -44,16 +44,16 @@ class Pack:
         """Predicted tokens in a row."""
         return int(self.tokens.shape[1]) - 1
 
-    def rows(self, places: Sequence[int], device: torch.device, number: int = 0) -> Batch:
+    def rows(self, places: Sequence[int], device: torch.device, number: int = 0) -> PackedBatch:
         """Read rows; places past the end start again."""
         wrapped = [place % len(self.tokens) for place in places]
         tokens = torch.from_numpy(self.tokens[wrapped].astype(np.int64))
         weights = torch.from_numpy(self.weights[wrapped][:, 1:].astype(np.float32) / 100)
-        return Batch(tokens.to(device), weights.to(device), number)
+        return PackedBatch(tokens.to(device), weights.to(device), number)
 
 
 @dataclass(frozen=True)
-class Source:
+class TextSource:
     """A pack and how often it is drawn: `early` before the last phase, `late` in it."""
 
     pack: Pack
@@ -65,7 +65,7 @@ class BatchStream:
     """Draw batches of about `tokens_per_batch` tokens."""
 
     def __init__(
-        self, sources: Sequence[Source], tokens_per_batch: int, seed: int, device: torch.device
+        self, sources: Sequence[TextSource], tokens_per_batch: int, seed: int, device: torch.device
     ):
         self.sources = tuple(sources)
         self.tokens_per_batch = tokens_per_batch
@@ -74,7 +74,7 @@ class BatchStream:
         self.num_drawn = 0
         self.positions = [0] * len(self.sources)
 
-    def next(self, is_late: bool) -> Batch:
+    def next(self, is_late: bool) -> PackedBatch:
         """Return the next batch; is_late: whether the last phase has begun."""
         rng = Random(self.seed * 1_000_003 + self.num_drawn)
         shares = [source.late if is_late else source.early for source in self.sources]

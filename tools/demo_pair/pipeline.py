@@ -32,9 +32,9 @@ from tools.demo_pair.distil import (
 )
 from tools.demo_pair.evaluate import PairReport, evaluate_pair
 from tools.demo_pair.export import export_model, load_exported, widened
-from tools.demo_pair.packs import BatchStream, Pack, Source
+from tools.demo_pair.packs import BatchStream, Pack, TextSource
 from tools.demo_pair.pretrain import (
-    EarlyExit,
+    ExitLayers,
     LossFunction,
     PretrainSettings,
     compiled,
@@ -168,10 +168,10 @@ def train_target(pipeline: Pipeline) -> int:
     torch.manual_seed(settings.seed)
     model = _first_target(settings).to(pipeline.device, torch.bfloat16)
     sources = (
-        Source(pipeline.pack("short"), early=0.93, late=0.0),
-        Source(pipeline.pack("mid"), early=0.07, late=0.0),
-        Source(pipeline.pack("closing"), early=0.0, late=0.62),
-        Source(pipeline.pack("long"), early=0.0, late=0.38),
+        TextSource(pipeline.pack("short"), early=0.93, late=0.0),
+        TextSource(pipeline.pack("mid"), early=0.07, late=0.0),
+        TextSource(pipeline.pack("closing"), early=0.0, late=0.62),
+        TextSource(pipeline.pack("long"), early=0.0, late=0.38),
     )
     stream = BatchStream(sources, settings.tokens_per_batch, settings.seed, pipeline.device)
     schedule = Schedule(settings.target_rate, minutes=settings.target_minutes)
@@ -201,7 +201,7 @@ def _first_target(settings: PairSettings) -> LlamaForCausalLM:
 
 def _target_loss(settings: PairSettings) -> LossFunction:
     """With the loss of early exits where the target is deep enough to be left early."""
-    plan, head = EarlyExit(), compiled(head_loss, settings.is_compiled)
+    plan, head = ExitLayers(), compiled(head_loss, settings.is_compiled)
     exits = tuple(each for each in plan.exits if each < settings.target_layers)
     if not exits:
         return partial(weighted_loss, head=head)
@@ -229,10 +229,10 @@ def train_draft(pipeline: Pipeline, target: LlamaForCausalLM) -> int:
     sample_own_text(pipeline, target)
     draft = new_draft(settings.draft_config(), target, settings.seed)
     sources = (
-        Source(pipeline.pack("own_short"), 0.35, 0.4),
-        Source(pipeline.pack("own_long"), 0.1, 0.1),
-        Source(pipeline.pack("closing"), 0.47, 0.45),
-        Source(pipeline.pack("long"), 0.08, 0.05),
+        TextSource(pipeline.pack("own_short"), 0.35, 0.4),
+        TextSource(pipeline.pack("own_long"), 0.1, 0.1),
+        TextSource(pipeline.pack("closing"), 0.47, 0.45),
+        TextSource(pipeline.pack("long"), 0.08, 0.05),
     )
     stream = BatchStream(sources, settings.tokens_per_batch, settings.seed + 1, pipeline.device)
     schedule = Schedule(settings.draft_rate, minutes=settings.draft_minutes, decay_fraction=0.4)

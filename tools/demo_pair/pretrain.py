@@ -27,10 +27,10 @@ from localspec.files import replacing
 from localspec.training.train_loop import Schedule
 from tools.demo_pair.decoder import hidden_states, hidden_with_exit
 from tools.demo_pair.optimiser import Optimiser
-from tools.demo_pair.packs import Batch, BatchStream, Pack
+from tools.demo_pair.packs import BatchStream, Pack, PackedBatch
 
 Report = Callable[[str], None]
-LossFunction = Callable[[LlamaForCausalLM, Batch], Tensor]
+LossFunction = Callable[[LlamaForCausalLM, PackedBatch], Tensor]
 HeadLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Judge = Callable[[LlamaForCausalLM], float]
 
@@ -52,7 +52,7 @@ class PretrainSettings:
 
 
 @dataclass
-class Progress:
+class PretrainProgress:
     """What a run has done so far; saved with each checkpoint. num_worse: judgements since the
     best held-out loss. skipped_seconds: of the budget, left out because it got no better."""
 
@@ -75,14 +75,16 @@ def head_loss(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor) ->
     return (losses * flat).sum() / flat.sum().clamp_min(1e-6)
 
 
-def weighted_loss(model: LlamaForCausalLM, batch: Batch, head: HeadLoss = head_loss) -> Tensor:
+def weighted_loss(
+    model: LlamaForCausalLM, batch: PackedBatch, head: HeadLoss = head_loss
+) -> Tensor:
     """Return the mean cross-entropy in nats, by loss weight."""
     hidden = hidden_states(model, batch.tokens[:, :-1])
     return head(hidden, model.lm_head.weight, batch.tokens[:, 1:], batch.weights)
 
 
 @dataclass(frozen=True)
-class EarlyExit:
+class ExitLayers:
     """exits: after how many layers the model may leave. weight: of the exit's loss beside the
     whole model's. dropout: chance to leave out the last layer; earlier ones have less."""
 
@@ -101,10 +103,10 @@ class EarlyExit:
         return frozenset(i for i, chance in enumerate(chances) if rng.random() < chance)
 
 
-def early_exit_loss(plan: EarlyExit, head: HeadLoss = head_loss) -> LossFunction:
+def early_exit_loss(plan: ExitLayers, head: HeadLoss = head_loss) -> LossFunction:
     """A loss in nats over a batch, by loss weight."""
 
-    def loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
+    def loss(model: LlamaForCausalLM, batch: PackedBatch) -> Tensor:
         inputs, targets = batch.tokens[:, :-1], batch.tokens[:, 1:]
         skipped = plan.skipped(batch.number, model.config.num_hidden_layers)
         last, left = hidden_with_exit(model, inputs, plan.exit_of(batch.number), skipped)
@@ -147,7 +149,7 @@ def load_model(checkpoint: Path, device: torch.device) -> LlamaForCausalLM:
     return model
 
 
-class Run:
+class PretrainRun:
     """One training run: model, optimiser, data and clock, and their checkpoint."""
 
     def __init__(
@@ -157,7 +159,7 @@ class Run:
         self.stream = stream
         self.settings = settings
         self.optimiser = Optimiser(model, settings.adam_rate_ratio)
-        self.progress = Progress()
+        self.progress = PretrainProgress()
         self.path = settings.work_dir / "checkpoint.pt"
         settings.work_dir.mkdir(parents=True, exist_ok=True)
 
@@ -168,7 +170,7 @@ class Run:
         content = torch.load(self.path, map_location=self.stream.device, weights_only=True)
         self.optimiser.load_state(content["optimiser"])
         self.stream.load_state(content["stream"])
-        self.progress = Progress(**content["progress"])
+        self.progress = PretrainProgress(**content["progress"])
         return True
 
     def save(self) -> None:
@@ -212,7 +214,7 @@ class Run:
 
 
 def train_run(
-    run: Run, loss_function: LossFunction, report: Report, judge: Judge | None = None
+    run: PretrainRun, loss_function: LossFunction, report: Report, judge: Judge | None = None
 ) -> list[float]:
     """Step until the budget is used up; checkpoint and report on the way; return the losses.
 
@@ -257,9 +259,9 @@ def pretrain(
     report: Report,
     loss: LossFunction,
     judge: Judge | None = None,
-) -> Progress:
+) -> PretrainProgress:
     """Train from scratch or from the checkpoint until the budget is used up."""
-    run = Run(model, stream, settings)
+    run = PretrainRun(model, stream, settings)
     if run.resume():
         report(f"Resuming at step {run.progress.step}.")
     if settings.is_compiled:

@@ -39,7 +39,7 @@ app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 @dataclass
-class Reply:
+class TimedReply:
     """One reply, measured: seconds since all were asked, and its output tokens."""
 
     arrived_s: list[float] = field(default_factory=list)  # of each chunk with tokens
@@ -55,11 +55,11 @@ class Reply:
         return [1000.0 * (after - before) for before, after in pairwise(self.arrived_s)]
 
 
-def answered(backend: Backend, requests: Sequence[Request], together: bool) -> list[Reply]:
+def answered(backend: Backend, requests: Sequence[Request], together: bool) -> list[TimedReply]:
     """Ask all; the next chunk of each in turn, or one reply after the other. No cache holds
     anything of their prompts."""
     backend.close()  # of a local backend: empties the caches
-    replies = [Reply() for _ in requests]
+    replies = [TimedReply() for _ in requests]
     started_s, cancel = perf_counter(), threading.Event()
     for group in [list(range(len(requests)))] if together else [[i] for i in range(len(requests))]:
         open_ones: dict[int, Iterator[Chunk]] = {}
@@ -75,13 +75,13 @@ def answered(backend: Backend, requests: Sequence[Request], together: bool) -> l
     return replies
 
 
-def timed(run: Sequence[Reply]) -> Timed:
+def timed(run: Sequence[TimedReply]) -> Timed:
     """Output tokens, and ms until the last of them, prompts included."""
     last_s = max(each.arrived_s[-1] for each in run if each.arrived_s)
     return sum(len(each.tokens) for each in run), 1000.0 * last_s
 
 
-def figures(runs: Sequence[list[Reply]]) -> dict[str, float | None]:
+def figures(runs: Sequence[list[TimedReply]]) -> dict[str, float | None]:
     replies = list(chain.from_iterable(runs))
     num_tokens, ms = (sum(values) for values in zip(*map(timed, runs), strict=True))
     own = [
@@ -151,7 +151,7 @@ def measured(
             for seed, text in enumerate(texts)
         ]
 
-    runs: dict[str, list[list[Reply]]] = {arm: [] for arm in ARMS}
+    runs: dict[str, list[list[TimedReply]]] = {arm: [] for arm in ARMS}
     answered(backend, requests(DRAFTED, 0, WARM_TOKENS), together=True)
     for turn in range(turns):
         for arm in list(ARMS)[:: -1 if turn % 2 else 1]:
@@ -160,7 +160,7 @@ def measured(
 
 
 def row_of(
-    temperature: float, count: int, arm: str, runs: dict[str, list[list[Reply]]]
+    temperature: float, count: int, arm: str, runs: dict[str, list[list[TimedReply]]]
 ) -> dict[str, Any]:
     tokens, serial = (
         [each.tokens for each in chain.from_iterable(runs[one])] for one in (arm, SERIAL)

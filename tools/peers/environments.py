@@ -53,7 +53,7 @@ FAILURES = (
 
 
 @dataclass(frozen=True)
-class Recipe:
+class InstallRecipe:
     """How one engine is installed. modules: what must be importable afterwards."""
 
     name: str
@@ -68,7 +68,7 @@ class PeerEnvironment:
     """The folder of one engine under a home."""
 
     home: Path
-    recipe: Recipe
+    recipe: InstallRecipe
 
     @property
     def folder(self) -> Path:
@@ -242,8 +242,8 @@ def _torch_index(environment: PeerEnvironment) -> tuple[str, ...]:
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("llama_cpp", "llama_cpp", LLAMA_CPP_PINS, 1 * GIB, _install_llama_cpp),
-        Recipe("vllm", "vllm", (TORCH_PIN, VLLM_PIN), 5 * GIB, _install_vllm),
+        InstallRecipe("llama_cpp", "llama_cpp", LLAMA_CPP_PINS, 1 * GIB, _install_llama_cpp),
+        InstallRecipe("vllm", "vllm", (TORCH_PIN, VLLM_PIN), 5 * GIB, _install_vllm),
     )
 }
 

@@ -23,7 +23,7 @@ from tools.peers import convert_gguf
 from tools.peers.convert_gguf import convert
 from tools.peers.environments import python_of
 from tools.peers.replies import reply_of, request_for
-from tools.peers.worker import WORKERS, Worker
+from tools.peers.worker import WORKERS, PeerWorker
 
 OPENING_LIMIT_S = 300.0
 RUN_LIMIT_S = 600.0
@@ -58,7 +58,7 @@ class LlamaCpp:
         }
         command = [str(python), str(WORKERS / "serve.py"), "engine_llama_cpp"]
         log = home / "peers" / "logs" / "llama_cpp.log"
-        self.worker = Worker("llama.cpp", command, opening, log, OPENING_LIMIT_S)
+        self.worker = PeerWorker("llama.cpp", command, opening, log, OPENING_LIMIT_S)
 
     def peer(self, mode: str, length: int | None) -> LlamaCppPeer:
         """One arm. Raises ModelError without a draft model where one is wanted."""

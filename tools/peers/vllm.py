@@ -24,7 +24,7 @@ from localspec.core import SamplingParams
 from localspec.errors import ModelError
 from tools.peers.environments import GIB, python_of
 from tools.peers.replies import reply_of, request_for
-from tools.peers.worker import WORKERS, Worker
+from tools.peers.worker import WORKERS, PeerWorker
 
 OPENING_LIMIT_S = 900.0  # the first start compiles
 RUN_LIMIT_S = 600.0
@@ -44,7 +44,7 @@ class VllmPeer:
         self._end_ids = bench.end_ids
         python = python_of("vllm", home)
         log = home / "peers" / "logs" / f"vllm-{mode}{length or ''}.log"
-        self._worker = Worker(
+        self._worker = PeerWorker(
             "vLLM",
             [
                 *_environment(bench, home, num_threads, python),

@@ -1,6 +1,6 @@
 """The process of one peer, seen from the comparison: one JSON line asked, one answered.
 
-Contract: `Worker` starts a script with a peer's own Python and waits until it is ready; `ask`
+Contract: `PeerWorker` starts a script with a peer's own Python and waits until it is ready; `ask`
 returns its answer or raises ModelError for a worker that refuses, dies, says nothing within the
 limit or writes something else. A worker that failed is ended and stays so. `close` ends it in
 every case, with the processes it started itself. Ctrl-C does not reach it: it is ended by
@@ -29,7 +29,7 @@ WORKERS = Path(__file__).resolve().parent / "workers"
 CLOSING_S = 5.0
 
 
-class Worker:
+class PeerWorker:
     """A running peer. name: for sentences. log: where whatever it prints goes."""
 
     def __init__(

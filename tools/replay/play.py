@@ -65,7 +65,7 @@ class Played:
         return 1000.0 * self.num_tokens / self.ms
 
 
-class Reader:
+class WorldDrafter:
     """A drafter that says what the world has it say."""
 
     memory_bytes = 0
@@ -124,13 +124,15 @@ class FixedArm:
         pass
 
 
-def readers_of(world: World) -> dict[str, Reader]:
+def readers_of(world: World) -> dict[str, WorldDrafter]:
     """The world's drafters that have a price."""
     costs = Costs.restored(world.costs)
-    return {name: Reader(name, track) for name, track in world.tracks.items() if costs.knows(name)}
+    return {
+        name: WorldDrafter(name, track) for name, track in world.tracks.items() if costs.knows(name)
+    }
 
 
-def controller_of(world: World, readers: Mapping[str, Reader]) -> Controller:
+def controller_of(world: World, readers: Mapping[str, WorldDrafter]) -> Controller:
     """A controller that has measured this machine and learnt nothing else."""
     believed = world.costs if world.believed is None else world.believed
     costs = Costs.restored(believed)
@@ -203,7 +205,7 @@ class Game:
         sequence = Sequence(prompt, self.sampling, max_tokens, frozenset({END}), self._noise)
         self._end = turn.start + turn.length
         for drafter in self._drafters.values():
-            if isinstance(drafter, Reader):
+            if isinstance(drafter, WorldDrafter):
                 drafter.begin(turn)
         self._place = turn.start
         self._read.clear()

@@ -21,7 +21,7 @@ from tools.demo_pair.distil import (
     write_sample_pack,
 )
 from tools.demo_pair.evaluate import acceptance, answer_all, repetition
-from tools.demo_pair.packs import BatchStream, Pack, Source
+from tools.demo_pair.packs import BatchStream, Pack, TextSource
 from tools.demo_pair.pretrain import PretrainSettings
 from tools.demo_pair.sampling import Sample
 from tools.demo_pair.tokenizer import PAD_ID, TURN_END_ID, encode_prompt
@@ -45,7 +45,9 @@ def test_distilling_raises_acceptance(
     draft = new_draft(llama_config(420, 1, 32, 64, 2, context_length=256), decoder, SEED)
     before = acceptance(decoder, draft, samples)
     write_sample_pack(samples, 96, tmp_path / "own", Random(SEED))
-    stream = BatchStream([Source(Pack(tmp_path / "own"), 1.0, 1.0)], 768, SEED, torch.device("cpu"))
+    stream = BatchStream(
+        [TextSource(Pack(tmp_path / "own"), 1.0, 1.0)], 768, SEED, torch.device("cpu")
+    )
     settings = PretrainSettings(Schedule(6e-3, num_steps=30), tmp_path / "draft")
     distil(draft, decoder, stream, settings, lambda line: None)
     after = acceptance(decoder, draft, samples)

@@ -14,17 +14,17 @@ from transformers import LlamaForCausalLM
 from localspec.training.train_loop import Schedule
 from tools.demo_pair.corpus import CorpusError, PackPlan, pack, read_rows
 from tools.demo_pair.decoder import hidden_with_exit, llama_config, new_decoder
-from tools.demo_pair.packs import Batch, BatchStream, Pack, Source
+from tools.demo_pair.packs import BatchStream, Pack, PackedBatch, TextSource
 from tools.demo_pair.pretrain import (
-    EarlyExit,
+    ExitLayers,
+    PretrainRun,
     PretrainSettings,
-    Run,
     early_exit_loss,
     train_run,
     weighted_loss,
 )
 
-EXITS = EarlyExit(exits=(1,), weight=0.5, dropout=0.0)
+EXITS = ExitLayers(exits=(1,), weight=0.5, dropout=0.0)
 DEVICE = torch.device("cpu")
 
 
@@ -36,11 +36,11 @@ def chats(tokenizer: Tokenizer, tmp_path: Path) -> Pack:
     return Pack(tmp_path / "pack")
 
 
-def new_run(chats: Pack, folder: Path, num_steps: int) -> Run:
+def new_run(chats: Pack, folder: Path, num_steps: int) -> PretrainRun:
     """Make a run of a tiny fp32 decoder with a fixed number of steps."""
     model = new_decoder(llama_config(420, 2, 32, 64, 2, context_length=256), 1)
-    stream = BatchStream([Source(chats, 1.0, 1.0)], 512, 1, DEVICE)
-    return Run(model, stream, PretrainSettings(Schedule(6e-3, num_steps=num_steps), folder))
+    stream = BatchStream([TextSource(chats, 1.0, 1.0)], 512, 1, DEVICE)
+    return PretrainRun(model, stream, PretrainSettings(Schedule(6e-3, num_steps=num_steps), folder))
 
 
 def silent(_: str) -> None:
@@ -124,18 +124,18 @@ def test_a_missing_corpus_file_is_named(tmp_path: Path) -> None:
 
 
 def test_batches_continue_where_the_state_says(chats: Pack) -> None:
-    stream = BatchStream([Source(chats, 1.0, 1.0)], 512, Random(4).randrange(100), DEVICE)
+    stream = BatchStream([TextSource(chats, 1.0, 1.0)], 512, Random(4).randrange(100), DEVICE)
     stream.next(False)
     state = stream.state()
     expected = stream.next(False).tokens
-    other = BatchStream([Source(chats, 1.0, 1.0)], 512, 0, DEVICE)
+    other = BatchStream([TextSource(chats, 1.0, 1.0)], 512, 0, DEVICE)
     other.load_state(state)
     assert torch.equal(other.next(False).tokens, expected)
 
 
-def batch(number: int = 0) -> Batch:
+def batch(number: int = 0) -> PackedBatch:
     tokens = torch.arange(3 * 17).view(3, 17) % 420
-    return Batch(tokens, torch.ones(3, 16), number)
+    return PackedBatch(tokens, torch.ones(3, 16), number)
 
 
 def test_the_loss_is_that_of_all_layers_and_a_share_of_the_exits(decoder: LlamaForCausalLM) -> None:
@@ -147,7 +147,7 @@ def test_the_loss_is_that_of_all_layers_and_a_share_of_the_exits(decoder: LlamaF
 
 
 def test_what_is_left_out_depends_on_the_batch_alone_and_grows_with_depth() -> None:
-    plan = EarlyExit(dropout=0.5)
+    plan = ExitLayers(dropout=0.5)
     drawn = [plan.skipped(number, 12) for number in range(400)]
     assert drawn == [plan.skipped(number, 12) for number in range(400)]
     counts = [sum(layer in each for each in drawn) for layer in range(12)]
@@ -156,7 +156,7 @@ def test_what_is_left_out_depends_on_the_batch_alone_and_grows_with_depth() -> N
 
 
 def test_exits_take_turns() -> None:
-    plan = EarlyExit(exits=(2, 4))
+    plan = ExitLayers(exits=(2, 4))
     assert [plan.exit_of(number) for number in range(4)] == [2, 4, 2, 4]
 
 
@@ -164,7 +164,7 @@ def test_a_layer_that_is_left_out_gets_no_update(chats: Pack, tmp_path: Path) ->
     run = new_run(chats, tmp_path / "run", 8)
     before = {name: p.clone() for name, p in run.model.named_parameters()}
 
-    def without_the_last(model: LlamaForCausalLM, one: Batch) -> torch.Tensor:
+    def without_the_last(model: LlamaForCausalLM, one: PackedBatch) -> torch.Tensor:
         last, _ = hidden_with_exit(model, one.tokens[:, :-1], 1, frozenset({1}))
         return last.square().mean()
 

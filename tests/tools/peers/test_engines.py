@@ -25,7 +25,7 @@ from tests.bench.tiny_bench import tiny_bench
 from tests.tiny import on_transformers, tiny_llama
 from tools.peers import llama_cpp, vllm
 from tools.peers.engines import FURTHER_LENGTHS, other_engines
-from tools.peers.worker import Worker
+from tools.peers.worker import PeerWorker
 
 pytestmark = pytest.mark.slow  # starts child processes
 
@@ -49,18 +49,20 @@ class Fakes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[tuple[list[str], dict[str, Any]]] = []
-        self.workers: list[Worker] = []
+        self.workers: list[PeerWorker] = []
         self.behaviour = "well"
         for module in (llama_cpp, vllm):
-            monkeypatch.setattr(module, "Worker", self.start)
+            monkeypatch.setattr(module, "PeerWorker", self.start)
             monkeypatch.setattr(module, "python_of", lambda *_: Path(sys.executable))
         monkeypatch.setattr(llama_cpp, "converted", lambda folder, *_: folder / "x.gguf")
         monkeypatch.setattr(vllm, "is_linux", lambda: True)
 
-    def start(self, name: str, command: list[str], opening: Any, log: Path, limit: float) -> Worker:
+    def start(
+        self, name: str, command: list[str], opening: Any, log: Path, limit: float
+    ) -> PeerWorker:
         self.started.append((command, dict(opening)))
         self.workers.append(
-            Worker(name, [sys.executable, str(FAKE), self.behaviour], opening, log, limit)
+            PeerWorker(name, [sys.executable, str(FAKE), self.behaviour], opening, log, limit)
         )
         return self.workers[-1]
 

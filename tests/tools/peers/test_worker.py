@@ -14,23 +14,25 @@ import pytest
 
 from localspec.errors import ModelError
 from tests.waiting import until
-from tools.peers.worker import WORKERS, Worker
+from tools.peers.worker import WORKERS, PeerWorker
 
 pytestmark = pytest.mark.slow  # starts child processes
 
 FAKE = Path(__file__).parent / "fake_peer.py"
 REQUEST = {"prompt": [5], "max_tokens": 3, "end_ids": []}
 
-Start = Callable[..., Worker]
+Start = Callable[..., PeerWorker]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Worker] = []
+    started: list[PeerWorker] = []
 
-    def begin(behaviour: str, limit_s: float = 20.0) -> Worker:
+    def begin(behaviour: str, limit_s: float = 20.0) -> PeerWorker:
         command = [sys.executable, str(FAKE), behaviour]
-        started.append(Worker("fake", command, {"n": 1}, tmp_path / "logs" / "fake.log", limit_s))
+        started.append(
+            PeerWorker("fake", command, {"n": 1}, tmp_path / "logs" / "fake.log", limit_s)
+        )
         return started[-1]
 
     yield begin
@@ -110,7 +112,7 @@ def test_a_worker_that_does_not_open_is_an_error(start: Start, behaviour: str) -
 
 def test_a_command_that_is_not_there_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="--setup-peers"):
-        Worker("gone", [str(tmp_path / "python")], {}, tmp_path / "log", 5.0)
+        PeerWorker("gone", [str(tmp_path / "python")], {}, tmp_path / "log", 5.0)
 
 
 def test_ctrl_c_while_waiting_ends_the_worker(
@@ -130,8 +132,8 @@ def test_ctrl_c_while_waiting_ends_the_worker(
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_worker_ends_when_the_process_that_asked_is_killed(tmp_path: Path, root: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from tools.peers.worker import Worker\n"
-        f"w = Worker('fake', [sys.executable, {str(FAKE)!r}, 'well'], {{}}, "
+        "import sys; from pathlib import Path; from tools.peers.worker import PeerWorker\n"
+        f"w = PeerWorker('fake', [sys.executable, {str(FAKE)!r}, 'well'], {{}}, "
         f"Path({str(tmp_path / 'log')!r}), 20.0)\n"
         "print(w.process_id, flush=True); sys.stdin.read()"
     )
@@ -162,12 +164,12 @@ class Engine:
 """
 
 
-def serving(tmp_path: Path, opening: dict[str, Any]) -> Worker:
+def serving(tmp_path: Path, opening: dict[str, Any]) -> PeerWorker:
     """The real serve.py with an engine of the test's own beside it."""
     (tmp_path / "serve.py").write_text((WORKERS / "serve.py").read_text())
     (tmp_path / "engine_test.py").write_text(ENGINE)
     command = [sys.executable, str(tmp_path / "serve.py"), "engine_test"]
-    return Worker("served", command, opening, tmp_path / "log", 20.0)
+    return PeerWorker("served", command, opening, tmp_path / "log", 20.0)
 
 
 def test_serve_keeps_chatter_out_of_the_answers_and_survives_a_bad_request(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 BATCH_LENGTH = 512
 
 
-class Engine:
+class PeerEngine:
     """One target, read once for plain decoding and once for verifying."""
 
     def __init__(self, opening: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ COUNTERS = {
 }
 
 
-class Engine:
+class PeerEngine:
     """One LLMEngine."""
 
     def __init__(self, opening: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The process of one peer: JSON lines in, JSON lines out, one engine kept alive.
 
-    python serve.py ENGINE        ENGINE: a module beside this file with a class `Engine`
+    python serve.py ENGINE        ENGINE: a module beside this file with a class `PeerEngine`
 
 Contract: the first line opens the engine, the answer is {"ready": facts} or {"error": sentence};
 every later line is one request with one answer, to which the process's peak memory is added.
@@ -29,7 +29,7 @@ def main(engine_name: str) -> None:
 
     def open_engine() -> dict[str, Any]:
         nonlocal engine
-        engine = import_module(engine_name).Engine(opening)
+        engine = import_module(engine_name).PeerEngine(opening)
         return {"ready": engine.facts}
 
     if not _answer(answers, open_engine):
