@@ -203,7 +203,7 @@ def has_nvidia_card() -> bool:
 
 
 @dataclass(frozen=True)
-class Card:
+class NvidiaCard:
     """An NVIDIA card as its driver describes it. driver: the first part of its version."""
 
     name: str
@@ -212,7 +212,7 @@ class Card:
 
 
 @dataclass(frozen=True)
-class TorchBuild:
+class TorchIndex:
     """index: of PyTorch's wheels, None where its own pin brings the right one. notice: why the
     card cannot be used, or what an update of the driver would give."""
 
@@ -221,7 +221,7 @@ class TorchBuild:
 
 
 @cache
-def read_cards() -> tuple[Card, ...]:
+def read_cards() -> tuple[NvidiaCard, ...]:
     """By nvidia-smi, which comes with the driver; none where it is missing or does not answer."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"]
     try:
@@ -231,33 +231,34 @@ def read_cards() -> tuple[Card, ...]:
     return cards_of(ended.stdout)
 
 
-def cards_of(answer: str) -> tuple[Card, ...]:
+def cards_of(answer: str) -> tuple[NvidiaCard, ...]:
     """Lines like "NVIDIA GeForce RTX 4070, 580.95.05, 8.9"; others are left out."""
     found = re.findall(r"^(.+), (\d+)\.[\d.]+, (\d+)\.(\d+)\s*$", answer, re.M)
     return tuple(
-        Card(name, int(driver), (int(major), int(minor))) for name, driver, major, minor in found
+        NvidiaCard(name, int(driver), (int(major), int(minor)))
+        for name, driver, major, minor in found
     )
 
 
-def torch_build(cards: Sequence[Card]) -> TorchBuild:
+def torch_build(cards: Sequence[NvidiaCard]) -> TorchIndex:
     """The build of torch that the best card and its driver can run."""
     if not cards:
-        return TorchBuild(None)
+        return TorchIndex(None)
     best = max(cards, key=lambda card: card.capability)
     said = f"{best.name} has driver {best.driver}"
     if best.capability < CUDA_12_CAPABILITY:
-        return TorchBuild(None, f"{best.name} is older than torch supports: the processor is used.")
+        return TorchIndex(None, f"{best.name} is older than torch supports: the processor is used.")
     if best.driver < CUDA_12_DRIVER:
-        return TorchBuild(
+        return TorchIndex(
             None,
             f"{said}, and torch needs {CUDA_12_DRIVER} or newer: the processor is used. Update the "
             f"driver (to {CUDA_13_DRIVER} or newer) and start again.",
         )
     if best.driver >= CUDA_13_DRIVER and best.capability >= CUDA_13_CAPABILITY:
-        return TorchBuild(CUDA_13_INDEX if IS_WINDOWS else None)
+        return TorchIndex(CUDA_13_INDEX if IS_WINDOWS else None)
     is_old = best.capability < CUDA_13_CAPABILITY
     reason = f"{best.name} is older than CUDA 13 supports" if is_old else f"{said}, too old for it"
-    return TorchBuild(CUDA_12_INDEX, f"torch is installed with CUDA 12.6: {reason}.")
+    return TorchIndex(CUDA_12_INDEX, f"torch is installed with CUDA 12.6: {reason}.")
 
 
 def _install(environment: Environment, say: Say) -> None:

@@ -25,8 +25,8 @@ from localspec.machine.cluster import (
     WITH_MODEL,
     ClusterCommand,
     Method,
-    Part,
     Program,
+    ServedModel,
     Wanted,
     command_for,
 )
@@ -107,8 +107,8 @@ def cluster(
     finish(_as_dict(made, notes), "\n".join([made.line, "", *notes, _next_step(made)]), as_json)
 
 
-def _part(name: str, model: KnownModel) -> Part:
-    return Part(name if model.folder is None else str(model.folder), model.shape)
+def _part(name: str, model: KnownModel) -> ServedModel:
+    return ServedModel(name if model.folder is None else str(model.folder), model.shape)
 
 
 def _length_of(

@@ -26,8 +26,8 @@ from localspec.bootstrap import (
     CUDA_12_INDEX,
     CUDA_13_INDEX,
     ROOT,
-    Card,
     Environment,
+    NvidiaCard,
     cards_of,
     check_disk,
     check_port,
@@ -273,7 +273,7 @@ def test_a_folder_that_cannot_be_written_says_so(
         checkout.prepare()
 
 
-RTX = Card("NVIDIA GeForce RTX 4070", 580, (8, 9))
+RTX = NvidiaCard("NVIDIA GeForce RTX 4070", 580, (8, 9))
 
 
 @pytest.mark.parametrize(
@@ -283,15 +283,20 @@ RTX = Card("NVIDIA GeForce RTX 4070", 580, (8, 9))
         (RTX, True, CUDA_13_INDEX, None),
         (RTX, False, None, None),
         (replace(RTX, driver=570), False, CUDA_12_INDEX, "driver 570, too old"),
-        (Card("GTX 1080", 580, (6, 1)), True, CUDA_12_INDEX, "GTX 1080 is older than CUDA 13"),
+        (
+            NvidiaCard("GTX 1080", 580, (6, 1)),
+            True,
+            CUDA_12_INDEX,
+            "GTX 1080 is older than CUDA 13",
+        ),
         (replace(RTX, driver=470), False, None, "Update the driver"),
-        (Card("Tesla K80", 470, (3, 7)), False, None, "older than torch supports"),
+        (NvidiaCard("Tesla K80", 470, (3, 7)), False, None, "older than torch supports"),
     ],
 )
 def test_the_build_of_torch_is_one_that_card_and_driver_can_run(
     checkout: Checkout,
     monkeypatch: pytest.MonkeyPatch,
-    card: Card | None,
+    card: NvidiaCard | None,
     is_windows: bool,
     index: str | None,
     words: str | None,
@@ -310,7 +315,7 @@ def test_the_build_of_torch_is_one_that_card_and_driver_can_run(
 
 def test_what_nvidia_smi_says_is_read_line_by_line() -> None:
     answer = "NVIDIA GeForce RTX 4070, 580.95.05, 8.9\nTesla, P4, 535.1, 6.1\nNo devices\n"
-    assert cards_of(answer) == (RTX, Card("Tesla, P4", 535, (6, 1)))
+    assert cards_of(answer) == (RTX, NvidiaCard("Tesla, P4", 535, (6, 1)))
     assert torch_build(cards_of("")).index is None
 
 

@@ -38,7 +38,7 @@ from localspec.chat.reply_text import (
     thought_limit_of,
     with_thought,
 )
-from localspec.chat.slots import Slot, Turn, best_slot, stats_before
+from localspec.chat.slots import RunningTurn, Slot, best_slot, stats_before
 from localspec.chat.template import ChatTemplate
 from localspec.core import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
 from localspec.engine.plain_baseline import PlainBaseline
@@ -145,7 +145,7 @@ class LocalBackend:
         request = limited(self, template, request, start, text, self.loaded.context_length)
         grammar = self._grammars.of(request.grammar, start.begun) if request.grammar else None
         stats = stats_before(request, start)
-        turn = Turn(request, start, text, grammar, started_s, cancel, stats)
+        turn = RunningTurn(request, start, text, grammar, started_s, cancel, stats)
         return self._batch.run(self._in_a_slot(turn))
 
     def candidates(
@@ -207,7 +207,7 @@ class LocalBackend:
 
     # one turn
 
-    def _in_a_slot(self, turn: Turn) -> Steps[Chunk]:
+    def _in_a_slot(self, turn: RunningTurn) -> Steps[Chunk]:
         """The steps of a turn, once there is a slot for it."""
         while (slot := best_slot(self._slots, turn.request.drafter, turn.start.prompt)) is None:
             if turn.cancel.is_set():
@@ -220,7 +220,7 @@ class LocalBackend:
         finally:
             slot.is_free = True
 
-    def _steps(self, slot: Slot, turn: Turn) -> Steps[Chunk]:
+    def _steps(self, slot: Slot, turn: RunningTurn) -> Steps[Chunk]:
         joules, request = self.loaded.joules(), turn.request
         yield Chunk("prefill", turn.stats)
         assert request.max_tokens is not None, "it was limited by the context"
@@ -272,7 +272,7 @@ class LocalBackend:
             yield self._failed(fault, turn.stats, turn.text.flush())
 
     def _read(
-        self, slot: Slot, turn: Turn, sequence: Sequence
+        self, slot: Slot, turn: RunningTurn, sequence: Sequence
     ) -> Generator[Rows | Chunk, Forwarded, Prefilled]:
         """Read the prompt, and say between two forwards how far it is read."""
         reading = slot.engine.read(sequence, turn.cancel, lambda: self._batch.num_rows_read)
@@ -287,7 +287,7 @@ class LocalBackend:
 
     def _chunk(
         self,
-        turn: Turn,
+        turn: RunningTurn,
         slot: Slot,
         found: Round,
         sequence: Sequence,

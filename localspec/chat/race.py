@@ -34,7 +34,7 @@ RacePhase = Literal["waiting", "warming", "running", "done", "cancelled", "faile
 
 
 @dataclass(frozen=True)
-class Run:
+class RaceRun:
     """One reply of a lane. seconds: by the clock, from sending to its end."""
 
     seconds: float
@@ -54,7 +54,7 @@ class Lane:
     stats: TurnStats | None = None
     started_s: float | None = None
     finish_reason: FinishReason | None = None
-    runs: tuple[Run, ...] = ()
+    runs: tuple[RaceRun, ...] = ()
 
     @property
     def seconds(self) -> float | None:
@@ -97,7 +97,7 @@ class RaceView:
         """Of decoding alone."""
         return self._gains(lambda run: run.stats.decode_ms)
 
-    def _gains(self, took: Callable[[Run], float]) -> Gains | None:
+    def _gains(self, took: Callable[[RaceRun], float]) -> Gains | None:
         if self.phase != "done":
             return None
         times = [[took(run) for run in lane.runs] for lane in (self.plain, self.speculative)]
@@ -153,7 +153,7 @@ class Race:
             )
             self._show(lane)
         assert lane.stats is not None, "a reply has at least one chunk"
-        run = Run(time.monotonic() - started_s, lane.tokens, lane.stats)
+        run = RaceRun(time.monotonic() - started_s, lane.tokens, lane.stats)
         runs = lane.runs if cancel.is_set() else (*lane.runs, run)
         self._show(replace(lane, phase="done", started_s=None, runs=runs))
 

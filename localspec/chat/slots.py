@@ -75,7 +75,7 @@ def best_slot(slots: Several[Slot], drafter: str, prompt: Several[int]) -> Slot 
 
 
 @dataclass
-class Turn:
+class RunningTurn:
     """One reply under way. stats: of what was decoded so far."""
 
     request: Request

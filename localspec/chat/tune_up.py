@@ -37,7 +37,7 @@ MAX_PLAIN_DRIFT = 1.25  # beyond it another program was computing
 
 
 @dataclass(frozen=True)
-class Sample:
+class TunePrompt:
     """A bundled prompt. kind: of text, as the page names it. num_draft_tokens: of each round."""
 
     kind: str
@@ -46,19 +46,19 @@ class Sample:
 
 
 PROMPTS = (
-    Sample(
+    TunePrompt(
         "code",
         "Write a Python class Stack with the methods push, pop, peek, is_empty and __len__, each "
         "with a docstring. Then write the same class again, with type annotations added.",
         5,
     ),
-    Sample("stories", "Tell a short story about a lighthouse keeper and a storm.", 3),
-    Sample("chat", "What is a bicycle, and why does it stay upright when it moves?", 3),
+    TunePrompt("stories", "Tell a short story about a lighthouse keeper and a storm.", 3),
+    TunePrompt("chat", "What is a bicycle, and why does it stay upright when it moves?", 3),
 )
 
 
 @dataclass(frozen=True)
-class Run:
+class TuneUpRun:
     """One arm on one prompt. num_drafts: rounds in which it had something to propose."""
 
     kind: str
@@ -76,7 +76,7 @@ class TuneUp:
     target: str
     draft: str | None
     device: str
-    runs: tuple[Run, ...]
+    runs: tuple[TuneUpRun, ...]
     num_planned: int
     seconds: float
 
@@ -129,12 +129,12 @@ class TuneUp:
                 ratios.append(max(per_token_ms) / min(per_token_ms))
         return statistics.median_high(ratios) if ratios else 1.0
 
-    def _plain_ms(self, run: Run) -> float | None:
+    def _plain_ms(self, run: TuneUpRun) -> float | None:
         """Time of one token in the plain runs of the same prompt."""
         runs = self._of(OFF, run.kind, run.temperature)
         return ratio(sum(one.decode_ms for one in runs), sum(one.num_tokens for one in runs))
 
-    def _of(self, drafter: str, kind: str | None, temperature: float | None) -> list[Run]:
+    def _of(self, drafter: str, kind: str | None, temperature: float | None) -> list[TuneUpRun]:
         return [
             run
             for run in self.runs
@@ -182,7 +182,7 @@ def one_of_each_family(available: Iterable[str]) -> list[str]:
     return [name for name in names if name not in REGISTRY or name in firsts.values()]
 
 
-def _arms(drafters: Sequence[str]) -> Iterator[tuple[Sample, float, str]]:
+def _arms(drafters: Sequence[str]) -> Iterator[tuple[TunePrompt, float, str]]:
     """Plain, then every drafter, then plain again, prompt by prompt: an early end leaves whole
     prompts, each prompt is prefilled once, and a machine that slows down meanwhile slows the plain
     runs as well."""
@@ -194,13 +194,13 @@ def _arms(drafters: Sequence[str]) -> Iterator[tuple[Sample, float, str]]:
 
 def _run(
     backend: Backend,
-    sample: Sample,
+    sample: TunePrompt,
     temperature: float,
     drafter: str,
     cancel: threading.Event,
     end_s: float,
     clock: Callable[[], float],
-) -> Run:
+) -> TuneUpRun:
     """One run, until `end_s`, but at least FEWEST_TOKENS."""
     request = Request(
         messages=(Message("user", sample.text),),
@@ -217,7 +217,7 @@ def _run(
             if stats.num_output_tokens >= FEWEST_TOKENS and clock() >= end_s:
                 break
     counts = stats.num_output_tokens, stats.decode_ms, stats.num_drafts
-    return Run(sample.kind, temperature, drafter, *counts)
+    return TuneUpRun(sample.kind, temperature, drafter, *counts)
 
 
 # -- as text --------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ SHARED = {one.name for one in fields(Request)} & {one.name for one in fields(Rep
 
 
 @dataclass(frozen=True)
-class Round:
+class ReplyRound:
     """One round of a reply as shown: its text, and how many of its tokens were drafted."""
 
     text: str
@@ -88,7 +88,7 @@ class TurnView:
     text: str = ""
     thinking: str = ""
     stats: TurnStats | None = None
-    rounds: tuple[Round, ...] = ()
+    rounds: tuple[ReplyRound, ...] = ()
     guesses: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -259,10 +259,10 @@ class Reply:
         return pack(TokenRecord(lengths if has_all else (), drafted, start))
 
 
-def _round(chunk: Chunk) -> Round:
+def _round(chunk: Chunk) -> ReplyRound:
     makers = [name for name in chunk.provenance if name not in (TARGET, FORCED)]
     asked = makers[:1] if chunk.step is None else [chunk.step.drafter]  # it may combine others
-    return Round(
+    return ReplyRound(
         chunk.thinking + chunk.text, len(chunk.tokens), len(makers), asked[0] if makers else OFF
     )
 

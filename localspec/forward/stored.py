@@ -33,7 +33,7 @@ Dense = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Weights:
+class StoredWeights:
     """dense: by transformers' names. kept: of linear layers, in the bits of the file."""
 
     dense: Dense
@@ -42,7 +42,7 @@ class Weights:
 
 def stored_weights(
     config: Mapping[str, Any], files: Sequence[Path], dtype: torch.dtype, keeps: bool = False
-) -> Weights | None:
+) -> StoredWeights | None:
     """config: of config.json. files: with the weights. keeps: keep the weights of 4 bits that
     Int4Linear takes. Raises ModelError."""
     stored = stored_of(config, files[0].parent.name)
@@ -62,7 +62,7 @@ def packed_weights(
     settings: Mapping[str, Any],
     dtype: torch.dtype,
     keeps: bool,
-) -> Weights:
+) -> StoredWeights:
     """The weights of all layers. A layer's tensors may lie in several files."""
     with ExitStack() as stack:
         opened = [stack.enter_context(safe_open(file, framework="pt")) for file in files]
@@ -91,7 +91,7 @@ def packed_weights(
                 held = {} if isinstance(dense, Grouped) else {"weight": dense}
                 parts = held | {k: v for k, v in parts.items() if k == "bias"}
             found |= {f"{layer}.{part}": _as(dtype, tensor) for part, tensor in parts.items()}
-    return Weights(found, kept)
+    return StoredWeights(found, kept)
 
 
 def _require_groups(weight: Grouped | torch.Tensor | None, size: int) -> None:
@@ -116,7 +116,9 @@ READERS: dict[str, Unpack] = {
 # -- GGUF -----------------------------------------------------------------------------------
 
 
-def gguf_weights(config: Mapping[str, Any], file: Path, dtype: torch.dtype, keeps: bool) -> Weights:
+def gguf_weights(
+    config: Mapping[str, Any], file: Path, dtype: torch.dtype, keeps: bool
+) -> StoredWeights:
     header = read_header(file)
     names, family = tensor_names(header), family_of(header)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
@@ -134,7 +136,7 @@ def gguf_weights(config: Mapping[str, Any], file: Path, dtype: torch.dtype, keep
             found[name] = (gguf_values(tensor, torch.float32) - family.norm_shift).to(dtype)
         else:
             found[name] = gguf_values(tensor, dtype)[order]
-    return Weights(_with_joined_experts(found), kept)
+    return StoredWeights(_with_joined_experts(found), kept)
 
 
 def _with_joined_experts(dense: Dense) -> Dense:

@@ -44,7 +44,7 @@ LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
 
 @dataclass(frozen=True)
-class Part:
+class ServedModel:
     """A model to be served. place: its folder or hub id."""
 
     place: str
@@ -58,12 +58,12 @@ class Wanted:
     that has the program."""
 
     program: Program
-    target: Part
+    target: ServedModel
     method: Method
     num_draft_tokens: int
     context_length: int
     precision: Precision = "bf16"
-    drafter: Part | None = None
+    drafter: ServedModel | None = None
     num_sequences: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
@@ -79,7 +79,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Layout:
+class GpuLayout:
     """How target and draft lie on GPUs. gpus: those used, most free memory first; empty: on the
     processor. memory_share: of each GPU's whole memory, for the program."""
 
@@ -99,7 +99,7 @@ class ClusterCommand:
     arguments: tuple[str, ...]
     environment: dict[str, str]
     url: str
-    layout: Layout
+    layout: GpuLayout
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -109,18 +109,18 @@ class ClusterCommand:
         return " ".join([*settings, shlex.join(self.arguments)])
 
 
-def layout_for(wanted: Wanted, gpus: Sequence[Gpu]) -> Layout:
+def layout_for(wanted: Wanted, gpus: Sequence[Gpu]) -> GpuLayout:
     """On as few GPUs as hold it. Raises MemoryShortage."""
     usable = [gpu for gpu in gpus if gpu.free_bytes is not None and gpu.total_bytes]
     usable.sort(key=lambda gpu: -(gpu.free_bytes or 0))
     if not usable:
-        return Layout()
+        return GpuLayout()
     for tensor, pipeline in _splits(wanted.target.shape, len(usable)):
         chosen = usable[: tensor * pipeline]
         needed, draft_split = _needed_bytes(wanted, tensor, pipeline)
         free = min(gpu.free_bytes or 0 for gpu in chosen) - KEPT_FREE_BYTES
         if needed <= free:
-            return Layout(
+            return GpuLayout(
                 tuple(chosen),
                 tensor,
                 pipeline,
@@ -196,7 +196,7 @@ def command_for(wanted: Wanted, gpus: Sequence[Gpu]) -> ClusterCommand:
     return ClusterCommand(tuple(make(wanted, layout)), environment, url, layout, notes)
 
 
-def _notes(wanted: Wanted, layout: Layout) -> Iterator[str]:
+def _notes(wanted: Wanted, layout: GpuLayout) -> Iterator[str]:
     if layout.tensor_parallel > 1 and wanted.drafter is not None:
         alone = layout.draft_tensor_parallel == 1
         yield (
@@ -208,7 +208,7 @@ def _notes(wanted: Wanted, layout: Layout) -> Iterator[str]:
         yield "Its heads do not divide further, so layers are split as well, which adds waiting."
 
 
-def _vllm(wanted: Wanted, layout: Layout) -> Iterator[str]:
+def _vllm(wanted: Wanted, layout: GpuLayout) -> Iterator[str]:
     yield from (wanted.python, "-m", "vllm.entrypoints.openai.api_server")
     yield from ("--model", wanted.target.place, "--served-model-name", wanted.target.shape.name)
     yield from ("--host", wanted.host, "--port", str(wanted.port))
@@ -234,7 +234,7 @@ def _vllm(wanted: Wanted, layout: Layout) -> Iterator[str]:
     yield from ("--speculative-config", json.dumps(settings))
 
 
-def _sglang(wanted: Wanted, layout: Layout) -> Iterator[str]:
+def _sglang(wanted: Wanted, layout: GpuLayout) -> Iterator[str]:
     yield from (wanted.python, "-m", "sglang.launch_server")
     yield from (
         "--model-path",

@@ -89,7 +89,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Part:
+class CardPart:
     """A model of a card and its download. is_exact: as the hub says; else by its shape."""
 
     id: str
@@ -117,7 +117,7 @@ class Card:
 
     model: AvailableModel
     plan: Plan
-    parts: tuple[Part, ...]
+    parts: tuple[CardPart, ...]
     free_bytes: int
     gain: ExpectedGain | None
     disk_left_bytes: int | None
@@ -271,14 +271,14 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
     )
 
 
-def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> Part:
+def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> CardPart:
     if model.page is None:  # it ships with the program, or is in a folder
-        return Part(shape.name, 0, True, True)
+        return CardPart(shape.name, 0, True, True)
     if shape.name in snapshot.cached:
-        return Part(shape.name, snapshot.cached[shape.name], True, True)
+        return CardPart(shape.name, snapshot.cached[shape.name], True, True)
     if shape.name in snapshot.exact:
-        return Part(shape.name, snapshot.exact[shape.name], True, False)
-    return Part(shape.name, shape.published_bytes + SMALL_FILES_BYTES, False, False)
+        return CardPart(shape.name, snapshot.exact[shape.name], True, False)
+    return CardPart(shape.name, shape.published_bytes + SMALL_FILES_BYTES, False, False)
 
 
 # -- the gain -------------------------------------------------------------------------------

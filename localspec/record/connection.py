@@ -224,7 +224,7 @@ def missing(noun: str, row_id: int) -> StoreError:
 
 
 @dataclass(frozen=True)
-class Fault:
+class LogFault:
     """fact: completes "The log cannot be used: …". remedy: a sentence. words: of the messages that
     mean it."""
 
@@ -233,30 +233,30 @@ class Fault:
     words: tuple[str, ...] = ()
 
 
-DAMAGE = Fault(
+DAMAGE = LogFault(
     "the file is damaged",
     "Start localspec again: it sets the damaged file aside and starts a new one.",
     ("not a database", "malformed", "disk image"),
 )
 KNOWN = (
-    Fault(
+    LogFault(
         "another program keeps it locked",
         "Close that program and try again.",
         ("locked", "busy"),
     ),
-    Fault("the disk is full", "Free some space and try again.", ("is full", "No space left")),
-    Fault(
+    LogFault("the disk is full", "Free some space and try again.", ("is full", "No space left")),
+    LogFault(
         "the file or its folder is read-only or out of reach",
         "Allow writing there, or start with another --home.",
         ("readonly", "Read-only", "Permission denied", "not permitted", "unable to open"),
     ),
     DAMAGE,
-    Fault(
+    LogFault(
         "it has no row of that number, for it is newer than the page",
         "Reload the page and start a new chat.",
         ("FOREIGN KEY",),
     ),
-    Fault(
+    LogFault(
         "another file or another program's table is in its place",
         "Start with another --home, or write to another file.",
         ("already exists",),
@@ -264,7 +264,7 @@ KNOWN = (
 )
 
 
-def diagnose(error: Exception) -> Fault:
+def diagnose(error: Exception) -> LogFault:
     text = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-    unknown = Fault(text, "Check the disk it lies on, or start with another --home.")
+    unknown = LogFault(text, "Check the disk it lies on, or start with another --home.")
     return next((fault for fault in KNOWN if any(w in text for w in fault.words)), unknown)

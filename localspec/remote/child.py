@@ -142,9 +142,9 @@ class ChildBackend:
             still_s = 0.0 if message or used_s > before_s else still_s + OPENING_LOOK_S
             if isinstance(message, wire.Progress):
                 phrase = message.phrase
-            elif isinstance(message, wire.Fault):
+            elif isinstance(message, wire.Failed):
                 raise wire.error_of(message)
-            elif isinstance(message, wire.Opened):
+            elif isinstance(message, wire.Ready):
                 return
         raise LocalspecError(STOOD_STILL.format(STILL_S))
 
@@ -258,7 +258,7 @@ class ChildBackend:
         self._send(wire.Call(call_id, method, arguments, cancel is not None))
         return call_id, pending
 
-    def _value_of(self, message: wire.Returned | wire.Fault | EngineLost) -> Any:
+    def _value_of(self, message: wire.Returned | wire.Failed | EngineLost) -> Any:
         if isinstance(message, wire.Returned):
             return message.value
         error = message if isinstance(message, EngineLost) else wire.error_of(message)
@@ -291,7 +291,7 @@ class ChildBackend:
             while self._silent_s < SILENT_S:
                 message = wire.receive(self._pipe, wire.BEAT_S)
                 self._silent_s = self._silent_s + wire.BEAT_S if message is None else 0.0
-                if isinstance(message, wire.Returned | wire.Items | wire.Fault):
+                if isinstance(message, wire.Returned | wire.Items | wire.Failed):
                     self._hand_over(message)
             self._loss = self._loss or EngineLost(SILENT)
             self._process.kill()
@@ -302,7 +302,7 @@ class ChildBackend:
             for pending in list(self._pending.values()):
                 pending.answers.put(self._loss)
 
-    def _hand_over(self, message: wire.Returned | wire.Items | wire.Fault) -> None:
+    def _hand_over(self, message: wire.Returned | wire.Items | wire.Failed) -> None:
         pending = self._pending.get(message.call_id)
         if pending is not None:
             pending.answers.put(message)

@@ -103,7 +103,7 @@ class _Engine:
         except BaseException as error:  # the edge of this process: the other one shows it
             self._send(_explained(0, error))
             return None
-        self._send(wire.Opened())
+        self._send(wire.Ready())
         return backend
 
     def serve(self, backend: Backend, queue: SimpleQueue[wire.Call]) -> None:
@@ -192,7 +192,7 @@ def _may_begin(call: wire.Call, streams: Sequence[_Stream]) -> bool:
     return not streams or (are_together and call.method in TOGETHER | BETWEEN)
 
 
-def _explained(call_id: int, error: BaseException) -> wire.Fault:
+def _explained(call_id: int, error: BaseException) -> wire.Failed:
     if not isinstance(error, LocalspecError):
         log.error("a call of the engine failed", exc_info=error)
     return wire.fault_of(call_id, error)

@@ -59,7 +59,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Opened:
+class Ready:
     """The backend is open and takes calls."""
 
 
@@ -69,7 +69,7 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class Fault:
+class Failed:
     """An error that ended a call, or the opening (call_id 0)."""
 
     call_id: int
@@ -114,13 +114,13 @@ def receive(pipe: Connection, wait_s: float | None = None) -> Any:
         raise Hangup from error
 
 
-def fault_of(call_id: int, error: BaseException) -> Fault:
+def fault_of(call_id: int, error: BaseException) -> Failed:
     is_ours = isinstance(error, errors.LocalspecError)  # others may hold what cannot be packed
     fields = dict(vars(error)) if is_ours else {}
-    return Fault(call_id, type(error).__name__, str(error), fields)
+    return Failed(call_id, type(error).__name__, str(error), fields)
 
 
-def error_of(fault: Fault) -> Exception:
+def error_of(fault: Failed) -> Exception:
     """The error as the caller would have got it in one process."""
     found = vars(errors).get(fault.name) or vars(builtins).get(fault.name)
     if not isinstance(found, type) or not issubclass(found, Exception):

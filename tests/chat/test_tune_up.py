@@ -13,8 +13,8 @@ from localspec.backend import Chunk, Description, DrafterStatus, Request
 from localspec.chat.tune_up import (
     PROMPTS,
     TEMPERATURES,
-    Run,
     TuneUp,
+    TuneUpRun,
     in_words,
     one_of_each_family,
     tune_up,
@@ -176,9 +176,9 @@ def test_one_drafter_of_each_family_is_tried() -> None:
 def test_a_machine_that_slows_down_meanwhile_is_not_held_against_the_drafter() -> None:
     """Plain before and after stand for the time between them; a restless machine is named."""
     runs = (
-        Run("code", 0.0, OFF, 10, 100.0, 0),
-        Run("code", 0.0, "draft_model", 10, 100.0, 5),
-        Run("code", 0.0, OFF, 10, 300.0, 0),
+        TuneUpRun("code", 0.0, OFF, 10, 100.0, 0),
+        TuneUpRun("code", 0.0, "draft_model", 10, 100.0, 5),
+        TuneUpRun("code", 0.0, OFF, 10, 300.0, 0),
     )
     found = TuneUp("t", "d", "cpu", runs, 3, 1.0)
     assert found.gain("draft_model", "code") == 2.0 and found.plain_drift == 3.0
@@ -189,10 +189,10 @@ def test_a_machine_that_slows_down_meanwhile_is_not_held_against_the_drafter() -
 
 def test_a_gain_is_a_ratio_of_sums() -> None:
     runs = (
-        Run("code", 0.0, OFF, 10, 100.0, 0),
-        Run("code", 0.7, OFF, 10, 200.0, 0),
-        Run("code", 0.0, "draft_model", 30, 150.0, 5),  # twice as fast
-        Run("code", 0.7, "draft_model", 10, 200.0, 5),  # as fast
+        TuneUpRun("code", 0.0, OFF, 10, 100.0, 0),
+        TuneUpRun("code", 0.7, OFF, 10, 200.0, 0),
+        TuneUpRun("code", 0.0, "draft_model", 30, 150.0, 5),  # twice as fast
+        TuneUpRun("code", 0.7, "draft_model", 10, 200.0, 5),  # as fast
     )
     found = TuneUp("t", "d", "cpu", runs, 4, 1.0)
     assert found.gain("draft_model", "code", 0.0) == 2.0
@@ -201,5 +201,5 @@ def test_a_gain_is_a_ratio_of_sums() -> None:
 
 
 def test_a_drafter_without_its_plain_twin_has_no_gain() -> None:
-    runs = (Run("code", 0.0, "draft_model", 30, 150.0, 5),)
+    runs = (TuneUpRun("code", 0.0, "draft_model", 30, 150.0, 5),)
     assert TuneUp("t", "d", "cpu", runs, 4, 1.0).gain("draft_model") is None

@@ -12,7 +12,7 @@ import pytest
 from localspec.bench.arms import default_arms
 from localspec.bench.settings import suite_settings
 from localspec.build_drafters import build_drafters
-from localspec.chat.tune_up import Run, TuneUp, in_words, one_of_each_family
+from localspec.chat.tune_up import TuneUp, TuneUpRun, in_words, one_of_each_family
 from localspec.config import SHIPPED_PROFILES, load_profiles
 from localspec.core import OFF
 from localspec.drafters.parts import Parts
@@ -77,7 +77,7 @@ def test_a_new_drafter_is_built_and_drafts(sevens: str) -> None:
 
 
 def test_a_new_drafter_has_its_name_and_colour_on_the_page(sevens: str) -> None:
-    runs = (Run("code", 0.0, OFF, 10, 200.0, 0), Run("code", 0.0, sevens, 10, 100.0, 5))
+    runs = (TuneUpRun("code", 0.0, OFF, 10, 200.0, 0), TuneUpRun("code", 0.0, sevens, 10, 100.0, 5))
     result = TuneUp("t", None, "cpu", runs, 2, 1.0)
     assert "The row of sevens is faster on code (2.0 times)" in in_words(result)
     assert "<th>the row of sevens</th>" in result_html(result, is_running=False)

@@ -11,7 +11,14 @@ import pytest
 
 from localspec.cluster_command import run
 from localspec.errors import ConfigError, MemoryShortage, SetupError
-from localspec.machine.cluster import ClusterCommand, Layout, Part, Wanted, command_for, layout_for
+from localspec.machine.cluster import (
+    ClusterCommand,
+    GpuLayout,
+    ServedModel,
+    Wanted,
+    command_for,
+    layout_for,
+)
 from localspec.machine.nvml import Gpu
 from localspec.machine.shapes import ModelShape
 
@@ -26,8 +33,8 @@ def shape(layers: int, hidden: int, heads: int, kv_heads: int, name: str = "big"
     )  # fmt: skip
 
 
-BIG = Part("org/big", shape(64, 8192, 64, 8))  # about 70 billion parameters
-SMALL = Part("org/small", shape(16, 2048, 16, 8, "small"))
+BIG = ServedModel("org/big", shape(64, 8192, 64, 8))  # about 70 billion parameters
+SMALL = ServedModel("org/small", shape(16, 2048, 16, 8, "small"))
 
 
 def gpu(number: int, free_gib: float, total_gib: float = 80.0) -> Gpu:
@@ -59,7 +66,7 @@ def test_as_few_gpus_as_hold_it_and_those_with_most_room() -> None:
 
 
 def test_heads_that_do_not_divide_are_split_by_layers() -> None:
-    odd = Part("odd", shape(64, 8192, 63, 7))
+    odd = ServedModel("odd", shape(64, 8192, 63, 7))
     layout = layout_for(wanted(target=odd), [gpu(number, 78) for number in range(2)])
     assert (layout.tensor_parallel, layout.pipeline_parallel) == (1, 2)
 
@@ -122,7 +129,7 @@ def test_without_a_gpu_it_runs_on_the_processor_with_room_for_its_caches() -> No
 
 
 def test_a_program_that_does_not_start_is_explained() -> None:
-    made = ClusterCommand((sys.executable, "-c", "exit(7)"), {}, "http://127.0.0.1:9", Layout())
+    made = ClusterCommand((sys.executable, "-c", "exit(7)"), {}, "http://127.0.0.1:9", GpuLayout())
     with pytest.raises(SetupError, match="exit code 7"):
         run(made)
     with pytest.raises(SetupError, match="--python"):

@@ -23,7 +23,7 @@ from localspec.backend import Message, Request, chunks_of
 from localspec.cluster_command import end
 from localspec.config import PROJECT_FOLDER, default_home
 from localspec.errors import ConfigError
-from localspec.machine.cluster import Part, Wanted, command_for
+from localspec.machine.cluster import ServedModel, Wanted, command_for
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.options import RemoteServer
 from localspec.remote.server import ServerBackend
@@ -46,12 +46,12 @@ def python() -> Path:
     return environment.python
 
 
-def part(name: str) -> Part:
-    return Part(str(PAIR / name), shape_from_folder(PAIR / name))
+def part(name: str) -> ServedModel:
+    return ServedModel(str(PAIR / name), shape_from_folder(PAIR / name))
 
 
 @contextmanager
-def running(method: Any, drafter: Part | None) -> Iterator[str]:
+def running(method: Any, drafter: ServedModel | None) -> Iterator[str]:
     """The server as `localspec cluster` starts it."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ import pytest
 
 from localspec.backend import DrafterStatus
 from localspec.chat.service import Status
-from localspec.chat.turn import Round, TurnView
+from localspec.chat.turn import ReplyRound, TurnView
 from localspec.drafters.registry import REGISTRY
 from localspec.machine.sources import DEMO
 from localspec.turn_stats import OffReason, TurnStats
@@ -54,7 +54,7 @@ def facts(**changes: Any) -> dict[str, str]:
 
 def test_a_pass_without_text_is_a_check_too() -> None:
     """As the last one is, where it only finds the end of the text."""
-    shown = (Round("Hello", 2, 1, "draft_model"), Round(".", 1, 0, "off"))
+    shown = (ReplyRound("Hello", 2, 1, "draft_model"), ReplyRound(".", 1, 0, "off"))
     state = live_state(replace(IDLE, reply=view(rounds=shown)), rounds_from=1)
     assert (len(state["rounds"]), state["num_rounds"]) == (1, 2)
     assert state["num_checks"] == STATS.num_steps > 2

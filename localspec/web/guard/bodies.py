@@ -23,7 +23,7 @@ DROPPED_BYTES = 256 * 2**20  # of a body that is too long
 PAUSE_S = 0.2  # after which no more of it is waited for
 
 
-class Refused(Exception):
+class BodyRefused(Exception):
     """The body cannot be taken. status: the HTTP answer; the message: a sentence for it."""
 
     def __init__(self, status: int, sentence: str) -> None:
@@ -44,19 +44,23 @@ class Bodies:
         self._num_reading = 0
 
     async def read(self, receive: Receive, content_length: str | None, max_bytes: int) -> bytes:
-        """The whole body. Raises Refused or Gone."""
+        """The whole body. Raises BodyRefused or Gone."""
         is_long = content_length is not None and not _is_within(content_length, max_bytes)
         if self._num_reading >= self._max_at_once:
-            raise Refused(503, "Too much is being sent at the same time. Try again in a moment.")
+            raise BodyRefused(
+                503, "Too much is being sent at the same time. Try again in a moment."
+            )
         self._num_reading += 1
         try:
             body = await _collected(receive, max_bytes, is_long, self._body_s)
         except TimeoutError:
-            raise Refused(408, "This arrived too slowly and was dropped. Send it again.") from None
+            raise BodyRefused(
+                408, "This arrived too slowly and was dropped. Send it again."
+            ) from None
         finally:
             self._num_reading -= 1
         if body is None:
-            raise Refused(413, "This is too long to be sent at once.")
+            raise BodyRefused(413, "This is too long to be sent at once.")
         return body
 
 
@@ -94,8 +98,8 @@ async def _collected(
 
 
 def refuse_files(body: bytes) -> None:
-    """Raises Refused for JSON that holds what Gradio takes for a file. Only bodies that could are
-    read: a key may be written with escapes."""
+    """Raises BodyRefused for JSON that holds what Gradio takes for a file. Only bodies that could
+    are read: a key may be written with escapes."""
     is_suspect = (b"meta" in body and b"path" in body) or b"\\u" in body
     if not is_suspect:
         return
@@ -104,7 +108,7 @@ def refuse_files(body: bytes) -> None:
     except ValueError:
         found = True  # nothing that our page would send
     if found:
-        raise Refused(403, "This names a file. localspec takes none by its path.")
+        raise BodyRefused(403, "This names a file. localspec takes none by its path.")
 
 
 def _has_file(data: Any) -> bool:

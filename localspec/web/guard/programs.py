@@ -19,7 +19,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from localspec.api.faults import Fault
 from localspec.errors import StoreError
-from localspec.web.guard.bodies import Bodies, Gone, Refused, replayed
+from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, replayed
 from localspec.web.guard.hosts import Hosts
 from localspec.web.guard.policy import App, Receive, Scope, Send
 
@@ -102,7 +102,7 @@ class ProgramGuard:
                 return Fault(401, NO_KEY, "invalid_api_key", headers=CHALLENGE), None
             length = headers.get("content-length")
             return None, await self._bodies.read(receive, length, BODY_BYTES)
-        except Refused as refused:
+        except BodyRefused as refused:
             closes = {"connection": "close"}  # the rest of the body is not read
             return Fault(refused.status, str(refused), headers=closes), None
         except StoreError as error:

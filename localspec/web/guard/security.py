@@ -34,7 +34,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from localspec.web.guard.bodies import Bodies, Gone, Refused, refuse_files, replayed
+from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, refuse_files, replayed
 from localspec.web.guard.hosts import Hosts
 from localspec.web.guard.password import FORM, Password, Tries, password_in
 from localspec.web.guard.policy import (
@@ -200,7 +200,7 @@ class Guard:
                 refuse_files(body)
         except Gone:
             return None
-        except Refused as refused:
+        except BodyRefused as refused:
             await _answer(scope, send, refused.status, str(refused), CLOSE)
             return None
         return body

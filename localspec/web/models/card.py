@@ -16,7 +16,7 @@ from localspec.machine.downloads import Download, FileProgress, in_words, so_far
 from localspec.machine.hardware import gib
 from localspec.machine.hub_files import gb
 from localspec.machine.plans import Plan
-from localspec.machine.recommend import Card, ExpectedGain, Part
+from localspec.machine.recommend import Card, CardPart, ExpectedGain
 from localspec.record.rows import RecentGain
 
 ANYWAY = (
@@ -192,7 +192,7 @@ def _download_html(card: Card) -> str:
     return f"{total}, {room}" + (f'<br><span class="ls-mfine">{parts}</span>' if parts else "")
 
 
-def _part_words(part: Part) -> str:
+def _part_words(part: CardPart) -> str:
     state = "here" if part.is_here else gb(part.num_bytes)
     return f"{html.escape(part.id)}: {state}"
 

@@ -48,7 +48,7 @@ class ShownToken(NamedTuple):
     confidence: float | None = None
 
 
-class Run(NamedTuple):
+class TokenRun(NamedTuple):
     """Text and the tokens that make it up; shown as the last of them, which completed it."""
 
     text: str
@@ -88,7 +88,7 @@ class Provenance:
     text: str
     tokens: tuple[ShownToken, ...]
     rounds: tuple[ShownRound, ...]
-    runs: tuple[Run, ...] | None
+    runs: tuple[TokenRun, ...] | None
     has_drafts: bool
     counts: Mapping[Kind, int] = field(default_factory=dict)
 
@@ -208,15 +208,17 @@ def _missed(
     )
 
 
-def _runs(earlier: str, tokens: Sequence[ShownToken], pieces: Sequence[str]) -> tuple[Run, ...]:
-    runs = [Run(earlier, ())] if earlier else []
+def _runs(
+    earlier: str, tokens: Sequence[ShownToken], pieces: Sequence[str]
+) -> tuple[TokenRun, ...]:
+    runs = [TokenRun(earlier, ())] if earlier else []
     waiting: tuple[ShownToken, ...] = ()
     for token, piece in zip(tokens, pieces, strict=False):
         waiting = (*waiting, token)
         if piece:
-            runs.append(Run(piece, waiting))
+            runs.append(TokenRun(piece, waiting))
             waiting = ()
     if waiting and runs:  # a control token at the end has no text of its own
         last = runs.pop()
-        runs.append(Run(last.text, (*last.tokens, *waiting)))
+        runs.append(TokenRun(last.text, (*last.tokens, *waiting)))
     return tuple(runs)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from localspec.chat.audit import describe
-from localspec.chat.race import NUM_RUNS, Gains, Lane, RacePhase, RaceView, Run
+from localspec.chat.race import NUM_RUNS, Gains, Lane, RacePhase, RaceRun, RaceView
 from localspec.turn_stats import TurnStats
 from localspec.units import DASH, took
 from localspec.web.live import ENDED, credited
@@ -72,7 +72,7 @@ def _drafter(lane: Lane) -> str:
 
 
 def _of_runs(
-    runs: Sequence[Run],
+    runs: Sequence[RaceRun],
     read: Callable[[TurnStats], float | None],
     say: Callable[[float | None], str] = number,
 ) -> str:

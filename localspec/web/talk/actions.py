@@ -18,7 +18,7 @@ CAN_GO_ON = ("stopped", "interrupted")
 
 
 @dataclass(frozen=True)
-class Place:
+class PlacedMessage:
     """A message where it stands. row: the logged turn of a reply, None where there is none.
     is_last: nothing was said after it, and no reply to it is being written."""
 
@@ -33,16 +33,16 @@ class Action:
 
     name: str
     label: str
-    applies: Callable[[Place], bool]
+    applies: Callable[[PlacedMessage], bool]
 
 
-def _can_go_on(place: Place) -> bool:
+def _can_go_on(place: PlacedMessage) -> bool:
     is_cut = place.row is not None and place.row["finish_reason"] == "length"
     is_open = place.message.state in CAN_GO_ON or is_cut
     return place.is_last and place.message.role == "assistant" and is_open
 
 
-def _can_be_answered(place: Place) -> bool:
+def _can_be_answered(place: PlacedMessage) -> bool:
     return place.is_last or place.message.role == "assistant"
 
 
@@ -57,7 +57,7 @@ ACTIONS = (
 )
 
 
-def actions_html(place: Place) -> str:
+def actions_html(place: PlacedMessage) -> str:
     """The row; nothing for a message that is not stored yet."""
     if place.message.message_id is None:
         return ""
@@ -66,7 +66,7 @@ def actions_html(place: Place) -> str:
     return f'<span class="ls-acts">{"".join(links)}</span>'
 
 
-def _label(action: Action, place: Place) -> str:
+def _label(action: Action, place: PlacedMessage) -> str:
     """Copying leaves out what the model thought, and says so."""
     is_part = action.name == "copy" and place.message.thinking
     return "Copy without the thinking" if is_part else action.label

@@ -18,7 +18,7 @@ from localspec.chat.service import Reply, ShownMessage, clean
 from localspec.chat.turn import TurnView
 from localspec.units import took
 from localspec.web.live import badge, footer, short
-from localspec.web.talk.actions import CAN_GO_ON, Place, actions_html, link
+from localspec.web.talk.actions import CAN_GO_ON, PlacedMessage, actions_html, link
 from localspec.web.talk.plain_markdown import MARK, as_text
 from localspec.web.words import counted, time_of_day
 from localspec.workloads import FILE
@@ -39,7 +39,7 @@ def chat_messages(
     found = []
     for index, message in enumerate(shown):
         row = rows.get(message.message_id)
-        place = Place(message, row, index == len(shown) - 1 and not is_running)
+        place = PlacedMessage(message, row, index == len(shown) - 1 and not is_running)
         if message.thinking:
             found.append(_thought(message.thinking, _thought_title(row)))
         found.append(_person(place) if message.role == "user" else _reply(place))
@@ -96,7 +96,7 @@ def together_line(views: Sequence[TurnView], num_slots: int | None = None) -> st
     return line
 
 
-def _person(place: Place) -> ChatMessage:
+def _person(place: PlacedMessage) -> ChatMessage:
     message = place.message
     handle = message.message_id
     text, files = parted(message.text)
@@ -130,7 +130,7 @@ def file_size(num_bytes: int) -> str:
     return f"{num_bytes / 1_000_000:.1f} MB"
 
 
-def _reply(place: Place) -> ChatMessage:
+def _reply(place: PlacedMessage) -> ChatMessage:
     message, row = place.message, place.row
     notes = []
     error = message.error or (row["error"] if row is not None else None)
@@ -200,7 +200,7 @@ def _arrow(sign: str, title: str, message_id: int | None) -> str:
     return f'<a class="ls-do ls-show ls-m-{message_id}" href="#show" title="{title}">{sign}</a>'
 
 
-def _note(name: str, parts: Sequence[str], place: Place | None = None) -> str:
+def _note(name: str, parts: Sequence[str], place: PlacedMessage | None = None) -> str:
     said = " · ".join(part for part in parts if part)
     acts = "" if place is None else actions_html(place)
     return f'<p class="{name}"><span>{said}</span>{acts}</p>' if said or acts else ""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from localspec.backend import Server
-from localspec.chat.race import Lane, RaceView, Run
+from localspec.chat.race import Lane, RaceRun, RaceView
 from localspec.errors import ConfigError
 from localspec.turn_stats import TurnStats
 from localspec.web.proof.race_html import race_html
@@ -44,7 +44,7 @@ def test_a_race_shows_both_lanes_and_the_verdict(page: Visit, site: Site) -> Non
 
 
 def test_a_race_in_which_nothing_was_drafted_tells_no_gain() -> None:
-    plain = Run(2.0, (1, 2), TurnStats(9, num_output_tokens=2, num_steps=2, decode_ms=1900.0))
+    plain = RaceRun(2.0, (1, 2), TurnStats(9, num_output_tokens=2, num_steps=2, decode_ms=1900.0))
     lucky = replace(plain, seconds=1.0)
     lanes = Lane("plain", runs=(plain,)), Lane("speculative", runs=(lucky,))
     said = race_html(RaceView(True, *lanes, phase="done", is_same=True))
