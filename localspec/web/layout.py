@@ -95,16 +95,16 @@ GRIP = "M6 4v0M10 4v0M6 8v0M10 8v0M6 12v0M10 12v0"  # six dots
 
 STRIP_HTML = f"""
 <section id="ls-strip" aria-label="Model and speed" data-phase="connecting">
-  <button type="button" id="ls-model" aria-haspopup="menu" aria-expanded="false">
-    <b id="ls-model-name">{DASH}</b> <small id="ls-model-detail"></small>
-    <span class="ls-caret" aria-hidden="true"></span></button>
   <p class="ls-now"><i class="ls-dot" aria-hidden="true"></i><span id="ls-phase">Connecting</span>
     <span title="Of writing; reading the prompt is not counted"><b id="ls-speed">{DASH}</b>
     tok/s</span></p>
-  <p class="ls-won"><span id="ls-gain"></span><span id="ls-guesses"></span></p>
-  <button type="button" id="ls-why-open" class="ls-icon" aria-expanded="false"
-    aria-controls="ls-why" aria-label="How fast, and why" title="How fast, and why">
-    <span aria-hidden="true">i</span></button>
+  <button type="button" id="ls-model" aria-haspopup="menu" aria-expanded="false">
+    <b id="ls-model-name">{DASH}</b> <small id="ls-model-detail"></small>
+    <span class="ls-caret" aria-hidden="true"></span></button>
+  <div class="ls-won"><p><span id="ls-gain"></span><span id="ls-guesses"></span></p>
+    <button type="button" id="ls-why-open" class="ls-icon" aria-expanded="false"
+      aria-controls="ls-why" aria-label="How fast, and why" title="How fast, and why">
+      <span aria-hidden="true">i</span></button></div>
 </section>
 <section id="ls-why" role="dialog" aria-labelledby="ls-why-title" hidden>
   <div class="ls-why-head"><h2 id="ls-why-title">How fast, and why</h2>

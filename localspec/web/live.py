@@ -156,7 +156,7 @@ def _figures(stats: TurnStats | None) -> dict[str, Any]:
     gain = _gain(stats, stats.speedup, stats.least_speedup)
     return {
         "speed": DASH if speed is None else rate(speed),
-        "gain": gain,
+        "gain": gain.partition(":")[0],  # the popover and the line under the reply say why
         "gain_is": direction(gain),
         "guesses": f"{right} of guesses right" if stats.num_draft_tokens else "",
     }
