@@ -40,9 +40,9 @@ MAX_EARLIER_CHARACTERS = 400_000  # about 100,000 tokens
 
 @dataclass(frozen=True)
 class ConversationRow:
-    """A conversation in the list. updated_at_utc: of its newest message. snippet, message_id:
-    where a search found its words; "" and None where only the title has them or there was no
-    search. All texts are plain text."""
+    """A conversation in the list. newest_id, updated_at_utc: of its newest message. snippet,
+    message_id: where a search found its words; "" and None where only the title has them or there
+    was no search. All texts are plain text."""
 
     id: int
     title: str
@@ -51,6 +51,7 @@ class ConversationRow:
     snippet: str = ""
     message_id: int | None = None
     folder_id: int | None = None
+    newest_id: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class ConversationList:
                 search.snippet_of(texts.get(message_id or 0, ""), words),
                 message_id,
                 row.folder_id,
+                row.newest_id,
             )
             for row in found
             if (message_id := hits.get(row.id)) is not None or _has_all(row.title, words)
@@ -178,6 +180,7 @@ class ConversationList:
             bool(row["is_pinned"]),
             row["updated_at_utc"],
             folder_id=row["folder_id"],
+            newest_id=row["newest_id"],
         )
 
     def _is_shown(self, row: dict[str, Any]) -> bool:

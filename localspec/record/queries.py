@@ -78,7 +78,7 @@ SELECT message_id FROM back ORDER BY depth DESC
 
 # → the list of the page's conversations, pinned ones first, then by the newest message
 HISTORY = """
-SELECT conversation.id, title, is_pinned, folder_id, has_text,
+SELECT conversation.id, title, is_pinned, folder_id, has_text, newest.id AS newest_id,
     message.created_at_utc AS updated_at_utc
 FROM conversation
 JOIN (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from localspec.chat.service import ReplySettings
 from tests.fakes import REPLY
+from tests.waiting import WAIT_S
 from tests.web.checks import ask, bubbles, newest, num_rows, wait_for_reply
 from tests.web.conftest import Open, Site, until
 
@@ -60,15 +62,24 @@ def test_check_8_a_reload_finds_the_running_reply_again_and_shows_it_once(
     assert len(bubbles(page)) == 1 and bubbles(page)[0].count(END) == 1
 
 
-def test_the_lists_of_two_windows_show_what_is_done_in_either(visit: Open, site: Site) -> None:
+def test_two_windows_show_what_is_done_and_said_in_either(visit: Open, site: Site) -> None:
+    """However soon the reply is there, and without any of them coming to the front."""
     left, right = visit(), visit()
     for page in (left, right):
         page.open("&c=new")
     ask(left, "echo about terns", "about terns")
     right.wait_for("echo about terns", "#ls-history")
-    site.service.rename(site.service.conversations()[0].id, "Birds")
+    chat = site.service.conversations()[0].id
+    site.service.rename(chat, "Birds")
     for page in (left, right):
         page.wait_for("Birds", "#ls-history")
+    right.open_chat(chat)
+    right.wait_for("about terns")
+    quick = site.service.submit(chat, "echo about auks", ReplySettings())
+    assert quick is not None and quick.done.wait(WAIT_S)
+    for page in (left, right):
+        page.wait_for("echo about auks")
+    assert bubbles(left) == bubbles(right) == ["echo about terns", "echo about auks"]
 
 
 def test_check_9_two_tabs_queue_their_texts_stay_apart_and_one_chat_ends_alike(

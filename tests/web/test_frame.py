@@ -69,7 +69,7 @@ def narrow(page: Visit) -> Iterator[Visit]:
     page.page.locator("#ls-side.open").wait_for(state="detached")
     yield page
     page.page.set_viewport_size(VIEWPORT)
-    page.page.get_by_role("button", name="Open conversations").click()
+    page.page.locator("#ls-side.open").wait_for()  # it comes back
 
 
 def stands_still(page: Visit) -> None:

@@ -131,10 +131,7 @@ def test_where_rounds_are_uneven_what_the_gain_is_at_least_is_said() -> None:
     assert facts(stats=uneven)["Without drafting"] == f"at most {rate(most)} tok/s"
     for least_ms in (STATS.decode_ms * 1.09, STATS.decode_ms * 0.9):
         even = replace(STATS, reply_ms=STATS.decode_ms).compared(None, least_ms)
-        assert (
-            live_state(replace(IDLE, reply=view(stats=even)))["gain"]
-            == "gain unknown"
-        )
+        assert live_state(replace(IDLE, reply=view(stats=even)))["gain"] == "gain unknown"
 
 
 def test_what_a_gain_is_at_least_is_not_said_of_a_few_tokens_or_beside_the_gain() -> None:

@@ -64,9 +64,12 @@ onNews("all", (text) => {
 });
 
 // What another tab does with this chat is shown here too, unless this one is busy with it: a reply that
-// is written there, and all else when this tab comes to the front.
+// is written there, a message that the list knows to be the newest, and all else when this tab comes
+// to the front.
 const LOOKS = 5; // so many in a row: what this tab asks for itself is shown within fewer
+const OWN_MS = 3000; // and its own messages stand by then
 let numUnshown = 0;
+let newest = {}; // the chat and its newest message, as the list said last
 const isBusy = () => !byId("ls-stop")?.disabled || Boolean(document.querySelector(".ls-editor"));
 function openAgain() {
   const handle = Number(new URLSearchParams(location.search).get("c"));
@@ -78,6 +81,14 @@ window.addEventListener("ls-looked", ({ detail: isWritten }) => {
   numUnshown = isWritten && !isBusy() ? numUnshown + 1 : 0;
   if (numUnshown === LOOKS) openAgain();
 });
+whenDrawn(["ls-history"], (list) => new MutationObserver(() => {
+  const told = { ...list.querySelector(".ls-row:has([aria-current])")?.dataset };
+  const isNew = told.handle === newest.handle && told.newest !== newest.newest;
+  newest = told;
+  if (isNew) setTimeout(() => {
+    if (told.handle === newest.handle && !document.querySelector(`#ls-written .ls-m-${told.newest}`)) openAgain();
+  }, OWN_MS);
+}).observe(list, { childList: true, subtree: true, attributeFilter: ["data-newest"] }));
 document.addEventListener("visibilitychange", () => { if (!document.hidden) openAgain(); });
 
 // The column scrolls with the text unless the person has scrolled up to read.

@@ -213,11 +213,15 @@ whenDrawn(["ls-side", "ls-settings", "ls-history"], (side, settings, history) =>
   for (const each of [side, settings])
     new MutationObserver(nameToggles).observe(each, { attributes: true, attributeFilter: ["class"] });
   if (window.innerWidth >= ROOM_FOR_SETTINGS_PX && localStorage.getItem(KEPT)) setSide("ls-settings", true);
-  if (window.innerWidth < NARROW_PX) setSide("ls-side", false);
-  // Made narrow, or turned upright, the page would lie under its sides.
-  window.matchMedia(`(max-width: ${NARROW_PX - 1}px)`).addEventListener("change", (event) => {
-    if (event.matches) for (const name of ["ls-side", "ls-settings"]) setSide(name, false);
-  });
+  // Narrow, or turned upright, the page would lie under its sides; they come back when it is wide.
+  let closed = [];
+  const fit = ({ matches: isNarrow }) => {
+    if (isNarrow) closed = ["ls-side", "ls-settings"].filter(sideIsOpen);
+    for (const name of closed) setSide(name, !isNarrow);
+  };
+  const narrow = window.matchMedia(`(max-width: ${NARROW_PX - 1}px)`);
+  narrow.addEventListener("change", fit);
+  if (narrow.matches) fit(narrow);
   keepFocus(history, focusAgain, placeInList);
   applyTheme();
   nameToggles();
