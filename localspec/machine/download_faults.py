@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localspec.errors import LocalspecError, first_line
 
@@ -67,7 +68,7 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
         "Connect to the network (or set the proxy) and continue; what has arrived is kept.",
     ),
     "captive_portal": (
-        "The network answered with a page of its own in place of the model: perhaps one that "
+        "The network answered with a page of its own in place of the hub's: perhaps one that "
         "wants a sign-in first, as in hotels and trains.",
         "Open any web page, sign in there, and continue.",
     ),
@@ -125,6 +126,13 @@ class DownloadFault:
 
     def __str__(self) -> str:
         return f"{self.text} {self.remedy}"
+
+
+def of_question(found: DownloadFault) -> DownloadFault:
+    """The same of what only asks the hub: nothing arrived, and no download goes on."""
+    remedy = re.sub("[:;] what has arrived is kept", "", found.remedy)
+    remedy = remedy.replace("Continue", "Try again").replace("continue", "try again")
+    return replace(found, remedy=remedy)
 
 
 class DownloadError(LocalspecError):

@@ -279,7 +279,8 @@ def run(model_id: str, flag: str = "", most_params: str = "") -> int:
             place = fetch(model_id, lambda found: say(survey=asdict(found)), report)
             say(folder=str(place))
     except Exception as error:  # the edge of this process: whoever reads it must be told why
-        say(fault=asdict(fault_of(error, model_id)))
+        what = "The list of models" if flag == "--search" else model_id
+        say(fault=asdict(fault_of(error, what)))
         return 1
     return 0
 

@@ -181,7 +181,9 @@ def test_a_search_that_fails_or_finds_nothing_says_so(
     place.hub.refusal = Refusal(503, "")  # the client's own list of models asks six times, for 24 s
     num_before = len(place.hub.searches)
     act(controller, "search", value="x", size="")
-    assert "ls-mfault" in parts(controller)["results"] and len(place.hub.searches) == num_before + 1
+    said = parts(controller)["results"]
+    assert "ls-mfault" in said and len(place.hub.searches) == num_before + 1
+    assert "Try again in a few minutes." in said and "arrived" not in said
     with pytest.raises(RequestError):
         act(controller, "search", value="x", size="all")
 
