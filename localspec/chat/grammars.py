@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.template import ChatTemplate
-from localspec.errors import LocalspecError, RequestError, first_line
+from localspec.errors import RequestError, first_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -104,7 +104,9 @@ class Grammars:
                 "The reply that is to be continued does not begin as its response format or tool "
                 "asks. Leave it out, or ask for text."
             )
-        return ReplyGrammar(matcher)
+        found = ReplyGrammar(matcher)
+        found.masks((), [()])  # a schema that ends nowhere is found out by its first mask
+        return found
 
     def _indexed(self) -> LLTokenizer:
         if self._vocabulary is None:
@@ -134,7 +136,7 @@ class ReplyGrammar:
         self._path = list[int]()  # what the matcher has read
 
     def masks(self, reply: Sequence[int], texts: Sequence[Sequence[int]]) -> list[bytes]:
-        """See core.Grammar. Raises LocalspecError where a state is too complex to go on from."""
+        """See core.Grammar. Raises RequestError where a state is too complex to go on from."""
         return [self._mask([*reply, *text]) for text in texts]
 
     def forced(self, text: Sequence[int]) -> tuple[int, ...]:
@@ -145,7 +147,7 @@ class ReplyGrammar:
         is_reached = self._go_to(text)
         found: bytes = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise LocalspecError(
+            raise RequestError(
                 "The format that the reply is held to became too complex to go on "
                 f"({first_line(ValueError(self._matcher.get_error()))}). Simplify its schema."
             )

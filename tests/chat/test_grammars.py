@@ -172,6 +172,11 @@ def test_a_schema_that_cannot_be_held_to_is_refused(schema: dict[str, Any]) -> N
             grammar_of(**asked)  # type: ignore[arg-type]
 
 
+def test_a_schema_that_ends_nowhere_is_refused_before_its_reply_begins() -> None:
+    with pytest.raises(RequestError, match=r"too complex to go on .*Simplify its schema"):
+        grammars().of(grammar_of({"$ref": "#"}))
+
+
 @pytest.mark.parametrize("name", ["smollm", "llama2"])
 def test_real_vocabularies_spell_a_valid_reply(shared_data: Path, name: str) -> None:
     of_model = ChatTemplate.load(shared_data / "tokenizers" / name)
