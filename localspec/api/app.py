@@ -2,13 +2,15 @@
 
 Contract: an application of Starlette that reads a body whole, answers one request and knows nothing
 of keys, hosts and origins: those are checked before it (web.guard.programs). A request that names a
-model which is not loaded is refused; one that names none is answered by what is loaded.
+model which is not loaded is refused; one that names none is answered by what is loaded. During the
+first load a request waits, for which names are right is known after it.
 
 Not here: what a body may hold and how an answer looks (chat_completions and its neighbours).
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from datetime import UTC, datetime
@@ -34,6 +36,7 @@ from localspec.backend import Description, Request
 from localspec.chat.programs import ProgramService
 from localspec.errors import LocalspecError
 
+LOOK_S = 0.05
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -89,14 +92,14 @@ class _Interfaces:
     async def chat(self, http: HttpRequest) -> Response:
         fields = await _read(http, chat_completions.ChatFields)
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
-        head = self._head(fields, "chatcmpl", kind)
+        head = await self._head(fields, "chatcmpl", kind)
         answer = partial(chat_completions.answer, head=head)
         events = partial(chat_completions.events, head=head, has_usage_event=fields.has_usage_event)
         return await self._replied(http, fields, fields.requests(), answer, events)
 
     async def complete(self, http: HttpRequest) -> Response:
         fields = await _read(http, completions.CompletionFields)
-        head, num = self._head(fields, "cmpl", "text_completion"), fields.num_choices
+        head, num = await self._head(fields, "cmpl", "text_completion"), fields.num_choices
         answer = partial(completions.answer, head=head, num_choices=num)
         events = partial(
             completions.events, head=head, num_choices=num, has_usage_event=fields.has_usage_event
@@ -105,21 +108,21 @@ class _Interfaces:
 
     async def respond(self, http: HttpRequest) -> Response:
         fields = await _read(http, responses.ResponseFields)
-        response = responses.Response(fields, self._require_model(fields.model))
+        response = responses.Response(fields, await self._answering(fields.model))
         answer = partial(responses.answer, response=response)
         events = partial(responses.events, response=response)
         return await self._replied(http, fields, fields.requests(), answer, events)
 
     async def message(self, http: HttpRequest) -> Response:
         fields = await _read(http, messages.MessagesFields)
-        head = messages.MessageHead(self._require_model(fields.model), fields.stop_sequences)
+        head = messages.MessageHead(await self._answering(fields.model), fields.stop_sequences)
         answer = partial(messages.answer, head=head)
         events = partial(messages.events, head=head)
         return await self._replied(http, fields, fields.requests(), answer, events)
 
     async def count(self, http: HttpRequest) -> Response:
         fields = await _read(http, messages.CountFields)
-        self._require_model(fields.model)
+        await self._answering(fields.model)
         counted = await run_in_threadpool(self._service.count_tokens, *fields.requests())
         return JSONResponse({"input_tokens": counted})
 
@@ -137,16 +140,23 @@ class _Interfaces:
             return streamed(asked, http, events(asked))
         return JSONResponse(await whole_or_gone(http, asked, answer(asked)))
 
-    def _head(self, fields: Common, prefix: str, kind: str) -> chat_completions.Head:
+    async def _head(self, fields: Common, prefix: str, kind: str) -> chat_completions.Head:
         """Raises Refused for a model that is not loaded."""
-        name, known = self._require_model(fields.model), self._service.known
+        name, known = await self._answering(fields.model), self._service.known
         fingerprint = None if known is None else known.fingerprint
         return chat_completions.Head(prefix, kind, name, fingerprint)
+
+    async def _answering(self, name: str | None) -> str:
+        """As `_require_model`, once it is known what is loaded."""
+        lifecycle = self._service.service.lifecycle
+        while lifecycle.known is None and lifecycle.phase in ("loading", "restarting"):
+            await asyncio.sleep(LOOK_S)
+        return self._require_model(name)
 
     def _require_model(self, name: str | None) -> str:
         """The name of the model that answers. Raises Refused."""
         known = self._service.known
-        if known is None:  # the first load is under way
+        if known is None:  # the reply says why
             return name or "localspec"
         if name not in (None, known.target):
             sentence = f"There is no model {name!r} here, but {known.target!r}. Name that, or none."

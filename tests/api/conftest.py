@@ -84,10 +84,18 @@ class Doors:
 
 
 @contextmanager
-def serving(backend: Backend, folder: Path) -> Iterator[Doors]:
-    """The interfaces over a backend, on a free port."""
+def serving(
+    backend: Backend, folder: Path, may_load: threading.Event | None = None
+) -> Iterator[Doors]:
+    """The interfaces over a backend, on a free port. may_load: before it is set, it loads."""
+
+    def opened(report: object) -> Backend:
+        if may_load is not None:
+            may_load.wait(20.0)
+        return backend
+
     with closing(Store.open(folder / "localspec.db")) as store, socket.socket() as bound:
-        service = ChatService(store, session_info, lambda report: backend)
+        service = ChatService(store, session_info, opened)
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         app = with_interfaces(nothing_else, service, "127.0.0.1", port, ["http://allowed.test"])
@@ -96,7 +104,7 @@ def serving(backend: Backend, folder: Path) -> Iterator[Doors]:
         thread.start()
         service.start()
         # Loaded, not "ready": before that a real engine measures its costs, which a request ends.
-        until(lambda: server.started and service.lifecycle.backend is not None)
+        until(lambda: server.started and (may_load or service.lifecycle.backend) is not None)
         try:
             yield Doors(service, backend, port, store.api_keys.make("test"))
         finally:

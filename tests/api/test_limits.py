@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,27 @@ def test_a_full_queue_is_429_with_retry_after(
         )
     assert caught.value.response.headers["retry-after"] == "64"
     assert caught.value.code == "queue_full"
+
+
+def test_a_request_during_the_first_load_is_judged_after_it(tmp_path: Path) -> None:
+    may_load, script = threading.Event(), Script(reply="one two")
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
+    with (
+        serving(FakeBackend(script), tmp_path, may_load) as doors,
+        doors.http() as http,
+        ThreadPoolExecutor() as pool,
+    ):
+        paths = ("/v1/chat/completions", "/v1/messages")
+        asked = [
+            pool.submit(http.post, path, json=body | more)
+            for path in paths
+            for more in ({"model": "gpt-9"}, {"model": "demo-12m"}, {})
+        ]
+        assert not wait(asked, 0.3).done
+        may_load.set()
+        answers = [one.result() for one in asked]
+    assert [one.status_code for one in answers] == 2 * [404, 200, 200]
+    assert {one.json().get("model") for one in answers} == {None, "demo-12m"}
 
 
 @pytest.mark.slow
