@@ -23,7 +23,7 @@ from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
 from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
-from localspec.formats.folder_files import check_folder, weight_files
+from localspec.formats.folder_files import check_folder, name_of, weight_files
 from localspec.formats.lengths import longest_of
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.hardware import gib
@@ -266,7 +266,7 @@ def _foreign(
     if folder is None:
         return None, "no draft with another vocabulary was chosen; --draft may name one."
     try:
-        report(f"loading {folder.name}")
+        report(f"loading {name_of(folder)}")
         loaded = _load_draft(folder, target, places)
         return (foreign(source.target, folder, loaded.model), loaded), ""
     except (ModelError, MemoryShortage) as error:
@@ -287,7 +287,7 @@ def _load_draft(folder: Path, target: LanguageModel, places: Sequence[Place]) ->
         return _Draft(load_at(folder, there, is_fastest=True).model, there, None)
     keep_out_of_ram(there)
     model = load_at(folder, there, is_fastest=True).model
-    moved = f"The draft model {folder.name} runs on {there.hardware.device_name}, {why}"
+    moved = f"The draft model {name_of(folder)} runs on {there.hardware.device_name}, {why}"
     return _Draft(model, there, moved)
 
 

@@ -30,7 +30,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from localspec.errors import ConfigError, MemoryShortage, ModelError
-from localspec.formats.folder_files import check_folder, weight_files
+from localspec.formats.folder_files import check_folder, name_of, weight_files
 from localspec.formats.lengths import longest_of
 from localspec.formats.stored import stored_of
 from localspec.machine.folder_shapes import shape_from_folder
@@ -213,14 +213,14 @@ def _shortage(folder: Path, place: Place, free: int) -> str | None:
     if needed <= free:
         return None
     return (
-        f"{folder.name} needs {gib(needed, ceil)} for its weights and {place.context_length} "
+        f"{name_of(folder)} needs {gib(needed, ceil)} for its weights and {place.context_length} "
         f"tokens of context, and {gib(free, floor)} is free on {place.hardware.device_name}."
     )
 
 
 def _shortage_of_ram(folder: Path, place: Place) -> str | None:
     """The same of the RAM, where quantised weights are unpacked before they go to a GPU."""
-    stored = stored_of(check_folder(folder), folder.name)
+    stored = stored_of(check_folder(folder), name_of(folder))
     if place.device.type != "cuda" or stored is None or not stored.is_unpacked:
         return None
     shape, free = _shape(folder), place.hardware.host.ram_available_bytes
@@ -228,8 +228,9 @@ def _shortage_of_ram(folder: Path, place: Place) -> str | None:
     if needed <= free:
         return None
     return (
-        f"{folder.name} keeps its weights as {stored.title}, which are unpacked in the RAM before "
-        f"they go to the GPU: that takes {gib(needed, ceil)}, and {gib(free, floor)} is free."
+        f"{name_of(folder)} keeps its weights as {stored.title}, which are unpacked in the RAM "
+        f"before they go to the GPU: that takes {gib(needed, ceil)}, and {gib(free, floor)} is "
+        "free."
     )
 
 

@@ -27,6 +27,7 @@ from localspec.chat.template_process import template_process
 from localspec.chat.thinking import SWITCHES, THINK, marks_in, turn_of
 from localspec.errors import ModelError, RequestError, first_line
 from localspec.files import read_json
+from localspec.formats.folder_files import require_tokenizer, template_of_processor
 from localspec.thought import ThoughtLimit
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class ChatTemplate:
 
         # By the family AutoTokenizer would build a class that splits text in its own way, whatever
         # tokenizer.json says.
+        require_tokenizer(folder)
         is_whole = (folder / "tokenizer.json").is_file()
         reader: Any = PreTrainedTokenizerFast if is_whole else AutoTokenizer
         try:
@@ -108,6 +110,7 @@ class ChatTemplate:
                 f"The tokenizer in {folder} cannot be read ({first_line(error)}). "
                 "The folder needs tokenizer.json and tokenizer_config.json as published."
             ) from error
+        tokenizer.chat_template = tokenizer.chat_template or template_of_processor(folder)
         return cls(tokenizer, end_ids_of_folder(folder), is_raw)
 
     def render(

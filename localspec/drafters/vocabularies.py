@@ -34,6 +34,7 @@ import torch
 
 from localspec.errors import ModelError
 from localspec.files import parsed
+from localspec.formats.folder_files import name_of
 from localspec.forward.model import LanguageModel
 
 if TYPE_CHECKING:
@@ -95,13 +96,13 @@ class Foreign:
 
 def load_vocabulary(folder: Path) -> Vocabulary:
     """The vocabulary of a model folder. Raises ModelError with what is missing or unfit."""
-    return Vocabulary(_state(folder), folder.name)
+    return Vocabulary(_state(folder), name_of(folder))
 
 
 def foreign(target_folder: Path, draft_folder: Path, model: LanguageModel) -> Foreign:
     """A loaded draft `model` with other tokens, ready for Parts. Raises ModelError."""
     own = load_vocabulary(draft_folder)
-    require_ids_within(own, model.vocab_size, draft_folder.name)
+    require_ids_within(own, model.vocab_size, name_of(draft_folder))
     return Foreign(model, own, load_vocabulary(target_folder))
 
 
@@ -139,7 +140,7 @@ def _converted(folder: Path) -> str:
         return str(found.backend_tokenizer.to_str())
     except Exception as error:  # the library raises many types for what it cannot read
         raise ModelError(
-            f"{folder.name} has no tokenizer.json, and its older tokenizer files cannot be "
+            f"{name_of(folder)} has no tokenizer.json, and its older tokenizer files cannot be "
             "converted. A draft with another vocabulary needs tokenizer.json in both folders; "
             "fetch it as published."
         ) from error

@@ -22,6 +22,7 @@ from localspec.formats.stored import stored_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
+TOKENIZERS, SENTENCEPIECE = ("tokenizer.json", "vocab.json"), "tokenizer.model"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -29,23 +30,29 @@ def check_folder(folder: Path) -> dict[str, Any]:
     """Check what can be checked without loading; returns config.json. Raises ModelError."""
     if not folder.is_dir():
         raise ModelError(f"There is no model folder at {folder}. Check the path.")
-    _require_no_adapter(folder)
     config = read_config_json(folder)
     if "auto_map" in config and config.get("model_type") not in KNOWN_AS:
         raise ModelError(
-            f"The model in {folder.name} needs code of its own, which localspec never runs. Choose "
-            "a model of a family that transformers knows."
+            f"{name_of(folder)} needs code of its own, which localspec never runs. Choose a model "
+            "of a family that transformers knows."
         )
-    stored = stored_of(config, folder.name)  # raises for what is not read here
+    stored = stored_of(config, name_of(folder))  # raises for what is not read here
     if "quantization_config" not in config and (folder / "quant_config.json").is_file():
         raise ModelError(
-            f"{folder.name} is an AWQ model of the first kind: quant_config.json says how its "
+            f"{name_of(folder)} is an AWQ model of the first kind: quant_config.json says how its "
             "weights are kept, and config.json does not. Choose a copy whose config.json does."
         )
     if gguf_file(folder) is None:
         for file in weight_files(folder):
             check_safetensors(file, is_packed=stored is not None)
     return config
+
+
+def name_of(folder: Path) -> str:
+    """The name to show. The hub's cache names a snapshot by a hash, in the folder of its model."""
+    if folder.parent.name != "snapshots":
+        return folder.name
+    return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
 
 
 def gguf_file(folder: Path) -> Path | None:
@@ -65,14 +72,14 @@ def weight_files(folder: Path) -> list[Path]:
         pickles = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
         if pickles:
             raise ModelError(
-                f"{folder.name} has its weights as pickle ({pickles[0]}), which can run code when "
-                "opened and is refused. Choose a copy of the model with .safetensors files."
+                f"{name_of(folder)} has its weights as pickle ({pickles[0]}), which can run code "
+                "when opened and is refused. Choose a copy of the model with .safetensors files."
             )
         others = sorted(path.name for path in folder.glob("*.safetensors"))
         if others:
             raise ModelError(
-                f"{folder.name} has no {SINGLE}, nor an index of its parts, but {others[0]}, which "
-                "is not read. Choose a copy of the model in the layout of transformers."
+                f"{name_of(folder)} has no {SINGLE}, nor an index of its parts, but {others[0]}, "
+                "which is not read. Choose a copy of the model in the layout of transformers."
             )
         raise ModelError(f"{folder} holds no weights (no .safetensors file). Fetch it again.")
     if single.is_file():  # transformers opens it first as well
@@ -87,8 +94,8 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelError(f"{index.name} points outside its folder ({outside[0]}). Not opened.")
     if missing:
         raise ModelError(
-            f"{len(missing)} of {len(names)} weight files are missing from {folder.name}, first "
-            f"{missing[0]}. Fetch them to complete the model."
+            f"{len(missing)} of {len(names)} weight files are missing from {name_of(folder)}, "
+            f"first {missing[0]}. Fetch them to complete the model."
         )
     return [folder / name for name in names]
 
@@ -99,9 +106,30 @@ def _require_no_adapter(folder: Path) -> None:
     if path.is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX)):
         base = _read_object(path).get("base_model_name_or_path")
         raise ModelError(
-            f"{folder.name} is an adapter (LoRA) for {base}, and no model. Merge it into its model "
-            "(merge_and_unload of peft, then save_pretrained), and name the merged folder."
+            f"{name_of(folder)} is an adapter (LoRA) for {base}, and no model. Merge it into its "
+            "model (merge_and_unload of peft, then save_pretrained), and name the merged folder."
         )
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Raises ModelError where a folder holds no tokenizer that is read here."""
+    if any((folder / name).is_file() for name in TOKENIZERS):
+        return
+    instead = "no tokenizer"
+    if (folder / SENTENCEPIECE).is_file():
+        instead = f"{SENTENCEPIECE} alone, which is not read"
+    raise ModelError(
+        f"{name_of(folder)} has {instead}. Fetch the tokenizer.json of the same model, which the "
+        "hub has for almost every one, into its folder."
+    )
+
+
+def template_of_processor(folder: Path) -> str | None:
+    """The chat template that models for images have in a file of their own; None without one.
+    Raises ModelError."""
+    path = folder / "chat_template.json"
+    found = _read_object(path).get("chat_template") if path.is_file() else None
+    return found if isinstance(found, str) else None
 
 
 def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:
@@ -119,14 +147,18 @@ def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    return read_object(
-        path, f"{path} cannot be read. Is this a model folder?", "Fetch the file again."
-    )
+    return read_object(path, f"{path} cannot be read. Check the path.", "Fetch the file again.")
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
     """The config.json of a model folder, which names a family. Raises ModelError."""
+    _require_no_adapter(folder)
     path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(
+            f"{folder} has no config.json, so it is not a model folder. Name the folder that holds "
+            "config.json and the .safetensors files."
+        )
     config = _read_object(path)
     if not isinstance(config.get("model_type", ""), str):
         raise ModelError(f"The model_type in {path} is no name. Fetch the file again.")

@@ -18,6 +18,7 @@ from localspec.files import parsed
 WHOLE_NUMBERS = frozenset(("BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"))
 PACKED = frozenset(("I8", "U8"))  # of these, what quantised weights are kept in under usual names
 T = TypeVar("T")
+POINTER_OF_LFS = b"version "  # how one begins, which a clone without Git LFS holds
 MAX_HEADER_BYTES = 100 * 1024**2  # the format's own limit
 
 
@@ -53,6 +54,8 @@ def check_safetensors(file: Path, is_packed: bool = True) -> None:
     with file.open("rb") as stream:
         prefix = stream.read(8)
         header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if prefix == POINTER_OF_LFS:
+            raise _damaged(file, "it is a pointer of Git LFS, and `git lfs pull` fetches the file")
         if not 2 <= header_bytes <= min(MAX_HEADER_BYTES, size - 8):
             raise _damaged(file, "its header does not fit the file")
         raw = stream.read(header_bytes)

@@ -21,6 +21,7 @@ import torch
 from safetensors import safe_open
 
 from localspec.errors import ModelError, first_line
+from localspec.formats.folder_files import name_of
 from localspec.formats.gguf_file import GGUFTensor, read_header
 from localspec.formats.gguf_settings import family_of, tensor_names
 from localspec.formats.stored import Stored, stored_of
@@ -45,7 +46,7 @@ def stored_weights(
 ) -> StoredWeights | None:
     """config: of config.json. files: with the weights. keeps: keep the weights of 4 bits that
     Int4Linear takes. Raises ModelError."""
-    stored = stored_of(config, files[0].parent.name)
+    stored = stored_of(config, name_of(files[0].parent))
     if stored is None or not stored.is_unpacked:
         return None
     if stored.method == "gguf":
@@ -81,8 +82,8 @@ def packed_weights(
                 dense = weight.dense() if isinstance(weight, Grouped) and not is_kept else weight
             except (KeyError, ValueError, RuntimeError) as error:
                 raise ModelError(
-                    f"The packed weight {layer} in {files[0].parent.name} is not laid out as its "
-                    f"config.json says ({first_line(error)}). Fetch the model again, or choose "
+                    f"The packed weight {layer} in {name_of(files[0].parent)} is not laid out as "
+                    f"its config.json says ({first_line(error)}). Fetch the model again, or choose "
                     "another copy of it."
                 ) from error
             if isinstance(dense, Grouped):

@@ -20,7 +20,12 @@ import torch
 
 from localspec.errors import MemoryShortage, ModelError, first_line
 from localspec.formats.bitsandbytes_layers import check_bitsandbytes
-from localspec.formats.folder_files import check_folder, read_config_json, weight_files
+from localspec.formats.folder_files import (
+    check_folder,
+    name_of,
+    read_config_json,
+    weight_files,
+)
 from localspec.formats.native import KNOWN_AS, LAYOUTS, TOWERS
 from localspec.formats.stored import stored_of
 from localspec.forward.cache import KVCache, native_cache
@@ -113,7 +118,7 @@ def load_model(
 
 def _repacking_error(folder: Path, module: Any) -> float | None:
     """See Opened."""
-    if stored_of(read_config_json(folder), folder.name) is None:
+    if stored_of(read_config_json(folder), name_of(folder)) is None:
         return None
     layers = (each for each in module.modules() if isinstance(each, Int4Linear))
     return max((layer.error for layer in layers), default=None)
@@ -127,7 +132,7 @@ def _fastest(native: Decoder, spare_bytes: int | None) -> Decoder:
 def _by_layers(folder: Path, dtype: torch.dtype) -> LayerFiles | None:
     """None for a folder that only transformers' own loading understands."""
     config = check_folder(folder)
-    if stored_of(config, folder.name) is not None:
+    if stored_of(config, name_of(folder)) is not None:
         return None
     known = read_config(folder)
     if known.model_type not in LAYOUTS or has_state(known):
@@ -166,7 +171,7 @@ def _saying_what_cannot_run(folder: Path) -> Iterator[None]:
 
 def _cannot_check(folder: Path, family: Any) -> ModelError:
     return ModelError(
-        f"The family of {folder.name} ({family}) has an attention of its own that cannot check "
+        f"The family of {name_of(folder)} ({family}) has an attention of its own that cannot check "
         "several tokens at once here. Choose a model of another family, such as Llama, Qwen or "
         "Gemma."
     )
@@ -205,10 +210,10 @@ def load_module(
     """The transformers module of a checked folder, in evaluation mode. attention: transformers'
     implementation; eager where a family has no other. Raises ModelError."""
     config = check_folder(folder)
-    stored = stored_of(config, folder.name)
+    stored = stored_of(config, name_of(folder))
     is_kept = stored is not None and stored.stays is not None
     if is_kept:
-        check_bitsandbytes(weight_files(folder), folder.name)
+        check_bitsandbytes(weight_files(folder), name_of(folder))
     try:
         known = _config_of(folder, config)
         if not has_state(known):
@@ -216,7 +221,7 @@ def load_module(
         own = None
         if bits == 4:
             files = weight_files(folder)
-            own = in_groups(folder.name, config, known, files, dtype, device)
+            own = in_groups(name_of(folder), config, known, files, dtype, device)
         if own is not None:
             return own
         opener, source = _opener(folder, config, known, dtype)
@@ -241,12 +246,12 @@ def load_module(
         raise _cannot_be_loaded(folder, error) from error
     module, info = opened
     if missing := sorted(info["missing_keys"]):  # transformers would fill them with noise
-        raise weights_missing(folder.name, missing)
+        raise weights_missing(name_of(folder), missing)
     if unlike := sorted(info["mismatched_keys"]):
         name, found, wanted = unlike[0]
         raise ModelError(
-            f"{len(unlike)} weights of {folder.name} have another shape than its config.json says, "
-            f"first {name}: {list(found)}, not {list(wanted)}. Fetch the model again."
+            f"{len(unlike)} weights of {name_of(folder)} have another shape than its config.json "
+            f"says, first {name}: {list(found)}, not {list(wanted)}. Fetch the model again."
         )
     drop_towers(module)
     if bits is not None or is_kept:  # placed while loading; bitsandbytes refuses to be moved again
@@ -281,8 +286,8 @@ def _opener(
     auto, classes = untyped
     if type(known) not in classes:
         raise ModelError(
-            f"{folder.name} is a {known.model_type} model, which does not continue a text. Choose "
-            "a model that chats, such as one of Llama, Qwen or Gemma."
+            f"{name_of(folder)} is a {known.model_type} model, which does not continue a text. "
+            "Choose a model that chats, such as one of Llama, Qwen or Gemma."
         )
     weights = stored_weights(config, weight_files(folder), dtype)
     if weights is None:
@@ -361,6 +366,6 @@ def _cannot_be_loaded(folder: Path, error: Exception) -> ModelError:
 
 def _does_not_fit(folder: Path) -> MemoryShortage:
     return MemoryShortage(
-        f"{folder.name} does not fit into the memory that is free. Close other programs, or "
+        f"{name_of(folder)} does not fit into the memory that is free. Close other programs, or "
         "choose a smaller model or a shorter context."
     )

@@ -34,6 +34,7 @@ from localspec.machine.sources import (
     cached_models,
     find_model,
     missing_part,
+    named_path,
     shape_from_entry,
 )
 from localspec.options import LoadOptions, Offer
@@ -85,7 +86,7 @@ class Catalogue:
         fault = None
         if folder:
             try:
-                models.append(folder_model(Path(folder).expanduser()))
+                models.append(folder_model(named_path(folder)))
             except ModelError as error:
                 fault = str(error)
         known = hardware

@@ -20,6 +20,7 @@ from typing import Any
 
 from localspec.errors import DraftMismatch, ModelError
 from localspec.files import read_json
+from localspec.formats.folder_files import name_of
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_tokenizer import tokenizer_of
 from localspec.machine.gguf_models import gguf_of
@@ -116,7 +117,9 @@ def require_compatible(target: Path, draft: Path) -> None:
     remedy = "Choose a draft of the same family, or go without one."
     if compare_spelling(theirs, own).is_compatible:
         remedy = f"By its text it still can, as cross_tokenizer. {remedy}"
-    raise DraftMismatch(f"{draft.name} cannot draft for {target.name}: {found.reason}. {remedy}")
+    raise DraftMismatch(
+        f"{name_of(draft)} cannot draft for {name_of(target)}: {found.reason}. {remedy}"
+    )
 
 
 def size_warning(target: str, target_bytes: int, draft: str, draft_bytes: int) -> str | None:

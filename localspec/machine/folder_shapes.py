@@ -16,15 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import ModelError
-from localspec.files import read_json
 from localspec.formats.attention import (
     attention_fault,
     count_attention_layers,
     count_key_width,
     is_recurrent,
 )
-from localspec.formats.folder_files import weight_files
-from localspec.formats.gguf_file import POINTER, read_header
+from localspec.formats.folder_files import (
+    gguf_file,
+    name_of,
+    read_config_json,
+    weight_files,
+)
+from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.lengths import longest_of
 from localspec.formats.native import SIZED, TOWERS, why_not_native
@@ -53,29 +57,20 @@ OUTER = ("embed", "wte", "wpe", "lm_head", "output.weight")  # in the names of w
 
 def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
     """The shape of the model in `folder`. Raises ModelError when its config cannot be read."""
-    path = folder / "config.json"
+    config = read_config_json(folder)
     try:
-        config = read_json(path)
-    except FileNotFoundError:
-        raise ModelError(
-            f"{folder} has no config.json, so it is not a model folder. "
-            "Give the folder that holds config.json and the .safetensors files."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}). Fetch the folder again.") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} is not a JSON object. Fetch the folder again.")
-    try:
-        return _shape_of(config, folder, name or folder.name)
+        return _shape_of(config, folder, name or name_of(folder))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
         raise ModelError(
-            f"{path} holds a value that cannot be understood ({error}). Fetch the folder again."
+            f"{folder / 'config.json'} holds a value that cannot be understood ({error}). Fetch "
+            "the folder again."
         ) from error
 
 
 def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
-    if (folder / POINTER).is_file():
-        return shape_of_gguf(Path(str(read_json(folder / POINTER)["file"])), name)
+    file = gguf_file(folder)
+    if file is not None:
+        return shape_of_gguf(file, name)
     is_known = str(config.get("model_type", "unknown")) in SIZED
     if is_known or not any(folder.glob("*.safetensors")):
         shape = shape_from_config(config, name)

@@ -24,6 +24,7 @@ from localspec.machine import folder_shapes
 from localspec.machine.shapes import ModelShape
 
 LAYOUT = "5"  # of the folders written here: another one is written anew
+BLOB = "sha256-"  # how the name of a file of Ollama begins
 PROJECTOR = "mmproj"  # in the name of a file with a vision tower, which is no model
 
 
@@ -52,9 +53,14 @@ def shape_of_gguf(file: Path, name: str | None = None) -> ModelShape:
 
 
 def title_of(file: Path) -> str:
-    """The name to show."""
+    """The name to show. Ollama names its files by a hash: of these, as the file says."""
     part = PART.match(file.stem)
-    return part["stem"] if part else file.stem
+    if part:
+        return part["stem"]
+    if not file.name.startswith(BLOB):
+        return file.stem
+    said = read_header(file).settings.get("general.name")
+    return f"{said or 'GGUF'} ({file.name.removeprefix(BLOB)[:8]})"
 
 
 def opened_gguf(file: Path, home: Path) -> Path:
@@ -64,7 +70,7 @@ def opened_gguf(file: Path, home: Path) -> Path:
     for part in parts_of(file):
         found = part.stat()
         mark.update(f"{part} {found.st_size} {found.st_mtime_ns}".encode())
-    folder = home / "gguf" / f"{title_of(file)[:60]}-{mark.hexdigest()[:8]}"
+    folder = home / "gguf" / f"{file.stem[:60]}-{mark.hexdigest()[:8]}"
     if not (folder / "config.json").is_file():
         _write(folder, read_header(file, with_vocabulary=True))
     return folder

@@ -24,6 +24,7 @@ from localspec.config import (
 )
 from localspec.errors import ConfigError, ModelError
 from localspec.files import read_json
+from localspec.formats.folder_files import TOKENIZERS, name_of
 from localspec.formats.native import SIZED
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
@@ -51,11 +52,22 @@ class KnownModel:
     drafts: tuple[str, ...]
 
 
+def named_path(name: str) -> Path:
+    """What a person named: for a file in a model folder that folder, for a model in the hub's cache
+    its newest snapshot."""
+    path = Path(name).expanduser()
+    newest = path / "refs" / "main"
+    if newest.is_file():
+        return path / "snapshots" / newest.read_text(encoding="utf-8").strip()
+    is_part = path.suffix in (".safetensors", ".json") and path.is_file()
+    return path.parent if is_part and (path.parent / "config.json").is_file() else path
+
+
 def find_entry(name: str, profiles: Mapping[str, Profile]) -> ModelEntry | None:
     """A profile's model, named by its id, by its folder or by the id's last part."""
     entries = [entry for profile in profiles.values() for entry in profile.models.values()]
     exact = next((entry for entry in entries if entry.id == name), None)
-    folder = Path(name).expanduser()
+    folder = named_path(name)
     if exact is not None:
         return exact
     if folder.is_dir():
@@ -74,7 +86,7 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
         return KnownModel(
             shape_from_entry(entry), entry.folder or cached_folder(entry.id), entry.drafts
         )
-    folder = Path(name).expanduser()
+    folder = named_path(name)
     file = gguf_of(folder)
     if file is not None:
         return KnownModel(shape_of_gguf(file), file, ())
@@ -171,7 +183,7 @@ def missing_part(folder: Path) -> str | None:
     fetched whole: other programs leave single files in the same cache."""
     if not (folder / "config.json").is_file():
         return "config.json"
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.json")):
+    if not any((folder / name).is_file() for name in TOKENIZERS):
         return "a tokenizer"
     if (folder / "model.safetensors").is_file():
         return None
@@ -257,25 +269,26 @@ def _first_here(places: tuple[str, ...], profiles: Mapping[str, Profile]) -> Pat
     """The first of these models that needs no download: nothing is fetched unasked."""
     for place in places:
         entry = find_entry(place, profiles)
-        folder = entry.folder if entry is not None else Path(place).expanduser()
+        folder = entry.folder if entry is not None else named_path(place)
         if folder is not None and _is_there(folder):
             return folder
     return None
 
 
 def _name(place: str, entry: ModelEntry | None) -> str:
-    file = gguf_of(Path(place).expanduser())
+    path = named_path(place)
+    file = gguf_of(path)
     if file is not None:
         return title_of(file)
-    if Path(place).is_dir():
-        return Path(place).name
+    if path.is_dir():
+        return name_of(path)
     return place if entry is None else entry.id
 
 
 def _folder(place: str, entry: ModelEntry | None, options: LoadOptions, say: Say) -> Path:
     if entry is not None and entry.folder is not None:
         return entry.folder
-    path = Path(place).expanduser()
+    path = named_path(place)
     file = gguf_of(path)
     if file is not None:
         return opened_gguf(file, settings_for(options.home).home)

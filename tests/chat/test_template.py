@@ -373,6 +373,16 @@ def test_ends_come_from_the_files_the_tokenizer_and_the_template(tmp_path: Path)
     assert template.end_ids == {77, 78, 79, 0, 2}  # 0 <|endoftext|>, 2 <|im_end|>
 
 
+def test_a_template_in_the_file_of_a_model_for_images_is_read(tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    assert ChatTemplate.load(tmp_path).is_raw
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": CHATML}))
+    template = ChatTemplate.load(tmp_path)
+    wanted = ChatTemplate(tiny_tokenizer()).render([Message("user", "Hello.")])
+    assert not template.is_raw and template.render([Message("user", "Hello.")]) == wanted
+
+
 def test_a_config_that_is_no_object_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[1]")
     with pytest.raises(ModelError, match=r"config\.json"):

@@ -14,7 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localspec.errors import ModelError
-from localspec.formats.folder_files import INDEX, SINGLE, check_folder, weight_files
+from localspec.formats.folder_files import (
+    INDEX,
+    SINGLE,
+    check_folder,
+    require_tokenizer,
+    weight_files,
+)
 from tests.formats.test_safetensors_file import truncated_file
 
 
@@ -173,7 +179,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (another_layout, "damaged has no model.safetensors, .* but consolidated.safetensors"),
     (own_code, "code of its own"),
     (own_code_without_weights, "code of its own"),
-    (no_config, "config.json cannot be read"),
+    (no_config, r"damaged has no config.json, so it is not a model folder"),
     (config_of_no_json, "config.json is not valid JSON"),
     (config_nested_for_ever, "config.json is not valid JSON"),
     (config_of_a_list, "config.json is not a JSON object"),
@@ -192,6 +198,18 @@ def test_a_damaged_folder_is_a_model_error_that_names_it(
     fault(folder)
     with pytest.raises(ModelError, match=said):
         check_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("tokenizer.model", "tokenizer.model alone, which is not read"), ("other", "no tokenizer")],
+)
+def test_a_tokenizer_that_is_not_read_is_told(name: str, said: str, folder: Path) -> None:
+    (folder / name).touch()
+    with pytest.raises(ModelError, match=rf"{said}\. Fetch the tokenizer\.json"):
+        require_tokenizer(folder)
+    (folder / "tokenizer.json").touch()
+    require_tokenizer(folder)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

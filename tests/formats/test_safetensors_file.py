@@ -95,6 +95,10 @@ def eight_bits(file: Path) -> None:
     save_file({"a.weight": torch.ones(4, 6, dtype=torch.int8)}, file)
 
 
+def pointer(file: Path) -> None:
+    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 123456\n")
+
+
 FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (truncated_file, "not the number its header promises"),
     (empty, "does not fit the file"),
@@ -108,6 +112,7 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
     (unknown_dtype, "does not describe its tensors"),
     (shape_that_does_not_fill_its_bytes, "does not describe its tensors"),
     (whole_numbers, "holds whole numbers"),
+    (pointer, "pointer of Git LFS"),
     (eight_bits, "holds whole numbers"),
 )
 

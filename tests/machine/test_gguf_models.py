@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFWriter
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -24,7 +25,7 @@ from localspec.forward.fingerprint import fingerprint
 from localspec.load import open_local_backend
 from localspec.machine.compatibility import read_token_map
 from localspec.machine.folder_shapes import shape_from_folder
-from localspec.machine.gguf_models import gguf_of, opened_gguf, shape_of_gguf
+from localspec.machine.gguf_models import gguf_of, opened_gguf, shape_of_gguf, title_of
 from localspec.machine.hardware import probe
 from localspec.machine.plan_report import make_plans
 from localspec.machine.sources import resolve
@@ -193,6 +194,19 @@ def test_parts_in_the_hubs_cache_are_found_by_the_names_of_their_links(tmp_path:
     folder = opened_gguf(snapshot / "big-00001-of-00002.gguf", tmp_path)
     assert folder.name.startswith("big-")
     assert [file.name for file in weight_files(folder)] == sorted(os.listdir(snapshot))
+
+
+def test_a_file_of_ollama_is_called_as_it_says_itself(tmp_path: Path) -> None:
+    words = {"model": {"vocab": {"a": 0}, "merges": []}, "added_tokens": []}
+
+    def named(writer: GGUFWriter) -> None:
+        vocabulary_of(words, "gpt-2")(writer)
+        writer.add_name("../Tiny 1B")
+
+    blob = tmp_path / "sha256-0123456789abcdef"
+    write_gguf(blob, tiny_llama(), describe=named)
+    assert title_of(blob) == "../Tiny 1B (01234567)"
+    assert opened_gguf(blob, tmp_path).parent == tmp_path / "gguf"
 
 
 def test_a_family_without_a_reader_is_named_with_what_would_do(tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ import torch
 from localspec import config
 from localspec.backend import Message, Request
 from localspec.errors import ModelError
+from localspec.formats.folder_files import check_folder
 from localspec.generate_command import collect
 from localspec.load import open_local_backend
-from localspec.machine.sources import resolve
+from localspec.machine.sources import find_model, resolve
 from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
@@ -300,3 +301,28 @@ def test_a_folder_that_a_profile_names_brings_that_profiles_drafts_and_heads(
     other = str(tmp_path / "other")
     ahead = resolve(LoadOptions(model=str(target), home=home, heads=(other,)))
     assert ahead.heads == (Path(other), tmp_path / "head"), "what was named comes first"
+
+
+@pytest.mark.parametrize("named", ["", "model.safetensors", "config.json"])
+def test_a_file_of_a_model_stands_for_its_folder(named: str, models: dict[str, Path]) -> None:
+    folder = models[TARGET]
+    found = resolve(LoadOptions(model=str(folder / named), fetches=False))
+    assert (found.target, found.target_name) == (folder.resolve(), "target")
+    assert find_model(str(folder / named), {}).folder == folder
+
+
+@pytest.mark.parametrize("below", ["", f"snapshots/{COMMIT}"])
+def test_a_model_in_the_hubs_cache_is_called_by_its_name_not_by_a_hash(
+    below: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    kept = tmp_path / "models--someone--target"
+    shutil.copytree(models[TARGET], kept / "snapshots" / COMMIT)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text(COMMIT)
+    found = resolve(LoadOptions(model=str(kept / below), fetches=False))
+    assert (found.target, found.target_name) == (kept / "snapshots" / COMMIT, TARGET)
+    assert find_model(str(kept / below), {}).shape.name == TARGET
+    (found.target / "model.safetensors").unlink()
+    (found.target / "pytorch_model.bin").touch()
+    with pytest.raises(ModelError, match=f"^{TARGET} has its weights as pickle"):
+        check_folder(found.target)
