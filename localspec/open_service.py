@@ -19,7 +19,7 @@ from localspec.config import load_profiles, settings_for
 from localspec.core import AUTO
 from localspec.machine.catalogue import smaller_offer
 from localspec.machine.doctor import version_of
-from localspec.machine.hardware import probe
+from localspec.machine.hardware import on_device, probe
 from localspec.options import LoadOptions, Offer
 from localspec.record.opening import sole_use
 from localspec.record.store import STATE_KEY, SessionInfo, Store
@@ -56,7 +56,8 @@ def opened_service(options: LoadOptions, unload_after_s: float | None) -> Iterat
         profiles = load_profiles(settings.profile_folders)
         if loaded.dtype is None:
             return None
-        return smaller_offer(options, loaded.target, loaded.dtype, profiles)
+        device = on_device(probe(), options.device).device
+        return smaller_offer(options, loaded.target, loaded.dtype, profiles, device)
 
     with sole_use(settings.database), closing(Store.open(settings.database)) as store:
         yield ChatService(

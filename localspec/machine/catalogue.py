@@ -10,7 +10,7 @@ Not here: the reasoning (recommend), the page (web), loading (load).
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +21,18 @@ from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Downloads
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import gguf_of, shape_of_gguf
-from localspec.machine.hardware import Hardware, on_device, probe
+from localspec.machine.hardware import Device, Hardware, on_device, probe
 from localspec.machine.hub_files import Survey
 from localspec.machine.other_programs import OtherModel, found_models
 from localspec.machine.plan_report import offered_ids
-from localspec.machine.plans import DraftCandidate, full_precision, other_device, room_for
+from localspec.machine.plans import (
+    DraftCandidate,
+    PlanRequest,
+    Room,
+    full_precision,
+    other_device,
+    room_for,
+)
 from localspec.machine.recommend import AvailableModel, Recommendation, Snapshot, recommend
 from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import (
@@ -239,18 +246,30 @@ def disk_free() -> int | None:
 
 
 def smaller_offer(
-    options: LoadOptions, target: str, precision: str, profiles: Mapping[str, Profile]
+    options: LoadOptions,
+    target: str,
+    precision: str,
+    profiles: Mapping[str, Profile],
+    device: Device,
 ) -> Offer | None:
-    """What to load instead: fewer bits, then a smaller model. It is smaller for certain; whether
-    it fits is checked when it is loaded.
+    """What to load instead: fewer bits where the device and the model have them, then a smaller
+    model. It is smaller for certain; whether it fits is checked when it is loaded.
 
     target, precision: of what is loaded, as a description names them. None where nothing smaller
     is known that is on this machine.
     """
-    if not precision.startswith("4-bit"):
+    named, found = options.model or target, dict[str, KnownModel]()
+    for each in (named, *offered_ids(profiles.values())):
+        with suppress(LocalspecError):  # a folder that is gone
+            found[each] = find_model(each, profiles)
+    if named not in found:  # nothing is known to be smaller
+        return None
+    shape = found[named].shape
+    planned = PlanRequest(shape, Room(device, free_bytes=0)).precisions
+    if "4-bit" in planned and not precision.startswith("4-bit"):
         text = f"{target} in 4-bit weights takes far less memory; answers change a little."
         return Offer(text, replace(options, dtype="4-bit"))
-    smaller = _next_smaller(options.model or target, profiles)
+    smaller = _next_smaller(shape, found.values())
     if smaller is None:
         return None
     text = f"{smaller} is smaller and already on this machine."
@@ -260,15 +279,8 @@ def smaller_offer(
     return Offer(text, less)
 
 
-def _next_smaller(name: str, profiles: Mapping[str, Profile]) -> str | None:
-    """The largest of those on this machine with fewer parameters, drafts of another aside."""
-    found = dict[str, KnownModel]()
-    for each in (name, *offered_ids(profiles.values())):
-        with suppress(LocalspecError):  # a folder that is gone
-            found[each] = find_model(each, profiles)
-    if name not in found:  # nothing is known to be smaller
-        return None
-    size = found[name].shape.num_params
-    here = [known.shape for known in found.values() if known.folder is not None]
-    smaller = [shape for shape in here if shape.num_params < size]
+def _next_smaller(than: ModelShape, models: Iterable[KnownModel]) -> str | None:
+    """The largest of those on this machine with fewer parameters."""
+    here = [known.shape for known in models if known.folder is not None]
+    smaller = [shape for shape in here if shape.num_params < than.num_params]
     return max(smaller, key=lambda shape: shape.num_params).name if smaller else None

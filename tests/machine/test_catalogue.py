@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_fewer_bits_of_the_same_model_come_first(
     profiles: dict[str, Profile], precision: str
 ) -> None:
     options = LoadOptions(model="two/large", context=512)
-    offer = smaller_offer(options, "two/large", precision, profiles)
+    offer = smaller_offer(options, "two/large", precision, profiles, "cuda")
     assert offer is not None and "4-bit" in offer.text
     assert offer.options == LoadOptions(model="two/large", context=512, dtype="4-bit")
 
@@ -60,16 +61,35 @@ def test_fewer_bits_of_the_same_model_come_first(
 def test_after_four_bits_the_next_smaller_model_here_that_is_no_draft(
     profiles: dict[str, Profile],
 ) -> None:
-    offer = smaller_offer(LoadOptions(context=512), "two/large", "4-bit", profiles)
+    offer = smaller_offer(LoadOptions(context=512), "two/large", "4-bit", profiles, "cuda")
     assert offer is not None and "two/small" in offer.text
     assert offer.options == LoadOptions(model="two/small", context=512)
+
+
+def test_fewer_bits_are_offered_only_where_they_work(
+    profiles: dict[str, Profile], tmp_path: Path
+) -> None:
+    """Not on Apple GPUs, nor where a model is kept in the bits of its files."""
+    asked = LoadOptions(model="two/large")
+    offer = smaller_offer(asked, "two/large", "bfloat16", profiles, "mps")
+    assert offer is not None and offer.options == LoadOptions(model="two/small")
+    kept = save_model(tmp_path / "kept", tiny_llama(vocab_size=VOCAB_SIZE, num_layers=3))
+    config = json.loads((kept / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    (kept / "config.json").write_text(json.dumps(config))
+    asked = LoadOptions(model=str(kept))
+    offer = smaller_offer(asked, "kept", "8-bit", profiles, "cuda")
+    assert offer is not None and offer.options == LoadOptions(model="two/small")
 
 
 def test_below_the_smallest_nothing_is_offered(
     profiles: dict[str, Profile], tmp_path: Path
 ) -> None:
-    assert smaller_offer(LoadOptions(), "two/small", "4-bit", profiles) is None
-    assert smaller_offer(LoadOptions(model=str(tmp_path)), "unknown", "4-bit", profiles) is None
+    assert smaller_offer(LoadOptions(), "two/small", "4-bit", profiles, "cuda") is None
+    assert (
+        smaller_offer(LoadOptions(model=str(tmp_path)), "unknown", "4-bit", profiles, "cuda")
+        is None
+    )
 
 
 def test_what_is_offered_is_for_the_devices_that_were_asked_for(tmp_path: Path) -> None:
