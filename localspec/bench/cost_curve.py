@@ -1,23 +1,21 @@
 """What a round costs on this machine: by the number of tokens it checks, and in bytes read.
 
-Contract: real rounds of the real engine, greedy, with a stand-in that drafts as many tokens as
-the wanted width. The widths take turns, so that a machine that slows down slows all alike;
-`relative` is the median of ratios to a plain step of the same cycle. Costs of drafting are those
-the controller measured, None where it did not. JSON data; the target's cache is empty afterwards.
+Contract: a round of a width costs what the controller would measure of it (engine.calibrate), here
+at more widths; `relative` is in plain steps. Costs of drafting are those the controller measured,
+None where it did not. JSON data; the target's cache is empty afterwards.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 import torch
 
 from localspec.bench.runs import BenchEngine
 from localspec.core import SamplingParams
-from localspec.engine.calibrate import StandIn, widths_ms
+from localspec.engine.calibrate import StandIn, verify_ms_of
 from localspec.engine.engine import Engine
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.plans import FULL_PRECISIONS
@@ -25,8 +23,6 @@ from localspec.machine.shapes import FULL_BYTES, QUANTISED, ModelShape, Precisio
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 CONTEXTS = (128, 1024)
-MIN_CYCLES, MAX_CYCLES = 3, 9
-LIMIT_S = 4.0  # at one context; no cycle beyond MIN_CYCLES is begun after it
 ARRAY_BYTES = 512 * 2**20  # caches of consumer machines end at 128 MB
 NUM_READS = 8
 
@@ -40,32 +36,17 @@ def cost_curve(
     curves = {
         str(context): _curve(bare, widths, context)
         for context in contexts
-        # Every token of a round may be accepted, so a cycle needs room for all.
-        if context + sum(widths) + 2 <= target.cache.shape.capacity
+        # Every token of a round may be accepted, so a turn of the widths needs room for all.
+        if context + sum(widths) + 3 <= target.cache.shape.capacity
     }
     target.cache.rollback(0)
     return {"by_context": curves, "draft": _draft_steps(bench, contexts[0], curves)}
 
 
 def _curve(engine: Engine, widths: tuple[int, ...], context: int) -> dict[str, Any]:
-    started, cycles = monotonic(), list[list[float]]()
-    greedy = SamplingParams()
-    widths_ms(engine, widths, context, greedy)  # the first round of each width pays for its set-up
-    while len(cycles) < MIN_CYCLES or (
-        len(cycles) < MAX_CYCLES and monotonic() - started < LIMIT_S
-    ):
-        cycles.append(widths_ms(engine, widths, context, greedy))
-    by_width = list(zip(*cycles, strict=True))
-    relative = [
-        median(ms / plain for ms, plain in zip(times, by_width[0], strict=True))
-        for times in by_width
-    ]
-    return {
-        "widths": list(widths),
-        "num_cycles": len(cycles),
-        "verify_ms": [median(times) for times in by_width],
-        "relative": relative,
-    }
+    verify_ms = verify_ms_of(engine, list(widths), context, SamplingParams())
+    relative = [ms / verify_ms[1] for ms in verify_ms.values()]
+    return {"widths": list(widths), "verify_ms": list(verify_ms.values()), "relative": relative}
 
 
 def _draft_steps(bench: BenchEngine, context: int, curves: dict[str, Any]) -> dict[str, Any]:

