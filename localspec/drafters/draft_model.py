@@ -22,10 +22,12 @@ from localspec.forward.model import LanguageModel
 
 
 class DraftModelDrafter(DrafterBase):
-    """Drafts with `model`, whose token ids are the target's. chunks: its captured draft loop."""
+    """Drafts with `model`, whose token ids are the target's. chunks: its captured draft loop.
+    share: of the noise (drafting)."""
 
     name = "draft_model"
     shapes_itself = False
+    share = 1.0
 
     def __init__(
         self, model: LanguageModel, target_vocab_size: int, chunks: ChunkedDraft | None = None
@@ -64,7 +66,7 @@ class DraftModelDrafter(DrafterBase):
         drafted = None if self.chunks is None else self.chunks.propose(sequence, plan)
         if drafted is not None:
             return drafted
-        return autoregress(self.model, sequence, plan, self.target_vocab_size)
+        return autoregress(self.model, sequence, plan, self.target_vocab_size, self.share)
 
     def go_on(self, draft: Drafting, logits: torch.Tensor) -> None:
         """Draft until the draft ends. logits: [V_draft], those after all that the cache holds."""

@@ -3,8 +3,8 @@
 Contract: no weights and no cache beside the target's. The first layers run token by token in the
 target's cache from where it stands. The engine's rollback before verification erases the tokens,
 and verification of a chain goes on from the rows that these layers have begun instead of running
-them again (forward.partial_forward). Sampling, confidence and the end of a draft are those of
-`drafting.autoregress`. The model and its config are never edited.
+them again (forward.partial_forward). A draft is made as by `draft_model`. The model and its config
+are never edited.
 
 How many layers to run is measured (`Exits`): once on a short text when built, then on the newest
 tokens of the prompt at the start of each of the first turns and of every eighth later turn (turns
@@ -27,14 +27,16 @@ from copy import copy
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
+from typing import Self
 
 from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
-from localspec.drafters.drafting import HEAD_SHARE, autoregress, room_of
-from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.drafting import HEAD_SHARE, room_of
+from localspec.drafters.parts import Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
-from localspec.forward.graphs import Capturing, GraphPool
+from localspec.forward.graphs import GraphPool
 from localspec.forward.partial_forward import EarlyExit
 from localspec.speculation import best_length
 
@@ -49,22 +51,23 @@ FIRST_TURNS = 8  # at the start of each of which the exits are compared
 LATER_TURNS = 8  # later they are compared once in so many turns
 
 
-class EarlyExitDrafter(DrafterBase):
+class EarlyExitDrafter(DraftModelDrafter):
     """Drafts with `model`, the first `depth` layers of the target in its own cache."""
 
     name = "early_exit"
-    shapes_itself = False
+    share = HEAD_SHARE
 
     def __init__(self, target: Decoder, exits: Exits, pool: GraphPool | None = None) -> None:
-        self.depth = exits.best()
-        self.model: Decoder = EarlyExit(target, self.depth)
-        self.chunks = None if pool is None else _chunks(self.model, pool)
+        self.depth, size = exits.best(), target.vocab_size
+        model = EarlyExit(target, self.depth)
+        chunks = None if pool is None else ChunkedDraft(model, size, pool, HEAD_SHARE)
+        super().__init__(model, size, chunks)
         self._target = target
         self._exits = exits
         self._sequence: Sequence | None = None  # of the turn that it drafts for
 
     @classmethod
-    def build(cls, parts: Parts) -> EarlyExitDrafter:
+    def build(cls, parts: Parts) -> Self:
         """Time the exits. Raises ModelError where a target's layers cannot be run apart."""
         target = parts.target
         if not isinstance(target, Decoder):
@@ -77,18 +80,14 @@ class EarlyExitDrafter(DrafterBase):
             raise ModelError("a target of one layer has no earlier exit. Use another drafter.")
         return cls(target, Exits.measured(target, _text(parts, target)), parts.pool)
 
-    def beside(self, parts: Parts) -> EarlyExitDrafter | None:
+    def beside(self, parts: Parts) -> Self | None:
         if not isinstance(parts.target, Decoder):
             return None
-        return EarlyExitDrafter(parts.target, self._exits.of(parts.target))
+        return type(self)(parts.target, self._exits.of(parts.target))
 
     @property
     def memory_bytes(self) -> int:
         return 0 if self.chunks is None else self.chunks.buffer_bytes
-
-    @property
-    def captures(self) -> tuple[Capturing, ...]:
-        return () if self.chunks is None else (self.chunks,)
 
     def signal(self, sequence: Sequence) -> str | None:
         return f"exit {self.depth}" if room_of(self.model, sequence) else None
@@ -99,11 +98,7 @@ class EarlyExitDrafter(DrafterBase):
         if sequence is not self._sequence:
             self._sequence = sequence
             self._compare_exits()
-        shortened = plan.shortened(room_of(self.model, sequence))
-        drafted = None if self.chunks is None else self.chunks.propose(sequence, shortened)
-        if drafted is not None:
-            return drafted
-        return autoregress(self.model, sequence, shortened, self.model.vocab_size, HEAD_SHARE)
+        return super().propose(sequence, plan)
 
     def _compare_exits(self) -> None:
         """In the first turns and seldom later, on the text that the target's cache holds."""
@@ -111,13 +106,10 @@ class EarlyExitDrafter(DrafterBase):
             self._exits.score()
         best = self._exits.best(self.depth)
         if best != self.depth:
-            self.depth, self.model = best, EarlyExit(self._target, best)
+            self.depth, model = best, EarlyExit(self._target, best)
+            self.model = model
             if self.chunks is not None:
-                self.chunks.use(self.model)
-
-
-def _chunks(model: Decoder, pool: GraphPool) -> ChunkedDraft:
-    return ChunkedDraft(model, model.vocab_size, pool, HEAD_SHARE)
+                self.chunks.use(model)
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:
