@@ -33,7 +33,11 @@ def verify(
     while True:
         choice = choices[node + 1]
         if choice is None:
-            raise no_numbers()
+            raise NumericsError(
+                "The model returned values that are not numbers, so no token can be chosen. The "
+                "weights may be damaged or the precision too low: load it with --dtype fp32, or "
+                "fetch the model again."
+            )
         found = next((child for child in below.get(node, ()) if tokens[child] == choice), None)
         if found is None and allowed is not None:
             found = next((child for child in below.get(node, ()) if allowed[child]), None)
@@ -42,12 +46,3 @@ def verify(
             return Verdict(tuple(path), choice, tuple(lenient), None not in choices)
         path.append(found)
         node = found
-
-
-def no_numbers() -> NumericsError:
-    """The error about a row that holds no numbers."""
-    return NumericsError(
-        "The model returned values that are not numbers, so no token can be chosen. The "
-        "weights may be damaged or the precision too low: load it with --dtype fp32, or "
-        "fetch the model again."
-    )

@@ -21,7 +21,7 @@ import torch
 
 from localspec.errors import LocalspecError, MemoryShortage, ModelError
 from localspec.forward.fingerprint import require_trained_for
-from localspec.forward.heads.files import CONFIG
+from localspec.forward.heads.files import is_published
 from localspec.placement import Place, refuse_shortage
 from localspec.speculation import expected_tokens
 from localspec.training.draft import DraftRecipe, load_draft
@@ -106,8 +106,7 @@ def judge_rival(
     measure: Callable[[Recipe], Judgement],
 ) -> Rival:
     """Measure the draft or head in a folder, with the target loaded at `place`."""
-    is_published = not (folder / CONFIG).is_file() and (folder / "config.json").is_file()
-    if kind != "draft" and is_published:
+    if kind != "draft" and is_published(folder):
         return Rival(folder, None, "Training does not read its format.")
     try:
         if kind == "draft":

@@ -329,10 +329,9 @@ class TrainLoop:
             content = torch.load(self.path, map_location=self.target.device, weights_only=True)
             assert content.keys() == CHECKPOINT_KEYS, "not a checkpoint of this command"
         except Exception as error:  # a damaged file can fail in any way
-            first_line = (str(error).splitlines() or ["cut off"])[0]
             raise StoreError(
-                f"The checkpoint {self.path} is damaged ({first_line}). Delete it to begin the "
-                "training anew; the answers collected so far are kept."
+                f"The checkpoint {self.path} is damaged ({first_line(error)}). Delete it to begin "
+                "the training anew; the answers collected so far are kept."
             ) from error
         return dict(content)
 

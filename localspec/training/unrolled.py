@@ -22,7 +22,6 @@ from localspec.forward.heads.autoregressive import HeadShape, Network
 from localspec.forward.heads.files import Shapes
 from localspec.forward.heads.layer import (
     Rotation,
-    module_parts,
     plain_frequencies,
     trainable_parts,
 )
@@ -73,7 +72,7 @@ def unrolled_plan(
     def build(generator: torch.Generator) -> tuple[nn.Module, Unrolled]:
         module = trainable_parts(shapes, shape.layer.norm_epsilon, generator)
         initialise(module, shape)
-        return module, Unrolled(network(shape.layer, module_parts(module)), shape)
+        return module, Unrolled(network(shape.layer, dict(module.items())), shape)
 
     return HeadPlan(kind, shape.layers, settings, shapes, build, num_steps, NUM_JUDGED)
 

@@ -177,11 +177,6 @@ def trainable_parts(
     return made
 
 
-def module_parts(modules: nn.ModuleDict) -> dict[str, Rows]:
-    """The same as callables by name."""
-    return dict(modules.items())
-
-
 def packed_parts(
     tensors: Mapping[str, torch.Tensor], norm_epsilon: float
 ) -> dict[str, Linear | RootMeanSquareNorm]:
