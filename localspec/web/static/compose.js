@@ -1,7 +1,7 @@
 // The message box: attached files, long pastes, the context gauge.
 // The server reads each file when it is attached, and keeps nothing; its text travels with the message.
 import "./drafts.js";
-import { announce, asBase64, byId, command, count, inWords, make, messageBox, onNews, setMessage, toast } from "./ui.js";
+import { announce, asBase64, ask, byId, command, count, inWords, make, messageBox, onNews, post, setMessage, toast } from "./ui.js";
 
 const MAX_BOX_CHARACTERS = 32_768; // a box with more would lag with every key; the rest is attached
 const MAX_DOCUMENT_BYTES = 20_000_000; // as in chat/documents.py; these two as in chat/attachments.py
@@ -88,7 +88,9 @@ async function attach(blobs) {
     const file = { name: blob.name, size: 0, said: "reading", data: null };
     files.push(file);
     showChips();
-    const told = await readByServer(blob);
+    const told = await ask(`/read?name=${encodeURIComponent(blob.name)}`, post(blob, "application/octet-stream"),
+      `localspec refused ${blob.name}. Reload the page and attach it again.`,
+      `${blob.name} could not be read. A folder cannot be attached; choose the files in it.`);
     if (told.error) {
       files = files.filter((one) => one !== file);
       toast(told.error);
@@ -112,16 +114,6 @@ async function hold(part) {
   showChips();
   Object.assign(file, { said: "", data: await asBase64(part) });
   showChips();
-}
-
-async function readByServer(blob) {
-  try {
-    const headers = { "content-type": "application/octet-stream" };
-    const answer = await fetch(`/read?name=${encodeURIComponent(blob.name)}`, { method: "POST", headers, body: await blob.arrayBuffer() });
-    return await answer.json().catch(() => ({ error: `localspec refused ${blob.name}. Reload the page and attach it again.` }));
-  } catch {
-    return { error: `${blob.name} could not be read. A folder cannot be attached; choose the files in it.` };
-  }
 }
 
 // In parts that are small enough for one file each; false where it is too much for a message.

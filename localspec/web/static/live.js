@@ -1,6 +1,6 @@
 // Fills the line over the chat and its popover. Asks /live about six times a second while something happens, once a
 // second otherwise, and writes text only (never HTML), so nothing a model says can run here.
-import { askModels, byId, whenDrawn } from "./ui.js";
+import { askModels, byId, make, whenDrawn } from "./ui.js";
 
 const BUSY_MS = 150; // a look costs the server about 2 ms of a core that the engine may want
 const IDLE_MS = 1000;
@@ -34,17 +34,12 @@ function showNotices(notices, mayStart = false) {
   const joined = [mayStart, ...notices].join("\n");
   if (box.dataset.shown === joined) return;
   box.dataset.shown = joined;
-  box.replaceChildren(
-    ...notices.map((notice, place) => {
-      const line = document.createElement("p");
-      const words = document.createElement("span");
-      words.textContent = notice;
-      line.append(words);
-      if (mayStart && place === 0) line.append(startButton());
-      line.append(closeButton(line));
-      return line;
-    }),
-  );
+  box.replaceChildren(...notices.map((textContent, place) => {
+    const start = mayStart && place === 0 ? [startButton()] : [];
+    const line = make("p", {}, make("span", { textContent }), ...start,
+      make("button", { type: "button", className: "ls-icon", ariaLabel: "Close", textContent: "×", onclick: () => line.remove() }));
+    return line;
+  }));
 }
 
 // How high what has to be said is, and what it stands on.
@@ -53,26 +48,13 @@ whenDrawn(["ls-notices", "ls-compose"], (...boxes) => {
   for (const box of boxes) new ResizeObserver(measure).observe(box);
 });
 
-function closeButton(line) {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "ls-icon";
-  button.textContent = "×";
-  button.setAttribute("aria-label", "Close");
-  button.addEventListener("click", () => line.remove());
-  return button;
-}
-
 function startButton() {
-  const button = document.createElement("button");
-  button.type = "button";
-  button.id = "ls-start-again";
-  button.textContent = "Start the engine again";
-  button.addEventListener("click", () => {
+  const onclick = () => {
     askModels({ act: "retry" }); // the next look says what came of it
     button.disabled = true; // by then the engine starts, or could not again and the notice is the same
     setTimeout(() => { button.disabled = false; }, AFTER_ACTION_MS);
-  });
+  };
+  const button = make("button", { type: "button", id: "ls-start-again", textContent: "Start the engine again", onclick });
   return button;
 }
 
@@ -89,7 +71,7 @@ function showFacts(facts) {
   if (!list) return;
   const cells = facts.flat();
   if (list.children.length !== cells.length)
-    list.replaceChildren(...cells.map((_, place) => document.createElement(place % 2 ? "dd" : "dt")));
+    list.replaceChildren(...cells.map((_, place) => make(place % 2 ? "dd" : "dt")));
   cells.forEach((text, place) => {
     if (list.children[place].textContent !== text) list.children[place].textContent = text;
   });
@@ -179,13 +161,10 @@ function showRounds(state) {
     if (isOther) return; // the next answer brings this reply's rounds from its first
   }
   for (const [text, tokens, drafted, drafter] of state.rounds) {
-    const block = document.createElement("span");
-    block.className = `ls-round ${roundClass(tokens, drafted)}`;
-    block.title = drafted
+    const title = drafted
       ? `${tokens} tokens in one step: ${drafted} guessed by ${drafter}, the rest by the model`
       : `${tokens} ${tokens === 1 ? "token" : "tokens"} by the model itself`;
-    block.textContent = text;
-    box.append(block);
+    box.append(make("span", { className: `ls-round ${roundClass(tokens, drafted)}`, title, textContent: text }));
   }
   numRounds = state.num_rounds;
   const checks = state.num_checks; // one of them may have no text: it found the end

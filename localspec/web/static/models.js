@@ -2,7 +2,7 @@
 // sends what a button asks. Only parts whose text changed are put in place anew, and whatever had
 // the focus or was open has and is it again.
 
-import { askModels } from './ui.js';
+import { askModels, make } from './ui.js';
 
 const EVERY_MS = 1000;
 const shown = new Map();
@@ -18,23 +18,18 @@ function say(text, isBad = false, key = '') {
   place.textContent = text || '';
   place.classList.toggle('ls-mfault', isBad && Boolean(text));
   if (!key) return;
-  const code = Object.assign(document.createElement('code'), { textContent: key });
+  const code = make('code', { textContent: key });
   place.append(' ', code, ' ', copyButton(code));
 }
 
 // Only a page of this very machine may use the clipboard; elsewhere the text is selected.
 function copyButton(code) {
-  const button = document.createElement('button');
-  Object.assign(button, { type: 'button', className: 'ls-mbtn', textContent: 'Copy' });
-  button.addEventListener('click', async () => {
-    if (navigator.clipboard) {
-      await navigator.clipboard.writeText(code.textContent);
-      button.textContent = 'Copied';
-    } else {
-      window.getSelection().selectAllChildren(code);
-    }
-  });
-  return button;
+  const onclick = async ({ target }) => {
+    if (!navigator.clipboard) return window.getSelection().selectAllChildren(code);
+    await navigator.clipboard.writeText(code.textContent);
+    target.textContent = 'Copied';
+  };
+  return make('button', { type: 'button', className: 'ls-mbtn', textContent: 'Copy', onclick });
 }
 
 function place(section, text) {

@@ -1,7 +1,7 @@
 // Both sides of the page: the list of conversations, the theme, what is open.
 import { byPerson } from "./address.js";
 import { showMenu } from "./menu.js";
-import { askForLine, byId, command, download, inWords, keepFocus, make, onNews, question, toast, whenDrawn } from "./ui.js";
+import { ask, askForLine, byId, command, download, inWords, keepFocus, make, onNews, post, question, toast, whenDrawn } from "./ui.js";
 
 const SEARCH_MS = 180;
 export const NARROW_PX = 769; // where less is there, Gradio lays its sides over the page
@@ -139,14 +139,9 @@ document.addEventListener("change", async (event) => {
 });
 
 async function takeIn(file) {
-  let told = { error: "localspec does not answer, so nothing was imported. Is it still running?" };
-  try {
-    const answer = await fetch("/import", { method: "POST", headers: { "content-type": "application/octet-stream" }, body: file });
-    const refused = { error: "localspec refused this file, so nothing was imported. Reload the page and choose it again." };
-    told = await answer.json().catch(() => refused);
-  } catch {
-    // what is told already says it
-  }
+  const told = await ask("/import", post(file, "application/octet-stream"),
+    "localspec refused this file, so nothing was imported. Reload the page and choose it again.",
+    "localspec does not answer, so nothing was imported. Is it still running?");
   if (told.error) return toast(told.error);
   toast(told.imported === 1 ? "One chat was imported." : `${told.imported} chats were imported.`);
   byPerson();

@@ -1,19 +1,12 @@
 // The token view: opened by the "tokens" link under a reply, filled from /tokens, text nodes only.
 // Joined, the runs are the reply's text exactly: what is shown beside it (refused guesses, borders
 // of rounds) is drawn by the style sheet from attributes and is no text of the page.
+import { ask, byId, make } from "./ui.js";
+
 const POLL_MS = 400;
 
 let asked = 0; // a newer request makes an older answer void
 let shown = null; // the message on view
-
-const byId = (id) => document.getElementById(id);
-
-function make(tag, className, text) {
-  const element = document.createElement(tag);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
 
 function percent(chance) {
   if (chance === null) return null;
@@ -29,21 +22,12 @@ function quoted(text) {
 }
 
 function frame() {
-  let view = byId("ls-token-view");
-  if (view) return view;
-  view = make("dialog");
-  view.id = "ls-token-view";
-  view.setAttribute("aria-labelledby", "ls-tv-title");
-  const head = make("div", "ls-tv-head");
-  const title = make("h2", "", "Where each token came from");
-  title.id = "ls-tv-title";
-  const close = make("button", "ls-tv-close", "Close");
-  close.type = "button";
-  close.addEventListener("click", () => view.close());
-  head.append(title, close);
-  const body = make("div", "ls-tv-body");
-  body.id = "ls-tv-body";
-  view.append(head, body);
+  if (byId("ls-token-view")) return byId("ls-token-view");
+  const view = make("dialog", { id: "ls-token-view", "aria-labelledby": "ls-tv-title" },
+    make("div", { className: "ls-tv-head" },
+      make("h2", { id: "ls-tv-title", textContent: "Where each token came from" }),
+      make("button", { type: "button", className: "ls-tv-close", textContent: "Close", onclick: () => view.close() })),
+    make("div", { id: "ls-tv-body", className: "ls-tv-body" }));
   view.addEventListener("click", (event) => { if (event.target === view) view.close(); });
   view.addEventListener("close", () => { asked += 1; shown = null; });
   document.body.append(view);
@@ -80,52 +64,30 @@ function missedWords(number, round, missed) {
   return parts.join(" · ");
 }
 
-function tell(words) {
-  const detail = byId("ls-tv-detail");
-  if (detail) detail.textContent = words;
-}
+// Hover, focus and the arrow keys all lead to the same line of detail: what a token says of itself.
+const token = (className, words, more) => make("span", { className, tabIndex: -1, "data-words": words, ...more });
 
-// Hover, focus and the arrow keys all lead to the same line of detail.
-function speaks(element, words) {
-  element.tabIndex = -1;
-  element.dataset.words = words;
-}
-
-function runSpan(data, run) {
-  const [text, tokens] = run;
-  const last = tokens[tokens.length - 1];
-  const span = make("span", `ls-run ls-k-${last ? last[0] : "earlier"}`, text);
-  if (/^\s*\n\s*$/.test(text)) span.classList.add("ls-break");
-  if (!last) {
-    speaks(span, "written before: this reply went on from here");
-    return span;
-  }
-  const words = tokens.map((token) => tokenWords(data, token));
+function runSpan(data, [text, tokens]) {
+  const last = tokens.at(-1);
+  const lineBreak = /^\s*\n\s*$/.test(text) ? " ls-break" : "";
+  const said = tokens.map((one) => tokenWords(data, one)).join(" / ");
   const many = tokens.length > 1 ? `${tokens.length} tokens make up this text. ` : "";
-  speaks(span, `${quoted(text)} · ${many}${words.join(" / ")}`);
-  return span;
+  const words = last ? `${quoted(text)} · ${many}${said}` : "written before: this reply went on from here";
+  return token(`ls-run ls-k-${last ? last[0] : "earlier"}${lineBreak}`, words, { textContent: text });
 }
 
 function missedSpan(number, round, missed) {
-  const span = make("span", "ls-missed");
   const label = quoted(missed.text);
   const bare = missed.text.trim();
-  span.dataset.text = bare === "" || bare.includes("\ufffd") ? label : bare;
-  span.setAttribute("role", "img");
-  span.setAttribute("aria-label", `refused: ${label}`);
-  speaks(span, missedWords(number, round, missed));
-  return span;
+  return token("ls-missed", missedWords(number, round, missed), {
+    "data-text": bare === "" || bare.includes("\ufffd") ? label : bare,
+    role: "img",
+    ariaLabel: `refused: ${label}`,
+  });
 }
 
 // What arrow keys go through; filled by textBox or marksBox.
-function emptyBox(label) {
-  const box = make("div", "ls-tv-text");
-  box.id = "ls-tv-text";
-  box.tabIndex = 0;
-  box.setAttribute("role", "group");
-  box.setAttribute("aria-label", label);
-  return box;
-}
+const emptyBox = (ariaLabel) => make("div", { id: "ls-tv-text", className: "ls-tv-text", tabIndex: 0, role: "group", ariaLabel });
 
 function textBox(data) {
   const box = emptyBox("The reply, token by token. Arrow keys go through the tokens.");
@@ -157,129 +119,82 @@ function textBox(data) {
 function marksBox(data) {
   const box = emptyBox("One mark for each token. Arrow keys go through the marks.");
   let round = 0;
-  for (const token of data.tokens) {
-    const mark = make("span", `ls-run ls-mark ls-k-${token[0]}`);
-    mark.setAttribute("role", "img");
-    mark.setAttribute("aria-label", token[0]);
-    if (token[1] !== round) mark.classList.add("ls-first");
-    round = token[1];
-    speaks(mark, tokenWords(data, token));
-    box.append(mark);
+  for (const one of data.tokens) {
+    const first = one[1] === round ? "" : " ls-first";
+    round = one[1];
+    box.append(token(`ls-run ls-mark ls-k-${one[0]}${first}`, tokenWords(data, one), { role: "img", ariaLabel: one[0] }));
   }
-  const text = make("p", "ls-tv-plain", data.text);
-  const whole = make("div");
-  whole.append(text, box);
-  return whole;
+  return make("div", {}, make("p", { className: "ls-tv-plain", textContent: data.text }), box);
 }
 
+const numMissed = (data) => data.rounds.reduce((sum, round) => sum + round.missed.length, 0);
+
 function legend(data) {
-  const list = make("ul", "ls-tv-legend");
-  list.setAttribute("aria-label", "Legend");
-  for (const one of data.legend) {
-    const item = make("li");
-    item.dataset.kind = one.kind;
-    item.append(
-      make("span", `ls-run ls-k-${one.kind}`, one.label),
-      make("b", "", ` ${one.count} `),
-      make("span", "ls-tv-meaning", one.meaning),
-    );
-    list.append(item);
-  }
-  const missed = data.rounds.reduce((sum, round) => sum + round.missed.length, 0);
-  if (missed) {
-    const item = make("li");
-    item.dataset.kind = "rejected";
-    const sample = make("span", "ls-missed");
-    sample.dataset.text = "refused";
-    sample.setAttribute("role", "img");
-    sample.setAttribute("aria-label", "refused");
-    item.append(
-      sample,
-      make("b", "", ` ${missed} `),
-      make("span", "ls-tv-meaning", "a guess the model refused; it is no part of the reply"),
-    );
-    list.append(item);
-  }
+  const list = make("ul", { className: "ls-tv-legend", ariaLabel: "Legend" });
+  const add = (kind, sample, count, meaning) => list.append(make("li", { "data-kind": kind },
+    make("span", sample), make("b", { textContent: ` ${count} ` }), make("span", { className: "ls-tv-meaning", textContent: meaning })));
+  for (const { kind, label, count, meaning } of data.legend)
+    add(kind, { className: `ls-run ls-k-${kind}`, textContent: label }, count, meaning);
+  if (numMissed(data))
+    add("rejected", { className: "ls-missed", "data-text": "refused", role: "img", ariaLabel: "refused" }, numMissed(data),
+      "a guess the model refused; it is no part of the reply");
   return list;
 }
 
 function summary(data) {
   const { num_output_tokens: tokens, num_accepted_tokens: accepted, num_draft_tokens: drafted } = data;
   const rate = drafted ? ` (${Math.round((100 * accepted) / drafted)} %)` : "";
-  const missed = data.rounds.reduce((sum, round) => sum + round.missed.length, 0);
   const unseen = data.rounds.map((round) => round.not_reached);
   const skipped = unseen.includes(null)
     ? ""
-    : `, ${missed} refused, ${unseen.reduce((a, b) => a + b, 0)} not checked`;
+    : `, ${numMissed(data)} refused, ${unseen.reduce((a, b) => a + b, 0)} not checked`;
   return (
     `${tokens} tokens in ${data.rounds.length} checks by the model. ` +
     `Guessed: ${drafted}, of which ${accepted} right${rate}${skipped}.`
   );
 }
 
+const COLUMNS = ["Round", "Drafter", "Guessed", "Right", "Time", "Refused → instead"];
+
 function roundsTable(data) {
-  const details = make("details", "ls-tv-rounds");
-  details.append(make("summary", "", `Every check (${data.rounds.length})`));
+  const row = (tag, values, more) => make("tr", {}, ...values.map((value) => make(tag, { textContent: String(value), ...more })));
+  const cells = ({ drafter, drafted, accepted, time, missed }, number) => [number + 1, drafter, drafted, accepted,
+    time || "–", missed.map((one) => `${quoted(one.text)} → ${quoted(one.instead)}`).join(", ") || "–"];
+  const details = make("details", { className: "ls-tv-rounds" }, make("summary", { textContent: `Every check (${data.rounds.length})` }));
   details.addEventListener("toggle", () => {
     if (!details.open || details.querySelector("table")) return;
-    const table = make("table");
-    const head = make("tr");
-    for (const name of ["Round", "Drafter", "Guessed", "Right", "Time", "Refused → instead"]) {
-      const cell = make("th", "", name);
-      cell.scope = "col";
-      head.append(cell);
-    }
-    table.append(head);
-    data.rounds.forEach((round, number) => {
-      const row = make("tr");
-      const missed = round.missed.map((one) => `${quoted(one.text)} → ${quoted(one.instead)}`);
-      const cells = [number + 1, round.drafter, round.drafted, round.accepted, round.time || "–",
-        missed.join(", ") || "–"];
-      for (const value of cells) row.append(make("td", "", String(value)));
-      table.append(row);
-    });
-    const wrap = make("div", "ls-tv-scroll");
-    wrap.tabIndex = 0;
-    wrap.setAttribute("role", "region");
-    wrap.setAttribute("aria-label", "Every check");
-    wrap.append(table);
-    details.append(wrap);
+    const rows = data.rounds.map((round, number) => row("td", cells(round, number)));
+    const table = make("table", {}, row("th", COLUMNS, { scope: "col" }), ...rows);
+    details.append(make("div", { className: "ls-tv-scroll", tabIndex: 0, role: "region", ariaLabel: "Every check" }, table));
   });
   return details;
 }
 
 // The reply made again, with or without drafting.
 function auditBox(message, drafters) {
-  const box = make("div", "ls-tv-audit");
-  const button = make("button", "ls-tv-button", "Make it again");
-  button.type = "button";
-  const choice = make("select", "ls-tv-drafter");
-  choice.setAttribute("aria-label", "Drafter of the replay");
-  for (const { name, label } of drafters) {
-    const option = make("option", "", label);
-    option.value = name;
-    choice.append(option);
-  }
-  const result = make("p", "ls-tv-result");
-  result.id = "ls-tv-result";
-  result.setAttribute("role", "status");
-  button.addEventListener("click", () => replay(message, choice.value, button, result));
-  box.append(button, choice, result);
-  return box;
+  const choice = make("select", { className: "ls-tv-drafter", ariaLabel: "Drafter of the replay" },
+    ...drafters.map(({ name, label }) => new Option(label, name)));
+  const result = make("p", { id: "ls-tv-result", className: "ls-tv-result", role: "status" });
+  const button = make("button", { type: "button", className: "ls-tv-button", textContent: "Make it again",
+    onclick: () => replay(message, choice.value, button, result) });
+  return make("div", { className: "ls-tv-audit" }, button, choice, result);
 }
+
+const SILENT = "localspec did not answer. Try again.";
+const reach = (address, method = "GET") => ask(address, { method, cache: "no-store" }, SILENT, SILENT);
 
 async function replay(message, drafter, button, result) {
   button.disabled = true;
   const asked = `/audit?message=${message}&drafter=${encodeURIComponent(drafter)}`;
-  let state = await ask(asked, { method: "POST" });
+  let state = await reach(asked, "POST");
   while (state.state === "running" && shown === message) {
     result.textContent = state.text;
     result.dataset.state = state.state;
     await new Promise((done) => { setTimeout(done, POLL_MS); });
-    state = await ask(`/audit?message=${message}`);
+    state = await reach(`/audit?message=${message}`);
   }
   if (shown !== message) { // closed meanwhile: the model is wanted elsewhere
-    if (state.state === "running") ask(`/audit?message=${message}`, { method: "DELETE" });
+    if (state.state === "running") reach(`/audit?message=${message}`, "DELETE");
     return;
   }
   result.textContent = state.text ?? state.error;
@@ -287,32 +202,16 @@ async function replay(message, drafter, button, result) {
   button.disabled = false;
 }
 
-async function ask(address, options = {}) {
-  try {
-    const answer = await fetch(address, { cache: "no-store", ...options });
-    return await answer.json();
-  } catch {
-    return { error: "localspec did not answer. Try again.", state: "failed" };
-  }
-}
+const note = (text) => make("p", { className: "ls-tv-note", textContent: text });
 
 function fill(data, message) {
   const body = byId("ls-tv-body");
-  if (data.error) {
-    body.replaceChildren(make("p", "ls-tv-note", data.error));
-    return;
-  }
-  const detail = make("p", "ls-tv-detail", "Point at a token, or go through them with arrow keys.");
-  detail.id = "ls-tv-detail";
-  detail.setAttribute("aria-live", "polite");
+  if (data.error) return body.replaceChildren(note(data.error));
+  const hint = "Point at a token, or go through them with arrow keys.";
+  const detail = make("p", { id: "ls-tv-detail", className: "ls-tv-detail", ariaLive: "polite", textContent: hint });
   const text = data.runs ? textBox(data) : marksBox(data);
-  const notes = data.notes.map((note) => make("p", "ls-tv-note", note));
-  const sum = make("p", "ls-tv-sum", summary(data));
-  body.replaceChildren(sum, legend(data), ...notes, text, detail, auditBox(message, data.drafters), roundsTable(data));
-}
-
-function within(target) {
-  return target instanceof Element ? target.closest("#ls-tv-text [data-words]") : null;
+  const sum = make("p", { className: "ls-tv-sum", textContent: summary(data) });
+  body.replaceChildren(sum, legend(data), ...data.notes.map(note), text, detail, auditBox(message, data.drafters), roundsTable(data));
 }
 
 function move(step) {
@@ -328,35 +227,29 @@ async function open(message, link) {
   const mine = asked;
   link.focus(); // where the browser puts the focus back; not every one does so with a click
   shown = message;
-  byId("ls-tv-body").replaceChildren(make("p", "ls-tv-note", "Reading the log …"));
+  byId("ls-tv-body").replaceChildren(note("Reading the log …"));
   if (!view.open) view.showModal();
-  const data = await ask(`/tokens?message=${message}`);
+  const data = await reach(`/tokens?message=${message}`);
   if (mine === asked) fill(data, message);
 }
 
-document.addEventListener("mouseover", (event) => {
-  const found = within(event.target);
-  if (found) tell(found.dataset.words);
-});
-document.addEventListener("focusin", (event) => {
-  const found = within(event.target);
-  if (found) tell(found.dataset.words);
-});
+for (const kind of ["mouseover", "focusin"]) {
+  document.addEventListener(kind, ({ target }) => {
+    const found = target instanceof Element && target.closest("#ls-tv-text [data-words]");
+    if (found) byId("ls-tv-detail").textContent = found.dataset.words;
+  });
+}
 document.addEventListener("keydown", (event) => {
   const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: 8, ArrowUp: -8 };
   if (!(event.key in steps) || !event.target.closest?.("#ls-tv-text")) return;
   event.preventDefault();
   move(steps[event.key]);
 });
-document.addEventListener(
-  "click",
-  (event) => {
-    const link = event.target.closest?.("a.ls-tokens");
-    const message = link?.className.match(/\bls-m-(\d+)\b/)?.[1];
-    if (!message) return;
-    event.preventDefault();
-    event.stopPropagation();
-    open(message, link);
-  },
-  { capture: true },
-);
+document.addEventListener("click", (event) => {
+  const link = event.target.closest?.("a.ls-tokens");
+  const message = link?.className.match(/\bls-m-(\d+)\b/)?.[1];
+  if (!message) return;
+  event.preventDefault();
+  event.stopPropagation();
+  open(message, link);
+}, { capture: true });

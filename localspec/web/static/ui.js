@@ -136,16 +136,21 @@ export function announce(text) {
   setTimeout(() => { box.textContent = text; }, 60);
 }
 
-// What the Models tab offers; with `act`: does it first. Something to say is `error` or `message`.
-export async function askModels(act) {
-  const asked = act && { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(act) };
+// An answer as data. `error` says what is wrong: `refused` where it is no data, `unheard` without one.
+export async function ask(address, options, refused, unheard = "localspec does not answer. Is it still running?") {
   try {
-    const answer = await fetch("/models", asked);
-    return await answer.json().catch(() => ({ error: "localspec refused this request." }));
+    const answer = await fetch(address, options);
+    return await answer.json().catch(() => ({ error: refused }));
   } catch {
-    return { error: "localspec does not answer. Is it still running?" };
+    return { error: unheard };
   }
 }
+
+export const post = (body, type) => ({ method: "POST", headers: { "content-type": type }, body });
+
+// What the Models tab offers; with `act`: does it first. Something to say is `error` or `message`.
+export const askModels = (act) =>
+  ask("/models", act && post(JSON.stringify(act), "application/json"), "localspec refused this request.");
 
 export function download(href, name = "") {
   make("a", { href, download: name }).click();
