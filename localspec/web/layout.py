@@ -192,25 +192,26 @@ QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
 
 class Page(NamedTuple):
-    """The components that handlers read or write. chat: the messages that stand; growing: the
-    reply being written. conversation: the handle shown, None for a new chat. extras: what the
-    page adds to a message as it is sent. reading: the number of the reader of its reply. settings:
-    the fields at the side. bridge, mover: commands from our scripts, the mover's are those after
-    which another conversation or reply is shown; signal: news to them."""
+    """The components that handlers read or write, in the order in which the functions below make
+    them. chat: the messages that stand; growing: the reply being written. conversation: the handle
+    shown, None for a new chat. extras: what the page adds to a message as it is sent. reading: the
+    number of the reader of its reply. settings: the fields at the side. bridge, mover: commands
+    from our scripts, the mover's are those after which another conversation or reply is shown;
+    signal: news to them."""
 
-    chat: gr.Chatbot
-    growing: gr.Chatbot
-    message: gr.Textbox
-    stop: gr.Button
     new_chat: gr.Button
     history: gr.HTML
+    settings: gr.HTML
     conversation: gr.Number
     extras: gr.Textbox
     reading: gr.Number
     bridge: gr.HTML
     mover: gr.HTML
     signal: gr.HTML
-    settings: gr.HTML
+    chat: gr.Chatbot
+    growing: gr.Chatbot
+    message: gr.Textbox
+    stop: gr.Button
 
 
 def theme() -> gr.themes.Base:

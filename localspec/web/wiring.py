@@ -19,7 +19,7 @@ from localspec.web import layout
 from localspec.web.layout import QUIET, Page
 from localspec.web.proof import race_tab
 from localspec.web.stats import tab as stats_tab
-from localspec.web.talk.commands import Commands
+from localspec.web.talk.commands import Command
 from localspec.web.talk.form import Form, written
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.presence import Presence
@@ -53,37 +53,20 @@ def build_page(service: ChatService, presence: Presence | None = None) -> gr.Blo
 
 
 def _lay_out(service: ChatService, blocks: gr.Blocks) -> Page:
-    new_chat, history = layout.side()
-    settings = layout.settings(service)
+    side, settings = layout.side(), layout.settings(service)
     layout.frame()
-    conversation, extras, reading, bridge, mover, signal = layout.unseen()
+    unseen = layout.unseen()
     with gr.Tabs(elem_id="ls-tabs"):
         with gr.Tab("Chat", id="chat"):
-            chat, growing, message, stop = layout.talk()
+            talk = layout.talk()
         models_tab = layout.models()
         race_tab.add_tab(blocks, service)
-        stats_tab.add_tab(service, conversation)
+        stats_tab.add_tab(service, conversation=unseen[0])
     models_tab.select(None, None, None, js=MODELS_OPENED, api_visibility="private")
-    return Page(
-        chat,
-        growing,
-        message,
-        stop,
-        new_chat,
-        history,
-        conversation,
-        extras,
-        reading,
-        bridge,
-        mover,
-        signal,
-        settings,
-    )
+    return Page(*side, settings, *unseen, *talk)
 
 
 def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
-    commands = Commands(handlers)
-
     async def open_page(request: gr.Request) -> list[Any]:
         handle = handlers.choose(request.query_params.get("c"))
         return _updates(await handlers.open(_page(request), handle))
@@ -101,17 +84,21 @@ def _wire_chat(blocks: gr.Blocks, handlers: Handlers, page: Page) -> None:
         sent = handlers.send(_page(request), _handle(handle), text, form, added)
         return _updates(await sent)
 
+    def command(
+        request: gr.Request, event: gr.EventData, handle: float | None, settings: str
+    ) -> Command:
+        asked = event._data if isinstance(event._data, dict) else {}
+        return Command(handlers, _page(request), _handle(handle), asked, Form.read(settings))
+
     async def move(
         request: gr.Request, event: gr.EventData, handle: float | None, settings: str
     ) -> list[Any]:
-        asked, form = _command(event), Form.read(settings)
-        return _updates(await commands.move(_page(request), _handle(handle), asked, form))
+        return _updates(await command(request, event, handle, settings).move())
 
     async def answer(
         request: gr.Request, event: gr.EventData, handle: float | None, settings: str
     ) -> list[Any]:
-        asked, form = _command(event), Form.read(settings)
-        return _answers(await commands.answer(_page(request), _handle(handle), asked, form))
+        return _answers(await command(request, event, handle, settings).answer())
 
     async def follow(request: gr.Request, reading: float | None) -> AsyncIterator[Any]:
         yield gr.skip()  # a generator of Gradio's has to yield once
@@ -153,22 +140,10 @@ def _page(request: gr.Request) -> str:
     return str(request.session_hash)
 
 
-def _command(event: gr.EventData) -> dict[str, Any]:
-    return event._data if isinstance(event._data, dict) else {}
-
-
 def _outputs(page: Page) -> list[gr.components.Component]:
     """In the order of _updates."""
-    return [
-        page.chat,
-        page.growing,
-        page.stop,
-        page.conversation,
-        page.reading,
-        page.history,
-        page.settings,
-        page.signal,
-    ]
+    said, where = [page.chat, page.growing, page.stop], [page.conversation, page.reading]
+    return [*said, *where, page.history, page.settings, page.signal]
 
 
 NEWS = itertools.count(1)

@@ -18,7 +18,7 @@ from localspec.chat.turn import ShownMessage
 from localspec.core import SamplingParams
 from localspec.errors import RequestError
 from localspec.record.store import Store
-from localspec.web.talk.commands import Commands
+from localspec.web.talk.commands import Command
 from localspec.web.talk.form import Form, form_html, panel
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.messages import ChatMessage
@@ -318,7 +318,6 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
     service: ChatService,
 ) -> None:
     handlers = handlers_of(service)
-    commands = Commands(handlers)
 
     async def run() -> int:
         handle = (await handlers.send("page", None, "a slow one", FORM)).handle
@@ -330,7 +329,7 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
         assert [str(one).count("#takeback") for one in waiting] == [1, 1, 1]
         middle = service.waiting(handle)[1]
         asked = {"do": "takeback", "message": middle.number}
-        back = await commands.move("page", handle, asked, FORM)
+        back = await Command(handlers, "page", handle, asked, FORM).move()
         assert back.signal is not None and back.signal["taken_back"]["text"] == "and that"
         assert back.growing is not None and "and that" not in str(back.growing)
         handlers.stop(handle)
@@ -339,7 +338,7 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
         ended = await handlers.settle("page", back.reading)
         assert ended.is_running and ended.signal is not None and ended.signal["more"] == handle
         assert ended.chat is not None and "and a steady this" in str(ended.chat[-1])
-        refused = await commands.move("page", handle, asked, FORM)
+        refused = await Command(handlers, "page", handle, asked, FORM).move()
         assert refused.warning is not None
         return handle
 
@@ -354,7 +353,6 @@ def test_answers_asked_for_together_are_shown_together_and_stopped_together(
     service: ChatService,
 ) -> None:
     handlers = handlers_of(service)
-    commands = Commands(handlers)
     few = replace(FORM, max_tokens="16")
 
     async def run() -> None:
@@ -366,7 +364,7 @@ def test_answers_asked_for_together_are_shown_together_and_stopped_together(
         assert handle is not None
         reply_id = service.messages(handle)[1].message_id
         asked = {"do": "several", "message": reply_id}
-        begun = await commands.move("page", handle, asked, few)
+        begun = await Command(handlers, "page", handle, asked, few).move()
         shown = [one async for one in handlers.follow("page", begun.reading)]
         lines = [str(one) for bubbles in shown for one in bubbles]
         assert any("answer 2 of 4" in one for one in lines)
@@ -375,7 +373,7 @@ def test_answers_asked_for_together_are_shown_together_and_stopped_together(
         assert settled.signal is not None and settled.signal["warning"].startswith("4 answers: ")
         assert settled.chat is not None and len(settled.chat) == 2 and "/5</span>" in str(settled)
         slow = replace(SLOW, temperature="1")
-        begun = await commands.move("page", handle, asked, slow)
+        begun = await Command(handlers, "page", handle, asked, slow).move()
         first = service.running(handle)
         assert first is not None and len(first.together) == 4
         handlers.stop(handle)
@@ -389,7 +387,6 @@ def test_answers_asked_for_together_are_shown_together_and_stopped_together(
 
 def test_a_message_that_waits_for_another_chat_can_be_taken_back(service: ChatService) -> None:
     handlers = handlers_of(service)
-    commands = Commands(handlers)
 
     async def run() -> None:
         first = (await handlers.send("page", None, "a slow one", SLOW)).handle
@@ -400,7 +397,7 @@ def test_a_message_that_waits_for_another_chat_can_be_taken_back(service: ChatSe
         reply = service.running(shown.handle)
         assert reply is not None
         asked = {"do": "takeback", "message": reply.number}
-        back = await commands.move("page", shown.handle, asked, FORM)
+        back = await Command(handlers, "page", shown.handle, asked, FORM).move()
         assert back.is_moved and back.handle is None
         handlers.stop(first)
 

@@ -15,7 +15,7 @@ from localspec.chat.service import ChatService
 from localspec.record.conversations import ConversationRow as Row
 from localspec.record.folders import Folder
 from localspec.record.store import Store
-from localspec.web.talk.commands import Commands
+from localspec.web.talk.commands import Command
 from localspec.web.talk.form import Form, panel
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.history import history_html
@@ -83,11 +83,11 @@ def said(handlers: Handlers, text: str) -> int:
 
 
 def answer(handlers: Handlers, shown: int | None, **command: Any) -> Shown:
-    return asyncio.run(Commands(handlers).answer("page", shown, command, FORM))
+    return asyncio.run(Command(handlers, "page", shown, command, FORM).answer())
 
 
 def move(handlers: Handlers, shown: int | None, **command: Any) -> Shown:
-    return asyncio.run(Commands(handlers).move("page", shown, command, FORM))
+    return asyncio.run(Command(handlers, "page", shown, command, FORM).move())
 
 
 def test_a_chat_is_renamed_pinned_found_deleted_and_brought_back(handlers: Handlers) -> None:
