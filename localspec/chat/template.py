@@ -153,7 +153,7 @@ class ChatTemplate:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text without template; control-token text becomes control tokens."""
-        return list(self._encode(text).ids)
+        return list(_encoded(self._encoder, text).ids)
 
     def encode_prompt(self, text: str) -> list[int]:
         """As `encode_text`, after what the tokenizer begins every text with."""
@@ -198,14 +198,14 @@ class ChatTemplate:
         added = self._encoder.get_added_tokens_decoder()
         if self.marks is None:
             return None
-        opening, close = (tuple(self._encode(m).ids) for m in (self.marks.open, self.marks.close))
+        opening, close = map(self.encode_text, (self.marks.open, self.marks.close))
         if opening[0] not in added or close[0] not in added:
             return None
-        return ThoughtLimit(opening, close[0], self._after_a_word(self.marks.closing))
+        return ThoughtLimit(tuple(opening), close[0], self._after_a_word(self.marks.closing))
 
     def _after_a_word(self, text: str) -> tuple[int, ...]:
         """Ids of a text within another one; at the beginning some tokenizers put a space."""
-        before, both = self._encode(PROBE).ids, self._encode(f"{PROBE}{text}").ids
+        before, both = self.encode_text(PROBE), self.encode_text(f"{PROBE}{text}")
         return tuple(both[len(before) :])
 
     def _found_switch(self) -> str | None:
@@ -224,9 +224,6 @@ class ChatTemplate:
 
     def _switched(self, thinks: bool | None) -> dict[str, bool]:
         return {} if thinks is None or self._switch is None else {self._switch: thinks}
-
-    def _encode(self, text: str) -> Any:
-        return _encoded(self._encoder, text)
 
     def _apply(
         self,
@@ -275,7 +272,7 @@ class ChatTemplate:
 
     def _find(self, text: str, controls: Mapping[int, str]) -> Iterator[tuple[int, int, int]]:
         """(start, end, id) of every control token that the tokenizer finds in `text`."""
-        encoding = self._encode(text)
+        encoding = _encoded(self._encoder, text)
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token not in controls:
                 continue
@@ -290,7 +287,7 @@ class ChatTemplate:
 
         In one call, so that merges and leading spaces are the usual ones."""
         if not shield.texts:
-            return list(self._encode(text).ids)
+            return list(_encoded(self._encoder, text).ids)
         if self._aliased is None:
             self._aliased = _AliasedEncoder(self._encoder, self._controls)
         pieces: list[str] = []
