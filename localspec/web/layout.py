@@ -23,23 +23,23 @@ from localspec.web.talk.plain_markdown import LATEX_DELIMITERS
 EXAMPLES = (
     (
         "Fill in a form",
-        "Its signs are known, its words are yours",
+        "Its brackets and names are easy to guess",
         "Make a JSON object with name Clara, age 34, city Lisbon and job baker.",
     ),
     (
         "Write some code",
-        "Code repeats itself",
+        "Code repeats its own names",
         "Write a Python function called `count_vowels` that counts the vowels in a text, and show "
         "one call of it.",
     ),
     (
         "List the steps",
-        "Its lines are alike",
+        "Every line begins like the one before",
         "How do I make tea? Answer in numbered steps.",
     ),
     (
         "Explain the speed",
-        "How guessing ahead works",
+        "How speculative decoding works",
         "How does speculative decoding work? Explain it in a few sentences.",
     ),
 )
@@ -52,7 +52,7 @@ def _example(title: str, why: str, message: str) -> str:
     )
 
 
-WELCOME = f"""<div class="ls-welcome"><h2>What shall it write?</h2>
+WELCOME = f"""<div class="ls-welcome"><h2>What should it write?</h2>
 <p>Your chats are kept on this machine. Guessing ahead is at its best here:</p>
 <div class="ls-examples">{"".join(_example(*one) for one in EXAMPLES)}</div>
 <p id="ls-demo" hidden>The model that comes along is tiny: it shows the speed, not good sense.
