@@ -125,6 +125,7 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
     width = frame.x(1.0) - frame.x(0.0)  # of a group
     share = min(max(0.3, BAR / width), 0.8 / len(names))
     digits = _digits(values, axes.y_digits, width * (share if len(names) > 1 else 1.0))
+    level = 0.0 if axes.line is None else frame.y(axes.line)
     for place, group in enumerate(groups):
         middle, y = frame.x(place + 0.5), frame.bottom + 16
         for at, line in enumerate(labels[place]):
@@ -135,7 +136,7 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
             if value is not None:
                 x = frame.x(begin + index * share), frame.x(begin + (index + 0.92) * share)
                 label = f"{group.label}, {names[index]}: {value:.4g}"
-                bar = _bar(frame, x, value, interval, index, label, digits)
+                bar = _bar(frame, x, value, interval, index, label, digits, level)
                 is_lost = round(value, 2) < (axes.line or 0.0)
                 parts.append(bar.replace(COLOURS[index % len(COLOURS)], LOST) if is_lost else bar)
     return _svg(axes, frame, [*parts, _level(frame, axes)])
@@ -327,14 +328,9 @@ def _marker(x: float, y: float, colour: str, place: int, label: str) -> str:
 
 
 def _bar(
-    frame: _Frame,
-    x: tuple[float, float],
-    value: float,
-    interval: tuple[float, float] | None,
-    index: int,
-    label: str,
-    digits: int | None,
-) -> str:
+    frame: _Frame, x: tuple[float, float], value: float, interval: tuple[float, float] | None,
+    index: int, label: str, digits: int | None, level: float,
+) -> str:  # fmt: skip
     top, middle, width = frame.y(value), sum(x) / 2, x[1] - x[0]
     title = f"<title>{html.escape(label)}</title>"
     box = _box(x[0], top, width, frame.bottom - top, index, title)
@@ -342,6 +338,8 @@ def _bar(
         low, high = (frame.y(end) for end in interval)
         box += _rule(middle, middle, low, high, 'stroke-width="1.2"')
         top = min(top, high)
+    if top - LINE < level < top:  # the line would cross the figure
+        top = level
     return box if digits is None else box + _text(middle, top - 4, f"{value:.{digits}f}", "middle")
 
 

@@ -41,6 +41,16 @@ def test_a_bar_below_the_level_is_told_from_one_at_it() -> None:
     assert fills == {"lost": LOST, "even": COLOURS[0], "won": COLOURS[0]}
 
 
+@pytest.mark.parametrize("value", [0.5, 0.9, 0.95, 0.99, 1.0, 1.05])
+def test_the_figure_over_a_bar_is_not_crossed_by_the_level(value: float) -> None:
+    drawn = bars(replace(AXES, y_digits=2), ("a",), [Group("g", (value,))])
+    parts = list(ElementTree.fromstring(drawn).iter())
+    (figure,) = (one for one in parts if one.text == f"{value:.2f}" and "y" in one.attrib)
+    _, level = (one for one in parts if one.get("stroke-dasharray"))
+    height = float(figure.attrib["y"]) - float(level.attrib["y1"])
+    assert not -1 < height < 9
+
+
 def test_names_are_escaped_and_the_svg_is_sound() -> None:
     drawn = lines(AXES, [Series("<b>&", [(1, 2), (2, 3)])])
     root = ElementTree.fromstring(drawn)
