@@ -1,7 +1,7 @@
-"""Times as a person reads them, the same on the page, in reports and on the command line.
+"""Times and sizes as a person reads them, the same on the page, in reports and on the command line.
 
-Contract: pure. ms below a second, seconds beyond, minutes beyond a minute. Of what is not known a
-dash.
+Contract: pure. Of times ms below a second, seconds beyond, minutes beyond a minute. Of what is not
+known a dash.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ def clock(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s" if whole < 600 else f"{round(whole / 60)} min"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(num_bytes: int) -> str:
+    """Bytes in the largest unit that keeps the number above 1."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.1f} {unit}"
+    return f"{num_bytes} B"
 
 
 def axis_unit(longest_ms: float) -> tuple[str, float]:

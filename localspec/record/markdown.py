@@ -14,7 +14,7 @@ from typing import Any
 from localspec.leniency import label
 from localspec.record.contents import Contents
 from localspec.record.rows import Conversation, StoredMessage, clean
-from localspec.units import DASH
+from localspec.units import DASH, size, took
 
 SPEAKERS = {"user": "You", "assistant": "Reply", "system": "System"}
 SETTINGS = (
@@ -38,6 +38,35 @@ STATISTICS = (
     "num_lenient_tokens", "ttft_ms", "prefill_ms", "decode_ms", "reply_ms", "exact", "reason",
     "error",
 )  # fmt: skip
+
+WORDS = {  # of columns whose names are not words, or not those of the page
+    "turn_id": "turn", "session_id": "session", "dtype": "precision", "draft": "draft model",
+    "drafter_requested": "speed", "num_draft_tokens_requested": "guesses a round, fixed",
+    "workload": "kind of text", "leniency": "looser checking", "finish_reason": "ended by",
+    "drafter": "drafted by", "tokens_per_second": "tokens / s", "speedup": "gain, whole reply",
+    "decode_speedup": "gain, decoding", "no_speedup": "why no gain",
+    "least_speedup": "gain at least", "acceptance_rate": "guesses right",
+    "draft_share": "guessed of the text", "mean_accepted_length": "mean length",
+    "mean_num_draft_tokens": "guesses a round", "num_output_tokens": "tokens",
+    "num_prompt_tokens": "tokens read", "num_reused_tokens": "of these known before",
+    "num_steps": "checks", "num_drafts": "checks of guesses", "num_draft_tokens": "guesses",
+    "num_accepted_tokens": "right guesses", "num_lenient_tokens": "not exact",
+    "ttft_ms": "first token", "prefill_ms": "reading", "decode_ms": "decoding",
+    "reply_ms": "whole reply", "started_at_utc": "started, UTC", "gpu": "GPU",
+    "vram_total_bytes": "GPU memory", "ram_total_bytes": "memory",
+}  # fmt: skip
+
+
+def heading(column: str) -> str:
+    """A column of the log in words."""
+    return WORDS.get(column, column.replace("_", " "))
+
+
+def in_unit(column: str, value: Any) -> Any:
+    """Times and sizes with their unit."""
+    if value is None or not column.endswith(("_ms", "_bytes")):
+        return value
+    return took(value) if column.endswith("_ms") else size(value)
 
 
 def markdown_lines(contents: Contents) -> Iterator[str]:
@@ -89,8 +118,8 @@ def _yaml(value: object) -> str:
 def _session_lines(session: Mapping[str, Any]) -> Iterator[str]:
     yield f"## Session {session['id']}: machine and versions"
     yield ""
-    named = ((name, value) for name, value in session.items() if name != "id")
-    yield from _table(("what", "value"), named)
+    named = [name for name in session if name != "id"]
+    yield from _table(("what", "value"), ((heading(n), in_unit(n, session[n])) for n in named))
 
 
 def _conversation_lines(
@@ -107,7 +136,7 @@ def _conversation_lines(
     if turns:
         yield "### Settings"
         yield ""
-        yield from _table(SETTINGS, ([turn[name] for name in SETTINGS] for turn in turns))
+        yield from _turns_table(SETTINGS, turns)
     for message in branch:
         yield from _message_lines(message, turn_of.get(message.id))
     if len(branch) < len(messages):
@@ -117,7 +146,12 @@ def _conversation_lines(
     if turns:
         yield "### Statistics"
         yield ""
-        yield from _table(STATISTICS, ([turn[name] for name in STATISTICS] for turn in turns))
+        yield from _turns_table(STATISTICS, turns)
+
+
+def _turns_table(columns: Sequence[str], turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = ([in_unit(name, turn[name]) for name in columns] for turn in turns)
+    yield from _table([heading(name) for name in columns], rows)
 
 
 def _branch(messages: Sequence[StoredMessage], tip: int | None) -> list[StoredMessage]:

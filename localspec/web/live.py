@@ -26,7 +26,7 @@ from localspec.leniency import label
 from localspec.machine.sources import DEMO
 from localspec.record.rows import counts
 from localspec.turn_stats import TurnStats
-from localspec.units import DASH, clock, took
+from localspec.units import DASH, clock, size, took
 from localspec.web.words import (
     at_least,
     capital,
@@ -38,7 +38,6 @@ from localspec.web.words import (
     number,
     percent,
     rate,
-    size,
 )
 
 REFRESH_S = 5.0  # of the hardware line

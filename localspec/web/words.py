@@ -50,14 +50,6 @@ def percent(value: float | None) -> str:
     return DASH if value is None else f"{100 * value:.0f} %"
 
 
-def size(num_bytes: int) -> str:
-    """Bytes in the largest unit that keeps the number above 1."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.1f} {unit}"
-    return f"{num_bytes} B"
-
-
 def kind_words(workload: str) -> str:
     """A kind of text by a name that says what it is."""
     return "editing" if workload == REWORK else workload

@@ -148,7 +148,13 @@ def test_jsonl_is_the_log_exactly(store: Store, tmp_path: Path) -> None:
 def test_markdown_says_with_what_and_on_what(store: Store, tmp_path: Path) -> None:
     export(store, Scope(), "markdown", tmp_path / "out.md")
     text = (tmp_path / "out.md").read_text(encoding="utf-8")
-    for word in ("demo-target", "demo-draft", "| 7 |", "| torch | 2.13.0 |", "17179869184"):
+    for word in (
+        "demo-target",
+        "demo-draft",
+        "| 7 |",
+        "| torch | 2.13.0 |",
+        "| memory | 16.0 GiB |",
+    ):
         assert word in text, word
     assert "| 266.6667 | 1.5357 | 2 | – | – | 0.7143 | 0.625 | 3.5 | 3.5 |" in text
     places = [text.index(f"> {name}-answer") for name in ("alpha", "gamma", "beta")]

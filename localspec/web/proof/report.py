@@ -21,12 +21,13 @@ from localspec.chat.service import ChatService
 from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
 from localspec.plots import standalone
+from localspec.record.markdown import heading, in_unit
 from localspec.record.rows import PAGE
-from localspec.units import DASH, took
+from localspec.units import DASH, size, took
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
 from localspec.web.stats.selection import WEEK, Selection, rounds_of, selection_of
-from localspec.web.words import labelled, number, percent, size
+from localspec.web.words import labelled, number, percent
 
 Row = dict[str, Any]
 SETTINGS = (
@@ -157,7 +158,7 @@ def _machine(sessions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for session in sessions[-3:]:
         yield from (f"Session {session['id']}, begun {session['started_at_utc']}:", "")
         named = [
-            (name, size(value) if name.endswith("_bytes") and value else _cell(value))
+            (heading(name), _cell(in_unit(name, value)))
             for name, value in session.items()
             if name not in ("id", "started_at_utc")
         ]
@@ -195,7 +196,9 @@ def _settings(rows: Sequence[Row]) -> Iterator[str]:
         key = tuple(_cell(row[name]) for name in SETTINGS)
         counts[key] = counts.get(key, 0) + 1
     yield from ("## Settings", "")
-    yield from _table((*SETTINGS, "turns"), [(*key, str(n)) for key, n in counts.items()])
+    yield from _table(
+        (*map(heading, SETTINGS), "turns"), [(*key, str(n)) for key, n in counts.items()]
+    )
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from localspec.chat.service import ChatService, ReplySettings, Scope
 from localspec.core import OFF, SamplingParams, Step
 from localspec.drafters.registry import label_of
 from localspec.errors import EngineLost
+from localspec.record.markdown import STATISTICS, heading
 from localspec.record.store import Store
 from localspec.units import took
 from localspec.web.live import credited, footer, live_state
@@ -221,8 +222,24 @@ def from_jsonl(out: Path) -> dict[int, dict[str, Any]]:
 def from_markdown(out: Path) -> dict[int, dict[str, Any]]:
     table = out.read_text().partition("### Statistics\n\n")[2].splitlines()
     names, _, *rows = (line.strip("| ").split(" | ") for line in table if line.startswith("|"))
-    found = [dict(zip(names, map(parsed, row), strict=True)) for row in rows]
-    return {row["turn_id"]: {n: Rounded.of(value) for n, value in row.items()} for row in found}
+    assert names == [heading(name) for name in STATISTICS]
+    found = [dict(zip(STATISTICS, row, strict=True)) for row in rows]
+    return {
+        int(row["turn_id"]): {
+            n: Timed(cell) if n.endswith("_ms") else Rounded.of(parsed(cell))
+            for n, cell in row.items()
+        }
+        for row in found
+    }
+
+
+class Timed(str):
+    """A time of a table, in its words."""
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == took(getattr(other, "expected", other))
+
+    __hash__ = str.__hash__
 
 
 class Rounded(float):
