@@ -12,11 +12,12 @@ one table.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,7 @@ class SharedConnection:
         self._writer = Tables(writer)
         self._reader = self._writer if reader is writer else Tables(reader)
         self._is_closed = False
+        self._file = None if path is None else path.stat()
         self._snapshots = threading.local()  # tables: of the snapshot that this thread is in
 
     @property
@@ -192,6 +194,7 @@ class SharedConnection:
     def writing(self, wait_ms: int | None = None) -> Iterator[Tables]:
         with self._writer.lock, self.explained(), self._writer.waiting(wait_ms):
             self._writer.roll_back()  # what is left of one that could not be rolled back itself
+            self._require_file()
             # Immediate: a transaction that reads first and then wants to write would fail at
             # once, without waiting, when another process wrote in between.
             self._writer.execute("BEGIN IMMEDIATE")
@@ -201,6 +204,19 @@ class SharedConnection:
             except BaseException:
                 self._writer.roll_back()
                 raise
+
+    def _require_file(self) -> None:
+        """Raise StoreError where the path does not name the open file any more: SQLite would go on
+        to write to it, and all that would end with this program."""
+        if self.path is None or self._file is None:
+            return
+        with suppress(OSError):
+            if os.path.samestat(self.path.stat(), self._file):
+                return
+        raise StoreError(
+            f"The log {self.path} was moved, deleted or replaced while localspec ran. Put it back; "
+            "or copy what you need from the page, then start localspec again."
+        )
 
     @contextmanager
     def explained(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -189,3 +190,18 @@ def test_snapshot_sees_one_moment(store: Store) -> None:
 def test_damage_found_in_use_says_what_the_next_start_will_do(store: Store) -> None:
     with pytest.raises(StoreError, match="sets the damaged file aside"), store._db.explained():
         raise sqlite3.DatabaseError("database disk image is malformed")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows moves no open file")
+def test_nothing_is_written_to_a_file_that_is_not_in_its_place(store: Store) -> None:
+    assert store.path is not None
+    turn = begin(store)
+    for other in (None, b"another"):
+        moved = store.path.rename(store.path.with_name("moved"))
+        if other is not None:
+            store.path.write_bytes(other)
+        with pytest.raises(StoreError, match=r"was moved, deleted or replaced .* Put it back"):
+            finish(store, turn)
+        moved.replace(store.path)
+    finish(store, turn)
+    assert store.branch(turn.message_id)[-1].state == "complete"
