@@ -109,7 +109,7 @@ class Sequence:
     no output token. noise: what every choice of the turn is made with; greedy turns need none.
     num_logprobs: see backend.Request. prediction: tokens that may look like those to come, for the
     drafters that look texts up. grammar: what the reply is held to, None for any text. thought:
-    with a budget, max_tokens are those after the thought.
+    with a budget, max_tokens are those after the thought. others: in the last forward of its rows.
     """
 
     def __init__(
@@ -135,6 +135,7 @@ class Sequence:
         self.prediction = prediction
         self.grammar = grammar
         self.finish_reason: FinishReason | None = None
+        self.others = ALONE
         self.parts = ReplyParts(self.prompt_length, max_tokens, thought)
 
     @property

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from functools import partial
 
-from localspec.core import ALONE, OFF, DraftPlan, Growth, Outcome, Sequence, Step
+from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
 from localspec.engine.acceptance import Situation, situation_in
 from localspec.engine.controller import Controller, Lesson
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
@@ -96,7 +96,7 @@ class AdaptivePolicy:
         # Plain rounds that drafting lost and did not gain back: in this turn, since weighing.
         self._lost = self._behind = 0.0
         self._quiet_rounds, self._quiet_ms = 0, 0.0  # since the last lesson
-        self._others = ALONE  # in the last round's forward
+        self._num_others = 0  # sequences beside this one that the prices are for
 
     # -- deciding ----------------------------------------------------------------------------
 
@@ -196,8 +196,7 @@ class AdaptivePolicy:
     def _trial(self, sequence: Sequence, options: list[Option]) -> DraftPlan | None:
         """A round of what lost, if a draw from its posterior wins and the budget pays for it."""
         going, plain_ms, budget = self._going_rate, self._known_prices.plain_ms, self._budget
-        is_alone = not self._others.num_sequences
-        if self._best is not None and budget.is_plain_due and is_alone:
+        if self._best is not None and budget.is_plain_due and not self._num_others:
             # If plain decoding is believed dearer than a round that drafts, this shows the fault.
             took_ms = min(plain_ms, self._best.round_ms[1])
             if self._may_lose(2.0 * (took_ms - 1.0 / going)):
@@ -299,7 +298,8 @@ class AdaptivePolicy:
     def _reads_prices(self, sequence: Sequence) -> bool:
         """Read what rounds cost now; False until it is known."""
         costs = self._controller.costs_at(self._situation.bucket)
-        self._prices = costs.at(len(sequence.tokens) - 1, self._others)
+        self._num_others = sequence.others.num_sequences
+        self._prices = costs.at(len(sequence.tokens) - 1, sequence.others)
         return self._prices is not None
 
     def _ask_signals(self, sequence: Sequence) -> bool:
@@ -349,9 +349,8 @@ class AdaptivePolicy:
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         step, plan = outcome.step, self._plan
-        if step.others.num_sequences != self._others.num_sequences:
+        if step.others.num_sequences != self._num_others:
             self._until_weighed = 0
-        self._others = step.others
         if plan.drafter == OFF and not self._is_asked and not self._is_exploring:
             self._quiet_rounds += 1
             self._quiet_ms += self._own_ms(step)
@@ -384,6 +383,8 @@ class AdaptivePolicy:
             budget.num_drafted += 1
             self._lost = min(MOST_LOST, max(0.0, self._lost - gained))
         if self._is_exploring:
+            if self._num_others:  # who asked for all waits for the slowest: one ahead gains nothing
+                num_tokens = min(1, num_tokens)
             budget.explored((num_tokens / self._going_rate - took_ms) / plain_ms)
         elif plan.drafter != OFF and self._may_be_off:
             self._behind -= gained

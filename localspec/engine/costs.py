@@ -40,7 +40,7 @@ MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for mo
 REFUTING = 0.6  # of the believed cost: rounds that took less refute it
 REFUTING_DRAFT = 0.4  # steps of one drafter are less alike
 REFUTED_TO = 0.9  # of what is believed then, such rounds have taken
-WIDEST_SHARED = 2 * WIDTHS[-1]  # rows: beyond them a round beside others teaches nothing
+MOST_ROW_SHARE = 2.0  # see Costs._row_share
 MOVED = 0.03  # share by which a cost may move before readings are renewed
 CONTEXT_RATIO = 0.25  # of the logarithm: contexts within 28 % share a reading
 NEAR_CONTEXT = 256  # tokens: below it a context is short
@@ -106,6 +106,7 @@ class Costs:
         self._fresh = set[tuple[int | str, int]]()
         self._readings: dict[tuple[int, int, int], CostSnapshot] = {}
         self._sequence_ms: float | None = None  # what one more sequence adds to a forward, as seen
+        self._row_share = 1.0  # what a row beyond the widest width takes, to what each of it does
         self._moved: dict[int | str, float] = {}  # since then, what its costs were multiplied by
 
     @property
@@ -140,29 +141,34 @@ class Costs:
 
     def _shared_ms(self, num_sequences: int, context: int) -> float:
         """A round of so many sequences of which none drafts."""
-        rows_ms, added_ms = self.verify_ms(num_sequences, context), self._sequence_ms
-        plain_ms = self.plain_ms(context)
-        assert rows_ms is not None and plain_ms is not None, "costs are measured"
-        if added_ms is None:  # its attention
-            added_ms = max(0.0, plain_ms - (self.plain_ms(0) or plain_ms))
-        return rows_ms + (num_sequences - 1) * added_ms
+        rows_ms = self.verify_ms(num_sequences, context)
+        assert rows_ms is not None, "costs are measured"
+        return rows_ms + (num_sequences - 1) * self._added_ms(context)
+
+    def _added_ms(self, context: int) -> float:
+        """What one more sequence adds to a forward: its attention, where nothing was seen."""
+        if self._sequence_ms is None:
+            return max(0.0, self._cell(1, context) - self._cell(1, 0))
+        return self._sequence_ms
 
     def observe_shared(self, step: Step) -> None:
-        """Learn from a round beside others what one more sequence adds."""
-        width = 1 + step.num_draft_tokens + step.others.num_rows
-        rows_ms = self.verify_ms(width, step.context_length)
-        if rows_ms is None or width > WIDEST_SHARED:
+        """Learn what one more sequence adds, or one more row beyond the widest width measured."""
+        if not self.is_measured:
             return
-        took_ms = step.verify_ms - step.others.took_ms
-        added_ms = max(0.0, took_ms - rows_ms) / step.others.num_sequences
-        before = self._sequence_ms
-        if before is None:
-            self._sequence_ms = added_ms
-            self._readings.clear()
+        width, context = 1 + step.num_draft_tokens + step.others.num_rows, step.context_length
+        widest, before_ms = max(self._verify), self._added_ms(context)
+        rows_ms = self.verify_ms(min(width, widest), context) or 0.0
+        over_ms = step.verify_ms - step.others.took_ms - rows_ms
+        if width > widest:
+            over_ms -= step.others.num_sequences * before_ms
+            before, more = self._row_share, width / widest - 1.0
+            share = min(MOST_ROW_SHARE, max(0.0, over_ms / rows_ms / more))
+            self._row_share += SLOWER_RATE * min(1.0, more) * (share - before)
+            self._note("row", (1.0 + self._row_share) / (1.0 + before))
         else:
-            now = before + SLOWER_RATE * (min(added_ms, 2.0 * before + 1.0) - before)
-            self._note("sequence", (rows_ms + now) / (rows_ms + before))
-            self._sequence_ms = now
+            added_ms = min(max(0.0, over_ms) / step.others.num_sequences, 2.0 * before_ms + 1.0)
+            self._sequence_ms = before_ms + SLOWER_RATE * (added_ms - before_ms)
+            self._note("sequence", (rows_ms + self._sequence_ms) / (rows_ms + before_ms))
 
     def set_verify(self, width: int, context: int, verify_ms: float) -> None:
         self._readings.clear()
@@ -193,7 +199,9 @@ class Costs:
         left = right - 1
         low, high = self._cell(widths[left], context), self._cell(widths[right], context)
         share = (width - widths[left]) / (widths[right] - widths[left])
-        if share > 1.0:  # beyond the widest; noise may have tilted the last piece downwards
+        if share > 1.0 and widths[right] == WIDTHS[-1]:
+            return high * (1.0 + self._row_share * (width / WIDTHS[-1] - 1.0))
+        if share > 1.0:  # measuring goes on; noise may have tilted the last piece downwards
             return high + (share - 1.0) * max(0.0, high - low)
         return low + share * (high - low)
 

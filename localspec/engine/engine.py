@@ -112,7 +112,7 @@ class Engine:
         place = reused = cache.reuse_read(wanted)
         while place < len(wanted) and not cancel.is_set():
             piece = wanted[place : place + (cache.piece or most_rows())]
-            logits, _ = yield Rows(self.target, piece, num_logits=1)
+            logits, sequence.others = yield Rows(self.target, piece, num_logits=1)
             float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
             place += len(piece)
         return Prefilled(reused, 1000.0 * (perf_counter() - started))
@@ -149,11 +149,13 @@ class Engine:
         proposal = self._propose(sequence, plan)
         drafted = perf_counter()
         self.target.cache.rollback(base)  # erases anything a self-draft wrote
-        logits, others = yield self._rows(sequence, proposal)
+        logits, sequence.others = yield self._rows(sequence, proposal)
         verdict = self._judge(sequence, proposal, logits)
         kept = self._commit(sequence, base, proposal, verdict)
         times = _Times(started, planned, drafted, perf_counter())
-        step = replace(_measured(plan, proposal, verdict, kept, times, base), others=others)
+        step = replace(
+            _measured(plan, proposal, verdict, kept, times, base), others=sequence.others
+        )
         outcome = Outcome(step, proposal, verdict, logits)
         policy.observe(sequence, outcome)
         if proposal.tokens:

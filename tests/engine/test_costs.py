@@ -345,3 +345,13 @@ def test_what_one_more_sequence_adds_is_learnt_from_rounds_beside_others() -> No
     found = costs.at(100, Others(3, 3))
     assert found is not None and found.plain_ms == pytest.approx((13.0 + 3 * 2.0) / 4, rel=0.02)
     assert costs.plain_ms(100) == pytest.approx(10.0)  # alone it takes what it took
+
+
+def test_what_a_row_beyond_the_widest_width_takes_is_learnt_from_rounds_beside_others() -> None:
+    """At first each takes as long as one of the 16, as if they were forwards of their own."""
+    costs, others = measured(), Others(7, 31)
+    assert costs.verify_ms(32, 100) == pytest.approx(80.0)
+    for _ in range(200):  # 32 rows take 60 ms
+        costs.observe_shared(Step(OFF, 0, 0, 1, 0.0, 60.0, 100, others=others))
+    assert costs.verify_ms(32, 100) == pytest.approx(60.0, rel=0.02)
+    assert costs.verify_ms(16, 100) == pytest.approx(40.0)
