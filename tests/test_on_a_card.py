@@ -273,7 +273,7 @@ def test_loading_reserves_little_more_than_the_weights(sizes: dict[str, int], mo
     with torch.device("meta"):
         module = Qwen3ForCausalLM(config).to(DTYPE)
     with fake_card(), memory_of_card() as memory:
-        fake_module(module, DTYPE)
+        fake_module(module, DTYPE)  # each weight by itself, as weights.load_module asks for them
         weights = memory.used
         cache = KVCache(kv_shape(config, 64), DTYPE, CUDA)
         decoder = take_over(module, cache, is_emptied=True)

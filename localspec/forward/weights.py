@@ -225,14 +225,15 @@ def load_module(
         if own is not None:
             return own
         opener, source = _opener(folder, config, known, dtype)
-        opened: Any = opener.from_pretrained(
-            **source,
-            dtype=dtype,
-            attn_implementation=attention,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are named below
-            **_quantised_by(bits, dtype, device, is_kept, known),
-        )
+        with _weights_allocated_apart():
+            opened: Any = opener.from_pretrained(
+                **source,
+                dtype=dtype,
+                attn_implementation=attention,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are named below
+                **_quantised_by(bits, dtype, device, is_kept, known),
+            )
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
     except ModelError:
@@ -260,6 +261,21 @@ def load_module(
         return module.to(device).eval().requires_grad_(False)
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _does_not_fit(folder) from error
+
+
+@contextmanager
+def _weights_allocated_apart() -> Iterator[None]:
+    """transformers takes memory of a GPU for all weights in one piece. Of that nothing goes back to
+    the driver while a weight is in use, and fused layers come on top of what they are made of."""
+    from transformers import modeling_utils
+
+    untyped: Any = modeling_utils
+    in_one_piece = untyped.caching_allocator_warmup
+    untyped.caching_allocator_warmup = lambda *_: None
+    try:
+        yield
+    finally:
+        untyped.caching_allocator_warmup = in_one_piece
 
 
 def drop_towers(module: Any) -> None:

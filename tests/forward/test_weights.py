@@ -455,13 +455,16 @@ def test_the_text_part_of_a_model_for_images_runs_natively(tmp_path: Path) -> No
 
 
 def test_whole_weights_go_straight_to_a_gpu(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the RAM, an 8B model would need 16 GB of it."""
+    """Through the RAM, an 8B model would need 16 GB of it; in one piece, what fusing layers frees
+    would not go back to the driver."""
     import transformers
+    from transformers import modeling_utils
 
-    asked = list[Any]()
+    asked, in_one_piece = list[Any](), modeling_utils.caching_allocator_warmup
 
     def opened(*_: Any, **named: Any) -> Any:
         asked.append(named.get("device_map"))
+        assert modeling_utils.caching_allocator_warmup is not in_one_piece
         raise RuntimeError("no card is here")
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", opened)
@@ -469,3 +472,4 @@ def test_whole_weights_go_straight_to_a_gpu(good: Path, monkeypatch: pytest.Monk
         with pytest.raises(ModelError, match="no card is here"):
             load_module(good, torch.bfloat16, device)
     assert asked == [{"": torch.device("cuda", 1)}, None]
+    assert modeling_utils.caching_allocator_warmup is in_one_piece
