@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from localspec.errors import ConfigError, MemoryShortage
-from localspec.machine.nvml import Gpu, read_gpus
+from localspec.machine.nvml import Gpu, read_gpus, shown_by_cuda
 
 Device = Literal["cuda", "mps", "cpu"]
 
@@ -209,12 +209,17 @@ def probe(
     host = host or read_host()
     torch_build = torch_build or read_torch_build()
     reading = read_gpus(nvml)
-    notices = list(reading.notices)
-    usable = reading.gpus if torch_build is None or torch_build.cuda else ()
-    if reading.gpus and not usable:
+    gpus, notices = shown_by_cuda(reading.gpus, os.environ), list(reading.notices)
+    usable = gpus if torch_build is None or torch_build.cuda else ()
+    if reading.gpus and not gpus:
+        notices.append(
+            f"CUDA_VISIBLE_DEVICES hides {reading.gpus[0].name}, so the CPU is used. Unset it to "
+            "use the GPU."
+        )
+    elif gpus and not usable:
         version = torch_build.version if torch_build else "(unknown version)"
         notices.append(
-            f"{reading.gpus[0].name} is here, but the installed torch {version} is "
+            f"{gpus[0].name} is here, but the installed torch {version} is "
             "a build for CPUs only. Install torch's CUDA build to use the GPU."
         )
     # A GPU stays the one that was chosen while a model of ours fills it.
@@ -222,7 +227,7 @@ def probe(
     device: Device = "cuda" if gpu else "mps" if _is_apple(host) else "cpu"
     if device == "mps":  # a Mac has no NVML to miss
         notices = []
-    return Hardware(device, host, gpu, reading.gpus, torch_build, tuple(notices))
+    return Hardware(device, host, gpu, gpus, torch_build, tuple(notices))
 
 
 def on_device(hardware: Hardware, name: str | None, flag: str = "--device") -> Hardware:

@@ -9,7 +9,7 @@ Not here: deciding on a device, reading RAM (hardware).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -257,6 +257,28 @@ def read_gpus(nvml: Any = None) -> GpuReading:
     if not gpus and not reader.notices:
         reader.notices.append("The NVIDIA driver is running but shows no GPU.")
     return GpuReading(gpus, tuple(dict.fromkeys(reader.notices)))
+
+
+def shown_by_cuda(gpus: tuple[Gpu, ...], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
+    """Those that CUDA_VISIBLE_DEVICES leaves. Its numbers count from the fastest card on, which
+    only CUDA knows, those of NVML by PCI address: where the orders may differ, all are left."""
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    is_by_address = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    is_counted_alike = is_by_address or len({gpu.name for gpu in gpus}) <= 1
+    if named is None or any(gpu.is_mig for gpu in gpus):
+        return gpus
+    found = list[Gpu]()
+    for name in map(str.strip, named.split(",")):
+        if name.isdigit() and not is_counted_alike:
+            return gpus
+        if name.isdigit():
+            chosen = gpus[int(name) : int(name) + 1]
+        else:
+            chosen = tuple(gpu for gpu in gpus if name and gpu.uuid.startswith(name))
+        if not chosen:  # CUDA reads no further
+            break
+        found += chosen[:1]
+    return tuple(found)
 
 
 def sentence(error: Any) -> str:

@@ -24,7 +24,7 @@ from localspec.machine.hardware import (
     read_host,
     torch_index,
 )
-from localspec.machine.nvml import SENTENCES, energy_counter
+from localspec.machine.nvml import SENTENCES, energy_counter, read_gpus, shown_by_cuda
 from tests.machine.fake_nvml import (
     ALL_ERRORS,
     CPU_BUILD,
@@ -274,6 +274,35 @@ def test_an_apple_gpu_that_torch_cannot_use_falls_back_to_the_cpu() -> None:
     hardware = found(FakeNvml(failing={"nvmlInit": 12}), host=mac)
     assert confirmed_by_torch(hardware, FakeTorch((), has_mps=True)).device == "mps"
     assert confirmed_by_torch(hardware, FakeTorch((), has_mps=False)).device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("shown", "left"),
+    [
+        ("1", ["GPU-0000-gpu1"]),
+        ("2, 0", ["GPU-0000-gpu2", "GPU-0000-gpu0"]),
+        ("GPU-0000-gpu1", ["GPU-0000-gpu1"]),
+        ("0,7,1", ["GPU-0000-gpu0"]),
+        ("-1", []),
+        ("", []),
+    ],
+)
+def test_cards_that_cuda_does_not_show_are_not_planned_for(
+    shown: str, left: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    found = probe(FakeNvml(num_gpus=3), LINUX, CUDA_BUILD)
+    assert [gpu.uuid for gpu in found.gpus] == left
+    assert (found.device == "cuda") == bool(left)
+    assert any("CUDA_VISIBLE_DEVICES hides" in each for each in found.notices) == (not left)
+
+
+def test_numbers_of_unlike_cards_are_left_to_torch_unless_they_count_by_address() -> None:
+    first, second = (replace(gpu, name=gpu.uuid) for gpu in read_gpus(FakeNvml(num_gpus=2)).gpus)
+    asked = {"CUDA_VISIBLE_DEVICES": "1"}
+    assert shown_by_cuda((first, second), asked) == (first, second)
+    asked["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    assert shown_by_cuda((first, second), asked) == (second,)
 
 
 def test_this_machine_is_read_without_importing_torch() -> None:
