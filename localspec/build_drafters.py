@@ -280,7 +280,7 @@ def _load_draft(folder: Path, target: LanguageModel, places: Sequence[Place]) ->
 
     kv_shape(read_config(folder), 1)  # refuses a state that cannot go back
     place, why = _with_room(folder, places)
-    longest = longest_of(check_folder(folder))
+    longest = longest_of(check_folder(folder).config)
     context = min(place.context_length, longest or place.context_length)
     there = replace(place, context_length=context)
     if there.device == target.device:

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.formats.folder_files import check_folder, name_of, weight_files
 from localspec.formats.lengths import longest_of
-from localspec.formats.stored import stored_of
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.hardware import (
     Hardware,
@@ -95,8 +94,8 @@ class Place:
 
 
 def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: Any) -> Place:
-    config = check_folder(source.target)
-    longest = longest_of(config)
+    found = check_folder(source.target)
+    longest, stored = longest_of(found.config), found.stored
     wanted = options.context
     if wanted is None:
         wanted = min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
@@ -107,7 +106,6 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
             f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
         )
     device = device_of(hardware, torch)
-    stored = stored_of(config, source.target_name)
     asked = BITS.get(options.dtype or "")
     if asked and stored is not None and not (stored.is_unpacked or stored.stays):
         raise ConfigError(
@@ -220,8 +218,10 @@ def _shortage(folder: Path, place: Place, free: int) -> str | None:
 
 def _shortage_of_ram(folder: Path, place: Place) -> str | None:
     """The same of the RAM, where quantised weights are unpacked before they go to a GPU."""
-    stored = stored_of(check_folder(folder), name_of(folder))
-    if place.device.type != "cuda" or stored is None or not stored.is_unpacked:
+    if place.device.type != "cuda":
+        return None
+    stored = check_folder(folder).stored
+    if stored is None or not stored.is_unpacked:
         return None
     shape, free = _shape(folder), place.hardware.host.ram_available_bytes
     needed = 0 if shape is None else shape.num_params * place.dtype.itemsize

@@ -188,7 +188,6 @@ def test_fewer_bits_are_no_remedy_where_none_are_planned(
     config.save_pretrained(tmp_path)
     there = Place(probe(), torch.device("cpu"), torch.float32, None, 512)
     with_free(monkeypatch, needed_bytes(tmp_path, replace(there, bits=4)))
-    monkeypatch.setattr(placement, "check_folder", lambda folder: {})
     with pytest.raises(MemoryShortage, match="Neither a shorter context nor fewer bits would fit"):
         check_target(tmp_path, there, anyway=False)
 

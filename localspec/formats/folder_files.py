@@ -10,6 +10,7 @@ Not here: reading the weights (forward.weights), what a header says (safetensors
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from localspec.files import read_json
 from localspec.formats.gguf_file import POINTER, parts_of
 from localspec.formats.native import KNOWN_AS
 from localspec.formats.safetensors_file import check_safetensors
-from localspec.formats.stored import stored_of
+from localspec.formats.stored import Stored, stored_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
@@ -26,8 +27,28 @@ TOKENIZERS, SENTENCEPIECE = ("tokenizer.json", "vocab.json"), "tokenizer.model"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def check_folder(folder: Path) -> dict[str, Any]:
-    """Check what can be checked without loading; returns config.json. Raises ModelError."""
+@dataclass(frozen=True)
+class ModelFolder:
+    """A model folder that was checked. config: of config.json. stored: how its files keep the
+    weights, where that is another way than they are computed in. files: with the weights."""
+
+    path: Path
+    config: dict[str, Any]
+    stored: Stored | None
+    files: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        return name_of(self.path)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the model stays in the bits of its files."""
+        return self.stored is not None and self.stored.stays is not None
+
+
+def check_folder(folder: Path) -> ModelFolder:
+    """Check what can be checked without loading. Raises ModelError."""
     if not folder.is_dir():
         raise ModelError(f"There is no model folder at {folder}. Check the path.")
     config = read_config_json(folder)
@@ -42,10 +63,11 @@ def check_folder(folder: Path) -> dict[str, Any]:
             f"{name_of(folder)} is an AWQ model of the first kind: quant_config.json says how its "
             "weights are kept, and config.json does not. Choose a copy whose config.json does."
         )
+    files = weight_files(folder)
     if gguf_file(folder) is None:
-        for file in weight_files(folder):
+        for file in files:
             check_safetensors(file, is_packed=stored is not None)
-    return config
+    return ModelFolder(folder, config, stored, tuple(files))
 
 
 def name_of(folder: Path) -> str:

@@ -20,8 +20,8 @@ from safetensors import safe_open
 from torch import nn
 
 from localspec.errors import ModelError
+from localspec.formats.folder_files import ModelFolder
 from localspec.formats.native import LAYOUTS
-from localspec.formats.stored import stored_of
 from localspec.forward.grouped import Grouped, Int4Linear
 from localspec.forward.nf4 import has_kernel
 from localspec.forward.quantise import GROUP, suits
@@ -30,44 +30,36 @@ from localspec.forward.stored import stored_weights
 MOST_REPACKING_ERROR = 0.05  # of a layer's output, by its norm: rounded scales are near 0.002
 
 
-def in_groups(
-    name: str,
-    config: Mapping[str, Any],
-    known: Any,
-    files: Sequence[Path],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Any:
+def in_groups(found: ModelFolder, known: Any, dtype: torch.dtype, device: torch.device) -> Any:
     """The module with layers in 4 bits; None where bitsandbytes has to make them: another device
     or family, a layout without a kernel, or weights in 16 or 32 bits where NF4 has one. known: the
     config as transformers reads it. Raises ModelError."""
-    stored = stored_of(config, name)
     if device.type != "cpu" or known.model_type not in LAYOUTS:
         return None
-    if stored is None:
-        return None if has_kernel(device) else _rounded(name, known, files, dtype)
-    weights = stored_weights(config, files, dtype, keeps=True)
+    if found.stored is None:
+        return None if has_kernel(device) else _rounded(found, known, dtype)
+    weights = stored_weights(found, dtype, keeps=True)
     if weights is None or not weights.kept:
         return None
     del known.quantization_config
     layers = {_path(place): Int4Linear(weight, None) for place, weight in weights.kept.items()}
-    return _assembled(name, empty_module(known, dtype), layers, dict(weights.dense))
+    return _assembled(found.name, empty_module(known, dtype), layers, dict(weights.dense))
 
 
-def _rounded(name: str, known: Any, files: Sequence[Path], dtype: torch.dtype) -> Any:
+def _rounded(found: ModelFolder, known: Any, dtype: torch.dtype) -> Any:
     """None where names are such that only transformers' own loading understands them."""
     module = empty_module(known, dtype)
     needed = {_path(place) for place, _ in module.named_parameters()}
-    if not needed <= {path for file in files for path in _paths(file)}:
+    if not needed <= {path for file in found.files for path in _paths(file)}:
         return None
     suited, layers, dense = _layers_of(module), dict[str, Int4Linear](), dict[str, torch.Tensor]()
-    for place, tensor in _read(files):
+    for place, tensor in _read(found.files):
         path = _path(place)
         if path in suited:
             layers[path] = Int4Linear(Grouped.rounded(tensor, GROUP), None)
         else:
             dense[place] = tensor.to(dtype)
-    return _assembled(name, module, layers, dense)
+    return _assembled(found.name, module, layers, dense)
 
 
 def empty_module(known: Any, dtype: torch.dtype) -> Any:

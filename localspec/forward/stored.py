@@ -21,10 +21,10 @@ import torch
 from safetensors import safe_open
 
 from localspec.errors import ModelError, first_line
-from localspec.formats.folder_files import name_of
+from localspec.formats.folder_files import ModelFolder, name_of
 from localspec.formats.gguf_file import GGUFTensor, read_header
 from localspec.formats.gguf_settings import family_of, tensor_names
-from localspec.formats.stored import Stored, stored_of
+from localspec.formats.stored import Stored
 from localspec.forward.grouped import Grouped
 from localspec.forward.unpack import GGUF_GROUPS, Unpack, awq, compressed_tensors, fp8, gptq
 
@@ -42,16 +42,15 @@ class StoredWeights:
 
 
 def stored_weights(
-    config: Mapping[str, Any], files: Sequence[Path], dtype: torch.dtype, keeps: bool = False
+    found: ModelFolder, dtype: torch.dtype, keeps: bool = False
 ) -> StoredWeights | None:
-    """config: of config.json. files: with the weights. keeps: keep the weights of 4 bits that
-    Int4Linear takes. Raises ModelError."""
-    stored = stored_of(config, name_of(files[0].parent))
+    """keeps: keep the weights of 4 bits that Int4Linear takes. Raises ModelError."""
+    stored, config = found.stored, found.config
     if stored is None or not stored.is_unpacked:
         return None
     if stored.method == "gguf":
-        return gguf_weights(config, files[0], dtype, keeps)
-    return packed_weights(files, stored, config["quantization_config"], dtype, keeps)
+        return gguf_weights(config, found.files[0], dtype, keeps)
+    return packed_weights(found.files, stored, config["quantization_config"], dtype, keeps)
 
 
 # -- safetensors ----------------------------------------------------------------------------

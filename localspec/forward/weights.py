@@ -1,4 +1,4 @@
-"""Opens a model folder that was checked (formats.folder_files).
+"""Opens a model folder, checked by formats.folder_files.
 
 Contract: code in a model's folder is never run. Each failure is a ModelError that names what failed
 and the remedy. The native decoder takes over the models
@@ -9,9 +9,10 @@ Not here: which model, whether it fits (machine), fetching it (machine.sources).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -20,19 +21,13 @@ import torch
 
 from localspec.errors import MemoryShortage, ModelError, first_line
 from localspec.formats.bitsandbytes_layers import check_bitsandbytes
-from localspec.formats.folder_files import (
-    check_folder,
-    name_of,
-    read_config_json,
-    weight_files,
-)
+from localspec.formats.folder_files import ModelFolder, check_folder
 from localspec.formats.native import KNOWN_AS, LAYOUTS, TOWERS
-from localspec.formats.stored import stored_of
-from localspec.forward.cache import KVCache, native_cache
+from localspec.forward.cache import KVCache, KVShape, native_cache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.grouped import Int4Linear
-from localspec.forward.layer_files import LayerFiles, opened_by_layers
+from localspec.forward.layer_files import opened_by_layers
 from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_state, kv_shape
 from localspec.forward.own_bits import in_groups, left_whole, weights_missing
 from localspec.forward.recurrent import RecurrentLM
@@ -40,10 +35,19 @@ from localspec.forward.stored import stored_weights
 from localspec.forward.weight_layout import tune
 
 Bits = Literal[4, 8]
+Lent = Callable[[torch.nn.Module], AbstractContextManager[Any]]  # see take_over
 PROBED = (6, 1)  # tokens at once and one after them, compared with transformers
 CHECKED = (6, 3)  # tokens at once and several after them, as a draft is checked
 COMPARED_WIDTHS = (1, 2, 5, 9)
 NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
+CANNOT_LOAD = (
+    "cannot be loaded",
+    "choose a model of a family that this version of transformers knows.",
+)
+CANNOT_RUN = (
+    "was read, but transformers cannot run it",
+    "choose its copy with 16-bit weights or a model of another family, such as Llama or Qwen.",
+)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -70,7 +74,7 @@ def load_model(
     spare_bytes: int | None = None,
     is_fastest: bool = False,
 ) -> Opened:
-    """The model of a checked folder on `device`, with a cache of `context_length` slots.
+    """The model of a folder on `device`, with a cache of `context_length` slots.
 
     It runs natively where the decoder knows the family and its logits agree, else on transformers.
     bits: quantise the linear layers while loading, by bitsandbytes (NF4 or LLM.int8) or in groups
@@ -78,47 +82,84 @@ def load_model(
     fastest linear layers for one row, as timed, at the cost of has_invariant_rows. Raises
     ModelError, MemoryShortage.
     """
-    try:
-        by_layers = None if bits or device.type != "cpu" else _by_layers(folder, dtype)
-        module = by_layers.module if by_layers else load_module(folder, dtype, device, bits)
+    found = check_folder(folder)
+    with _saying_what_does_not_fit(found):
+        module, lent = _to_take_over(found, dtype, device, bits)
         if has_state(module.config):
-            with _saying_what_cannot_run(folder):
+            with _saying(found, *CANNOT_RUN):
                 recurrent = RecurrentLM(module, context_length)
             return Opened(recurrent, recurrent.refusal, False)
-        dtype = module.dtype  # what is loaded as it is kept has one of its own
-        shape, repacked = kv_shape(module.config, context_length), _repacking_error(folder, module)
-        small = KVCache(replace(shape, capacity=sum(PROBED)), dtype, device)
-        with _saying_what_cannot_run(folder):
-            wanted = _answers(CausalLM(module, small), *PROBED)
-        refusal = None
-        if bool(torch.isfinite(wanted).all()):  # else nothing to compare; the engine will say
-            cache = native_cache(shape, dtype, device)
-            try:
-                lent: Any = by_layers.lent if by_layers else nullcontext
-                native = take_over(module, cache, True, lent)
-            except ModelError as error:
-                refusal = str(error)
-            else:
-                native = _fastest(native, spare_bytes) if is_fastest else native
-                off = float((_answers(native, *PROBED) - wanted).norm() / wanted.norm())
-                if off <= AGREEMENT[torch.bfloat16 if bits else dtype]:  # its rows are rounded
-                    return Opened(native, None, _has_invariant_rows(native), repacked)
-                refusal = f"The native decoder answered {off:.1%} off and is not used."
-                del native  # before the weights are read a second time
-                module = None
-        if by_layers or module is None:
+        shape, repacked = kv_shape(module.config, context_length), _repacking_error(found, module)
+        wanted = _reference(found, module, shape, device)
+        cache = native_cache(shape, module.dtype, device)
+        bound = AGREEMENT[torch.bfloat16 if bits else module.dtype]  # quantised, rows are rounded
+        tuned = partial(_fastest, spare_bytes=spare_bytes) if is_fastest else None
+        native, refusal = _taken_over(module, lent, cache, wanted, bound, tuned)
+        if native is not None:
+            return Opened(native, None, _has_invariant_rows(native), repacked)
+        del cache, lent
+        if not _is_whole(module):
+            del module  # before the weights are read a second time
             module = load_module(folder, dtype, device, bits)
-        model = CausalLM(module, KVCache(shape, dtype, device))
-        with _saying_what_cannot_run(folder):
-            _require_checking(model, folder)
+        model = CausalLM(module, KVCache(shape, module.dtype, device))
+        with _saying(found, *CANNOT_RUN):
+            _require_checking(model, found)
         return Opened(model, refusal, False, repacked)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _does_not_fit(folder) from error
 
 
-def _repacking_error(folder: Path, module: Any) -> float | None:
+def _to_take_over(
+    found: ModelFolder, dtype: torch.dtype, device: torch.device, bits: Bits | None
+) -> tuple[Any, Lent]:
+    """A module, and what gives a part of it its weights while it is read."""
+    if not bits and device.type == "cpu" and found.stored is None:
+        known = _config_of(found)
+        if known.model_type in LAYOUTS and not has_state(known):
+            by_layers = opened_by_layers(known, found.files, dtype)
+            if by_layers is not None:
+                return by_layers.module, by_layers.lent
+    return load_module(found.path, dtype, device, bits), nullcontext
+
+
+def _reference(
+    found: ModelFolder, module: Any, shape: KVShape, device: torch.device
+) -> torch.Tensor:
+    """What transformers' own forward answers to the probe."""
+    small = KVCache(replace(shape, capacity=sum(PROBED)), module.dtype, device)
+    with _saying(found, *CANNOT_RUN):
+        return _answers(CausalLM(module, small), *PROBED)
+
+
+def _taken_over(
+    module: Any,
+    lent: Lent,
+    cache: KVCache,
+    wanted: torch.Tensor,
+    bound: float,
+    tuned: Callable[[Decoder], Decoder] | None,
+) -> tuple[Decoder | None, str | None]:
+    """The native decoder of a module, which is emptied; else None, and why: it does not know the
+    module, or its logits lie further from those wanted than `bound`."""
+    if not bool(torch.isfinite(wanted).all()):
+        return None, None  # nothing to compare; the engine will say
+    try:
+        native = take_over(module, cache, True, lent)
+    except ModelError as error:
+        return None, str(error)
+    native = native if tuned is None else tuned(native)
+    off = float((_answers(native, *PROBED) - wanted).norm() / wanted.norm())
+    if off <= bound:
+        return native, None
+    return None, f"The native decoder answered {off:.1%} off and is not used."
+
+
+def _is_whole(module: Any) -> bool:
+    """Whether it was neither opened by layers nor emptied."""
+    return all(each.numel() and not each.is_meta for each in module.parameters())
+
+
+def _repacking_error(found: ModelFolder, module: Any) -> float | None:
     """See Opened."""
-    if stored_of(read_config_json(folder), name_of(folder)) is None:
+    if found.stored is None:
         return None
     layers = (each for each in module.modules() if isinstance(each, Int4Linear))
     return max((layer.error for layer in layers), default=None)
@@ -129,18 +170,7 @@ def _fastest(native: Decoder, spare_bytes: int | None) -> Decoder:
     return Decoder(native.weights, native.cache, is_fastest=True)
 
 
-def _by_layers(folder: Path, dtype: torch.dtype) -> LayerFiles | None:
-    """None for a folder that only transformers' own loading understands."""
-    config = check_folder(folder)
-    if stored_of(config, name_of(folder)) is not None:
-        return None
-    known = read_config(folder)
-    if known.model_type not in LAYOUTS or has_state(known):
-        return None
-    return opened_by_layers(known, weight_files(folder), dtype)
-
-
-def _require_checking(model: CausalLM, folder: Path) -> None:
+def _require_checking(model: CausalLM, found: ModelFolder) -> None:
     """Raise ModelError unless a text read in pieces gives the logits of the same read at once, and
     its last token the same as a branch: drafts could not be checked. What quantised kernels make of
     one row and of several differs by as much as bf16 rounds."""
@@ -151,27 +181,35 @@ def _require_checking(model: CausalLM, folder: Path) -> None:
     whole, pieces = _answers(model, len(ids)), _answers(model, *CHECKED)
     off = torch.cat((pieces, branch)) - torch.cat((whole, whole[-1:]))
     if float(off.norm() / whole.norm()) > AGREEMENT[torch.bfloat16]:
-        raise _cannot_check(folder, model.module.config.model_type)
+        raise _cannot_check(found, model.module.config.model_type)
 
 
 @contextmanager
-def _saying_what_cannot_run(folder: Path) -> Iterator[None]:
-    """Around a first forward of transformers' code, in which any error is possible."""
+def _saying_what_does_not_fit(found: ModelFolder) -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise MemoryShortage(
+            f"{found.name} does not fit into the memory that is free. Close other programs, or "
+            "choose a smaller model or a shorter context."
+        ) from error
+
+
+@contextmanager
+def _saying(found: ModelFolder, fault: str, remedy: str) -> Iterator[None]:
+    """Around transformers' code at work on unknown files, in which any error is possible."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError, ModelError):
         raise
     except Exception as error:
-        raise ModelError(
-            f"The model in {folder} was read, but transformers cannot run it: "
-            f"{first_line(error).rstrip('.')}. Fetch it again, or choose its copy with 16-bit "
-            "weights or a model of another family, such as Llama, Qwen or Gemma."
-        ) from error
+        reason = first_line(error).rstrip(".")
+        raise ModelError(f"{found.name} {fault}: {reason}. Fetch it again, or {remedy}") from error
 
 
-def _cannot_check(folder: Path, family: Any) -> ModelError:
+def _cannot_check(found: ModelFolder, family: Any) -> ModelError:
     return ModelError(
-        f"The family of {name_of(folder)} ({family}) has an attention of its own that cannot check "
+        f"The family of {found.name} ({family}) has an attention of its own that cannot check "
         "several tokens at once here. Choose a model of another family, such as Llama, Qwen or "
         "Gemma."
     )
@@ -201,66 +239,67 @@ def _has_invariant_rows(model: Decoder) -> bool:
 
 
 def load_module(
-    folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    bits: Bits | None = None,
-    attention: Literal["sdpa", "eager"] = "sdpa",
+    folder: Path, dtype: torch.dtype, device: torch.device, bits: Bits | None = None
 ) -> Any:
-    """The transformers module of a checked folder, in evaluation mode. attention: transformers'
-    implementation; eager where a family has no other. Raises ModelError."""
-    config = check_folder(folder)
-    stored = stored_of(config, name_of(folder))
-    is_kept = stored is not None and stored.stays is not None
-    if is_kept:
-        check_bitsandbytes(weight_files(folder), name_of(folder))
-    try:
-        known = _config_of(folder, config)
+    """The transformers module of a folder, in evaluation mode. bits: as load_model. Raises
+    ModelError, MemoryShortage."""
+    found = check_folder(folder)
+    if found.is_kept:
+        check_bitsandbytes(found.files, found.name)
+    with _saying_what_does_not_fit(found), _saying(found, *CANNOT_LOAD):
+        known = _config_of(found)
         if not has_state(known):
             kv_shape(known, 1)  # before gigabytes are read
-        own = None
-        if bits == 4:
-            files = weight_files(folder)
-            own = in_groups(name_of(folder), config, known, files, dtype, device)
+        own = in_groups(found, known, dtype, device) if bits == 4 else None
         if own is not None:
             return own
-        opener, source = _opener(folder, config, known, dtype)
+        module = _by_transformers(found, known, dtype, device, bits)
+        if bits is None and not found.is_kept:
+            module = module.to(device)  # bitsandbytes placed its own, and refuses to move them
+        return module.eval().requires_grad_(False)
+
+
+def _by_transformers(
+    found: ModelFolder, known: Any, dtype: torch.dtype, device: torch.device, bits: Bits | None
+) -> Any:
+    """By from_pretrained, without what images and sound need. Raises ModelError."""
+    opener, source = _opener(found, known, dtype)
+    arguments = {**source, **_quantised_by(bits, dtype, device, found.is_kept, known)}
+
+    def opened(attention: Literal["sdpa", "eager"]) -> Any:
         with _weights_allocated_apart():
-            opened: Any = opener.from_pretrained(
-                **source,
+            return opener.from_pretrained(
+                **arguments,
                 dtype=dtype,
                 attn_implementation=attention,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are named below
-                **_quantised_by(bits, dtype, device, is_kept, known),
+                ignore_mismatched_sizes=True,  # _require_all names them
             )
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _does_not_fit(folder) from error
-    except ModelError:
-        raise
-    except Exception as error:  # unknown files in transformers' code: any type is possible
-        if NO_ATTENTION in first_line(error):
-            # A mask describes all of an attention only where positions are told apart by rotation.
-            if getattr(known.get_text_config(), "rope_parameters", None) or has_state(known):
-                return load_module(folder, dtype, device, bits, "eager")
-            raise _cannot_check(folder, config.get("model_type")) from error
-        raise _cannot_be_loaded(folder, error) from error
-    module, info = opened
-    if missing := sorted(info["missing_keys"]):  # transformers would fill them with noise
-        raise weights_missing(name_of(folder), missing)
-    if unlike := sorted(info["mismatched_keys"]):
-        name, found, wanted = unlike[0]
-        raise ModelError(
-            f"{len(unlike)} weights of {name_of(folder)} have another shape than its config.json "
-            f"says, first {name}: {list(found)}, not {list(wanted)}. Fetch the model again."
-        )
-    drop_towers(module)
-    if bits is not None or is_kept:  # placed while loading; bitsandbytes refuses to be moved again
-        return module.eval().requires_grad_(False)
+
     try:
-        return module.to(device).eval().requires_grad_(False)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _does_not_fit(folder) from error
+        module, info = opened("sdpa")
+    except Exception as error:  # as for what cannot be loaded
+        if NO_ATTENTION not in first_line(error):
+            raise
+        # A mask describes all of an attention only where positions are told apart by rotation.
+        if not getattr(known.get_text_config(), "rope_parameters", None) and not has_state(known):
+            raise _cannot_check(found, known.model_type) from error
+        module, info = opened("eager")
+    _require_all(found, info)
+    drop_towers(module)
+    return module
+
+
+def _require_all(found: ModelFolder, info: Mapping[str, Any]) -> None:
+    """Raises ModelError for weights that transformers would fill with noise."""
+    if missing := sorted(info["missing_keys"]):
+        raise weights_missing(found.name, missing)
+    if unlike := sorted(info["mismatched_keys"]):
+        name, held, wanted = unlike[0]
+        raise ModelError(
+            f"{len(unlike)} weights of {found.name} have another shape than its config.json says, "
+            f"first {name}: {list(held)}, not {list(wanted)}. Fetch the model again."
+        )
 
 
 @contextmanager
@@ -285,9 +324,7 @@ def drop_towers(module: Any) -> None:
             setattr(module.base_model, name, None)
 
 
-def _opener(
-    folder: Path, config: dict[str, Any], known: Any, dtype: torch.dtype
-) -> tuple[Any, dict[str, Any]]:
+def _opener(found: ModelFolder, known: Any, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
     """The class whose from_pretrained makes the module, and arguments that say of what."""
     from transformers import (
         MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -302,14 +339,13 @@ def _opener(
     auto, classes = untyped
     if type(known) not in classes:
         raise ModelError(
-            f"{name_of(folder)} is a {known.model_type} model, which does not continue a text. "
-            "Choose a model that chats, such as one of Llama, Qwen or Gemma."
+            f"{found.name} is a {known.model_type} model, which does not continue a text. Choose "
+            "a model that chats, such as one of Llama, Qwen or Gemma."
         )
-    weights = stored_weights(config, weight_files(folder), dtype)
+    weights = stored_weights(found, dtype)
     if weights is None:
         files = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-        name = {"pretrained_model_name_or_path": str(folder)}
-        return auto, {**name, **files, **_renamed(config)}
+        return auto, {"pretrained_model_name_or_path": str(found.path), "config": known, **files}
     del known.quantization_config  # they are dense now
     made = {"pretrained_model_name_or_path": None, "config": known, "state_dict": weights.dense}
     return classes[type(known)], made
@@ -342,46 +378,20 @@ def _quantised_by(
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def _config_of(folder: Path, config: dict[str, Any]) -> Any:
-    """What transformers makes of config.json."""
-    from transformers import AutoConfig
-
-    given = _renamed(config).get("config")
-    return given or AutoConfig.from_pretrained(
-        str(folder), local_files_only=True, trust_remote_code=False
-    )
-
-
-def _renamed(config: dict[str, Any]) -> dict[str, Any]:
-    """Arguments that make from_pretrained load a family of KNOWN_AS; none for the others."""
-    family = KNOWN_AS.get(str(config.get("model_type")))
-    if family is None:
-        return {}
-    from transformers import AutoConfig
-
-    names = ("model_type", "architectures", "auto_map")
-    settings = {name: value for name, value in config.items() if name not in names}
-    return {"config": AutoConfig.for_model(family, **settings)}
-
-
 def read_config(folder: Path) -> Any:
-    """The config of a checked folder, as transformers reads it. Raises ModelError."""
-    config = check_folder(folder)
-    try:
-        return _config_of(folder, config)
-    except Exception as error:  # as above
-        raise _cannot_be_loaded(folder, error) from error
+    """The config of a folder, as transformers reads it. Raises ModelError."""
+    return _config_of(check_folder(folder))
 
 
-def _cannot_be_loaded(folder: Path, error: Exception) -> ModelError:
-    return ModelError(
-        f"The model in {folder} cannot be loaded: {first_line(error).rstrip('.')}. Fetch it again, "
-        "or choose a model of a family that this version of transformers knows."
-    )
+def _config_of(found: ModelFolder) -> Any:
+    """Of a family of KNOWN_AS under its name there."""
+    from transformers import AutoConfig
 
-
-def _does_not_fit(folder: Path) -> MemoryShortage:
-    return MemoryShortage(
-        f"{name_of(folder)} does not fit into the memory that is free. Close other programs, or "
-        "choose a smaller model or a shorter context."
-    )
+    family = KNOWN_AS.get(str(found.config.get("model_type")))
+    names = ("model_type", "architectures", "auto_map")
+    settings = {name: value for name, value in found.config.items() if name not in names}
+    with _saying(found, *CANNOT_LOAD):
+        if family is not None:
+            return AutoConfig.for_model(family, **settings)
+        where = {"local_files_only": True, "trust_remote_code": False}
+        return AutoConfig.from_pretrained(str(found.path), **where)

@@ -81,7 +81,7 @@ def measure_gains(
             note = _note(folder, target, mark)
             if model is None:
                 report("Loading the target.")
-                longest = check_folder(target).get("max_position_embeddings") or CACHE_LENGTH
+                longest = check_folder(target).config.get("max_position_embeddings") or CACHE_LENGTH
                 short = replace(place, context_length=min(CACHE_LENGTH, int(longest)))
                 model = load_at(target, short).model
             found.append(_gain(model, place, folder, note, report))

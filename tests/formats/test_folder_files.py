@@ -51,11 +51,11 @@ def in_shards(folder: Path) -> None:
 
 
 def test_the_files_of_a_model_are_those_that_its_index_names(folder: Path) -> None:
-    assert check_folder(folder) == {"model_type": "llama"}
+    assert check_folder(folder).config == {"model_type": "llama"}
     assert weight_files(folder) == [folder / SINGLE]
     in_shards(folder)
     assert [file.name for file in weight_files(folder)] == ["a.safetensors", "b.safetensors"]
-    assert check_folder(folder) == {"model_type": "llama"}
+    assert check_folder(folder).config == {"model_type": "llama"}
 
 
 def truncated(folder: Path) -> None:

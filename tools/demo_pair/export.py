@@ -45,7 +45,7 @@ def export_model(
 
 def load_exported(folder: Path) -> LlamaForCausalLM:
     """The model of an exported folder, fp32, on the processor. Raises ModelError."""
-    config, fixed = check_folder(folder), llama_config(8, 1, 8, 8, 1).to_dict()
+    config, fixed = check_folder(folder).config, llama_config(8, 1, 8, 8, 1).to_dict()
     if any(config.get(key) != fixed[key] for key in FIXED):
         raise ModelError(
             f"{folder.name} is not a model of the kind that `python -m tools.demo_pair` makes. "

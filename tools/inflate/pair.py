@@ -145,7 +145,7 @@ def _enlargement(order: Order) -> Enlargement:
 
 
 def _bytes_of(order: Order, plan: Enlargement) -> int:
-    return plan.wanted.num_params * BYTES_OF[_dtype_of(check_folder(order.source))]
+    return plan.wanted.num_params * BYTES_OF[_dtype_of(check_folder(order.source).config)]
 
 
 def _dtype_of(config: dict[str, Any]) -> str:
@@ -160,7 +160,7 @@ def _dtype_of(config: dict[str, Any]) -> str:
 def _write(order: Order, plan: Enlargement, folder: Path, report: Report) -> dict[str, Any]:
     from transformers import AutoConfig  # its import takes seconds
 
-    raw = check_folder(order.source)
+    raw = check_folder(order.source).config
     full = AutoConfig.from_pretrained(str(order.source), local_files_only=True).to_dict()
     config = plan.config(raw, full)
     folder.mkdir()
@@ -195,7 +195,7 @@ def _write_weights(order: Order, plan: Enlargement, folder: Path, report: Report
         file = "model.safetensors" if len(shards) == 1 else file
         (folder / f"{number}.part").rename(folder / file)
         places |= dict.fromkeys(shard_names, file)
-    total = plan.wanted.num_params * BYTES_OF[_dtype_of(check_folder(order.source))]
+    total = plan.wanted.num_params * BYTES_OF[_dtype_of(check_folder(order.source).config)]
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         _write_json(folder / "model.safetensors.index.json", index)

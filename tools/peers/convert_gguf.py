@@ -32,7 +32,7 @@ ARCHITECTURES = {  # by transformers' model_type
 
 
 def convert(folder: Path, out: Path, precision: str) -> None:
-    config = check_folder(folder)
+    config = check_folder(folder).config
     architecture = architecture_of(config)
     writer = gguf.GGUFWriter(out, gguf.MODEL_ARCH_NAMES[architecture])
     num_heads = config["num_attention_heads"]
