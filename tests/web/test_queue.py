@@ -73,14 +73,21 @@ LATE_JOINS = """(() => {
       await new Promise((done) => setTimeout(done, LATE_MS));
     return response;
   };
-})()""".replace("LATE_MS", str(LATE_MS))
+})();""".replace("LATE_MS", str(LATE_MS))
+COUNTED_FRAMES = """(() => {
+  const ask = window.requestAnimationFrame.bind(window);
+  window.numFrames = 0;
+  window.requestAnimationFrame = (act) => { window.numFrames += 1; return ask(act); };
+})();"""
+RESTED_MS = 600
+MOST_WAKES = 240  # where one looks every millisecond there are some 600
 
 
 def test_an_answer_that_is_read_before_its_event_is_known_is_not_asked_for_again(
     visit: Open, site: Site
 ) -> None:
     page = visit()
-    page.page.add_init_script(LATE_JOINS)
+    page.page.add_init_script(LATE_JOINS + COUNTED_FRAMES)
     page.open("&c=new")
     page.send("endless steady")
     page.wait_for("guess a few tokens")  # the stream is open
@@ -91,3 +98,15 @@ def test_an_answer_that_is_read_before_its_event_is_known_is_not_asked_for_again
     page.wait_for("stopped")
     page.page.wait_for_timeout(3 * LATE_MS)  # the turn's own streams have ended
     assert page.page.evaluate("window.numListens") == 0
+    assert_rests(page)
+
+
+def assert_rests(page: Visit) -> None:
+    """While nothing happens, neither the page nor the server takes time from the engine."""
+    resource = pytest.importorskip("resource", reason="this system does not count wake-ups")
+    num_frames = page.page.evaluate("window.numFrames")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    page.page.wait_for_timeout(RESTED_MS)
+    num_wakes = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+    assert page.page.evaluate("window.numFrames") - num_frames < 10
+    assert num_wakes < MOST_WAKES

@@ -30,7 +30,7 @@ import time
 from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlencode
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
@@ -57,6 +57,16 @@ PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">{head}
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>localspec</title>
 <body style="font:16px/1.6 system-ui,sans-serif;margin:20vh auto;max-width:34rem;padding:0 1rem">
 <main>{sentence}</main></body></html>"""
+
+# The clock of Gradio's first loading message is never stopped: it draws the page sixty times a
+# second for ever, which takes a tenth of a core. No clock of Gradio's is seen here, so none gets a
+# frame. Gradio adds scripts of ours too late for that.
+HEAD = b"<head>"
+FIRST_SCRIPT = rb"""<script>{
+  const CLOCK = /performance\.now\(\)\s*-[^,;]*\/\s*(1e3|1000)\b/; // in the seconds that it shows
+  const ask = window.requestAnimationFrame.bind(window);
+  window.requestAnimationFrame = (act) => (CLOCK.test(act) ? 0 : ask(act));
+}</script>"""
 
 NOT_HERE = "localspec answers only under its own address."
 NOT_OURS = "Another page asked for this. localspec answers only its own."
@@ -220,17 +230,21 @@ class Guard:
             await self._app(inner, receive, with_headers(send, is_kept=is_kept))
 
     async def _send_page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The one page is held back until complete: its policy lists the hashes of its scripts."""
+        """The one page is held back until complete: its policy lists the hashes of its scripts, and
+        its first one is ours."""
         held: list[MessageDict] = []
 
         async def hold(message: MessageDict) -> None:
             held.append(message)
 
         await self._app(scope, receive, hold)
-        body = b"".join(message.get("body", b"") for message in held)
+        start, *parts = held
+        body = b"".join(part.get("body", b"") for part in parts)
+        body = body.replace(HEAD, HEAD + FIRST_SCRIPT, 1)
+        MutableHeaders(raw=start["headers"])["content-length"] = str(len(body))
         send_page = with_headers(send, content_policy(script_hashes(body)))
-        for message in held:
-            await send_page(message)
+        await send_page(start)
+        await send_page({"type": "http.response.body", "body": body})
 
 
 def _is_from_our_page(scope: Scope, headers: Headers) -> bool:
