@@ -1,6 +1,7 @@
 """Every figure of the log, the exports and the page follows from the steps of the turns.
 
-The clock of a whole reply (`reply_ms`, `ttft_ms`) is the one thing that steps do not hold.
+The clock of a whole reply (`reply_ms`, `ttft_ms`) is the one thing that steps do not hold: of it,
+all say what the log says.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
+import numpy
 import pytest
 
 from localspec.backend import Chunk, Request
@@ -30,8 +33,11 @@ from localspec.record.store import Store
 from localspec.units import took
 from localspec.web.live import credited, footer, live_state
 from localspec.web.proof.report import report_zip
+from localspec.web.proof.tokens import token_view
 from localspec.web.stats import figures as stats
-from localspec.web.words import DASH, capital, gain_words, number, percent, rate
+from localspec.web.stats.log_plots import make_plots
+from localspec.web.stats.panels import waits_html
+from localspec.web.words import DASH, capital, gain_words, named, number, percent, rate
 from tests.chat.services import close, ended, open_service
 from tests.fakes import FakeBackend, Script, session_info
 from tests.waiting import until
@@ -39,6 +45,7 @@ from tests.waiting import until
 SCRIPT = Script(reply="One two three four five six seven eight nine ten. " * 6, round_s=0.001)
 DRAFTERS = ("draft_model", "ngram", OFF)
 KINDS = ("mixed", "off", "lenient", "cancelled", "continued", "busy", "short", "mixed again")
+COUNTS = ("num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_drafts")
 LEAST = 3.0  # times what decoding took, which plain decoding of the busy turn would have taken
 Figures = dict[str, Any]
 
@@ -323,7 +330,7 @@ def test_guesses_of_the_page_are_the_drafters_of_their_steps(service: ChatServic
         compared = [step for step in its if step["plain_ms"] is not None and drafter != OFF]
         wanted["decode_speedup"] = of_steps(compared, None)["decode_speedup"]
         names = ("acceptance_rate", "decode_speedup", "num_output_tokens", "tokens_per_second")
-        check_summary(shown[stats.named(drafter)], {name: wanted[name] for name in names})
+        check_summary(shown[named(drafter)], {name: wanted[name] for name in names})
 
 
 def test_the_page_and_the_report_write_what_the_steps_say(
@@ -342,6 +349,8 @@ def test_the_page_and_the_report_write_what_the_steps_say(
         assert line["γ"] == number(wanted["mean_num_draft_tokens"])
         assert line["Tokens"] == wanted["num_output_tokens"]
         assert line["Decoding"] == took(wanted["decode_ms"])
+        assert line["First token"] == took(row["ttft_ms"])
+        assert line["Whole reply"] == took(row["reply_ms"])
         assert line["Tokens / s"] == number(wanted["tokens_per_second"])
         assert line["Drafter"] == credited(wanted["drafted_by"])
         below = footer(row)
@@ -361,13 +370,103 @@ def test_the_page_and_the_report_write_what_the_steps_say(
     assert line["guesses"] == f"{percent(last['acceptance_rate'])} of guesses right"
     facts = dict(line["facts"])
     assert facts["Writing"] == gain_words(last["decode_speedup"])
+    assert facts["First token"] == f"after {took(rows[-1]['ttft_ms'])}"
     its = raw(service, "SELECT * FROM step WHERE turn_id = (SELECT max(id) FROM turn)")
     for drafter in DRAFTERS[:2]:
         found = of_steps([step for step in its if step["drafter"] == drafter], None)
         right = f"{found['num_accepted_tokens']} of {found['num_draft_tokens']} guesses right"
         assert facts[capital(label_of(drafter))] == right
-    packed = zipfile.ZipFile(io.BytesIO(report_zip(service, {"scope": "all"})))
-    said = packed.read("report.md").decode()
+    said = said_by(report_zip(service, {"scope": "all"}))
     whole = totals([expected[row["turn_id"]] | {"reply_ms": row["reply_ms"]} for row in rows])
     assert f"| speedup | {whole['speedup']:.2f} × |" in said
     assert f"| decode speedup | {whole['decode_speedup']:.2f} × |" in said
+
+
+def waits_of(steps: list[dict[str, Any]]) -> list[float]:
+    """The first token of a round waits for the round, the others not at all."""
+    times = [(one["draft_ms"] + one["verify_ms"], one["num_output_tokens"]) for one in steps]
+    return sorted(wait for ms, count in times for wait in [ms, *[0.0] * count][:count])
+
+
+def at(values: list[float], share: float) -> float:
+    return float(numpy.quantile(values, share))
+
+
+def test_waits_are_the_times_of_the_rounds(service: ChatService) -> None:
+    rows = service.turn_rows()
+    steps = raw(service, "SELECT * FROM step ORDER BY turn_id, n")
+    found = stats.with_and_without(rows, service.rounds(rows))
+    html, report = waits_html(*found), said_by(report_zip(service, {"scope": "all"}))
+    for waits, has_drafted in zip(found, (True, False), strict=True):
+        turns = {row["turn_id"] for row in rows if bool(row["num_draft_tokens"]) is has_drafted}
+        its = [one for one in steps if one["turn_id"] in turns]
+        times = [one["draft_ms"] + one["verify_ms"] for one in its]
+        assert waits.num_tokens == sum(one["num_output_tokens"] for one in its)
+        for shown, values in (
+            (waits.between_tokens, waits_of(its)),
+            (waits.between_updates, times),
+        ):
+            wanted = [at(values, share) for share in stats.SHARES]
+            assert list(shown) == pytest.approx(wanted)
+            assert "".join(f"<td>{took(ms)}</td>" for ms in wanted) in html
+            assert f"| {' | '.join(map(took, wanted))} |" in report
+
+
+def said_by(packed: bytes) -> str:
+    return zipfile.ZipFile(io.BytesIO(packed)).read("report.md").decode()
+
+
+def test_the_details_of_a_reply_are_its_steps(
+    service: ChatService, expected: dict[int, Figures]
+) -> None:
+    for row in service.turn_rows():
+        view = token_view(service, row["message_id"])
+        steps = raw(service, f"SELECT * FROM step WHERE turn_id = {row['turn_id']} ORDER BY n")
+        check(view, {name: expected[row["turn_id"]][name] for name in view if name in COUNTS})
+        for shown, step in zip(view["rounds"], steps, strict=True):
+            assert shown["drafted"] == step["num_draft_tokens"]
+            assert shown["accepted"] == step["num_accepted_tokens"]
+            assert shown["tokens"] == step["num_output_tokens"]
+            assert shown["time"] == took(step["draft_ms"] + step["verify_ms"])
+            assert shown["drafter"] == (label_of(step["drafter"]) if shown["drafted"] else DASH)
+        kinds = {one["kind"]: one["count"] for one in view["legend"]}
+        assert sum(kinds.values()) == row["num_output_tokens"]
+        guessed = sum(kinds.get(kind, 0) for kind in ("draft", "self", "ngram"))
+        assert guessed == row["num_accepted_tokens"]
+
+
+def test_the_plots_draw_what_the_steps_say(
+    service: ChatService, expected: dict[int, Figures]
+) -> None:
+    rows = service.turn_rows()
+    steps = raw(service, "SELECT * FROM step ORDER BY turn_id, n")
+    plots = {plot.name: plot.svg for plot in make_plots(rows, service.rounds(rows), None)}
+    drawn = {
+        name: {one.text for one in ElementTree.fromstring(svg).iter() if one.tag.endswith("title")}
+        for name, svg in plots.items()
+    }
+    speeds = [expected[row["turn_id"]]["tokens_per_second"] for row in rows]
+    for turn, (row, speed) in enumerate(zip(rows, speeds, strict=True), 1):
+        assert f"{stats.arm(row)}: {turn}, {speed:.4g}" in drawn["speed-by-turn"]
+    exact = {row["turn_id"] for row in rows if row["exact"]}
+    for drafter in DRAFTERS[:2]:
+        its = [one for one in steps if one["drafter"] == drafter and one["turn_id"] in exact]
+        gain = of_steps([one for one in its if one["plain_ms"] is not None], None)["decode_speedup"]
+        right = 100 * of_steps(its, None)["acceptance_rate"]
+        assert f"{label_of(drafter)}, decoding: {gain:.4g}" in drawn["speedup-by-drafter"]
+        bar = f"{label_of(drafter)}, accepted of the guesses: {right:.4g}"
+        assert bar in drawn["acceptance-by-drafter"]
+    for heat in {row["temperature"] for row in rows if row["exact"]}:
+        turns = [
+            expected[row["turn_id"]] | {"reply_ms": row["reply_ms"]}
+            for row in rows
+            if row["temperature"] == heat and row["exact"]
+        ]
+        whole = totals(turns)
+        for name, gain in (("decoding", "decode_speedup"), ("whole reply", "speedup")):
+            assert f"{heat:.2f}, {name}: {whole[gain]:.4g}" in drawn["speedup-by-temperature"]
+    drafted = {row["turn_id"] for row in rows if row["num_draft_tokens"]}
+    waits = waits_of([one for one in steps if one["turn_id"] in drafted])
+    for share in stats.SHARES:
+        bar = f"P{100 * share:.0f}, with drafting: {at(waits, share):.4g}"
+        assert bar in drawn["waits"]
