@@ -35,6 +35,7 @@ from localspec.web.words import (
     gain_words,
     kind_words,
     labelled,
+    named,
     number,
     percent,
     rate,
@@ -62,7 +63,7 @@ PHASES = {
     "queued": "Waiting",
     "ready": "Ready",
 }
-NO_GAIN = {"load_changed": "gain unknown: uneven speed", "too_short": "gain unknown: too short"}
+NO_GAIN = {"load_changed": "gain unknown: uneven", "too_short": "gain unknown: too short"}
 UNTIMED = ("ready", "failed", "unloaded")
 
 log = logging.getLogger(__name__)
@@ -218,7 +219,7 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
         most = rate(1000 * stats.num_output_tokens / stats.least_plain_decode_ms)
         plain = f"at most {most} tok/s"
     elif stats.no_speedup == "load_changed":
-        plain = "not known: the rounds of this reply took too unequal times"
+        plain = "not known: uneven speed"
     elif stats.plain_decode_ms:
         plain = (
             f"{rate(1000 * stats.num_output_tokens / stats.plain_decode_ms)} tok/s, measured here"
@@ -235,7 +236,7 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
 def credited(drafted_by: Mapping[str, int]) -> str:
     """The drafters of a reply, the one with the most guesses first."""
     first, *others = sorted(drafted_by, key=lambda name: -drafted_by[name]) or (OFF,)
-    return label_of(first) + (f" + {len(others)} more" if others else "")
+    return named(first) + (f" + {len(others)} more" if others else "")
 
 
 def drafters_of(row: Mapping[str, Any]) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.units import DASH
 from localspec.workloads import REWORK
 
+PLAIN = "without drafting"
 DRAFTER_NAME = re.compile(rf"\b({'|'.join(REGISTRY)})\b")
 
 
@@ -57,6 +59,11 @@ def kind_words(workload: str) -> str:
 
 def capital(phrase: str) -> str:
     return phrase[:1].upper() + phrase[1:]
+
+
+def named(drafter: str) -> str:
+    """A drafter's label, or what wrote without one."""
+    return PLAIN if drafter == OFF else label_of(drafter)
 
 
 def labelled(sentence: str) -> str:

@@ -116,10 +116,7 @@ def test_guesses_are_credited_to_each_drafter_the_most_busy_first() -> None:
 def test_a_reply_under_another_load_says_that_it_cannot_be_compared() -> None:
     busy = replace(STATS, plain_decode_ms=None, no_speedup="load_changed")
     assert live_state(replace(IDLE, reply=view(stats=busy)))["gain"] == "gain unknown"
-    assert (
-        facts(stats=busy)["Without drafting"]
-        == "not known: the rounds of this reply took too unequal times"
-    )
+    assert facts(stats=busy)["Without drafting"] == "not known: uneven speed"
 
 
 def test_where_rounds_are_uneven_what_the_gain_is_at_least_is_said() -> None:
@@ -253,7 +250,7 @@ def test_the_line_under_a_reply() -> None:
     assert footer(ROW | {"tokens_per_second": 4.04})[1] == "writing at 4.0 tok/s"
     unknown = ROW | {"speedup": None, "reply_ms": None}
     assert footer(unknown) == ["100 tokens", "writing at 100 tok/s"]
-    for why, said in (("load_changed", "uneven speed"), ("too_short", "too short")):
+    for why, said in (("load_changed", "uneven"), ("too_short", "too short")):
         assert footer(unknown | {"no_speedup": why})[2] == f"gain unknown: {said}"
 
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from localspec.backend import DraftedToken
-from localspec.core import FORCED, OFF, TARGET
+from localspec.core import FORCED, TARGET
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.record.drafted import TokenRecord
-from localspec.units import took
+from localspec.units import DASH, took
 
 Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "forced"]
 
@@ -184,7 +184,7 @@ def _round(
     times = (step["draft_ms"], step["verify_ms"])
     outcomes = None if drafted is None else [one.outcome for one in drafted]
     return ShownRound(
-        drafter=label_of(step["drafter"]) if step["num_draft_tokens"] else OFF,
+        drafter=label_of(step["drafter"]) if step["num_draft_tokens"] else DASH,
         drafted=step["num_draft_tokens"],
         accepted=step["num_accepted_tokens"],
         tokens=step["num_output_tokens"],

@@ -6,6 +6,7 @@ Contract: pure; a view of chat.race in, HTML out. Unknown is a dash.
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
@@ -67,8 +68,11 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
 
 
 def _drafter(lane: Lane) -> str:
-    stats = lane.stats
-    return DASH if stats is None or not stats.num_steps else credited(stats.drafted_by)
+    """Of all its runs together; a dash where nothing was drafted."""
+    made = Counter[str]()
+    for stats in [run.stats for run in lane.runs] or filter(None, [lane.stats]):
+        made.update(stats.drafted_by)
+    return credited(made) if made else DASH
 
 
 def _of_runs(
@@ -91,7 +95,9 @@ def _middle(values: Sequence[float], say: Callable[[float | None], str]) -> str:
     """The one in the middle, and beside several the range."""
     if len(values) < 2:
         return say(values[0] if values else None)
-    return f"{say(median(values))} <small>{say(min(values))} to {say(max(values))}</small>"
+    low, high = say(min(values)), say(max(values))
+    low = low.removesuffix(f" {high.rpartition(' ')[2]}")  # one unit is said once
+    return f"{say(median(values))} <small>{low} to {high}</small>"
 
 
 def _verdict(view: RaceView) -> str:

@@ -15,16 +15,13 @@ from operator import itemgetter
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
-from localspec.core import OFF
-from localspec.drafters.registry import label_of
 from localspec.speculation import MIN_COMPARED_TOKENS, DecodeCounts, speedup
 from localspec.units import DASH, took
 from localspec.web.live import ENDED, badge, drafters_of
-from localspec.web.words import direction, gain_words, kind_words, number, percent
+from localspec.web.words import direction, gain_words, kind_words, named, number, percent
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
-PLAIN = "without drafting"
 
 TURN_COLUMNS = (
     "Turn",
@@ -169,11 +166,6 @@ def _line(turn: int, row: Row) -> list[Any]:
         ENDED.get(reason, "not ended"),
         DASH if row["exact"] is None else badge(row) or "exact",
     ]
-
-
-def named(drafter: str) -> str:
-    """As the page names a drafter, or what wrote without one."""
-    return PLAIN if drafter == OFF else label_of(drafter)
 
 
 def arm(row: Row) -> str:

@@ -49,9 +49,15 @@ def test_a_race_in_which_nothing_was_drafted_tells_no_gain() -> None:
     lanes = Lane("plain", runs=(plain,)), Lane("speculative", runs=(lucky,))
     said = race_html(RaceView(True, *lanes, phase="done", is_same=True))
     assert "Nothing was drafted" in said and "times" not in said
-    drafted = replace(lucky, stats=replace(lucky.stats, num_draft_tokens=3, num_drafts=1))
-    lanes = lanes[0], replace(lanes[1], runs=(drafted,))
-    assert "2.00 times as fast" in race_html(RaceView(True, *lanes, phase="done", is_same=True))
+    assert said.count("<dt>Drafter</dt><dd>–</dd>") == 2
+    made = {"num_draft_tokens": 3, "num_drafts": 1, "drafted_by": {"ngram": 3}}
+    drafted = replace(lucky, stats=replace(lucky.stats, **made))
+    for runs in ((drafted,), (drafted, lucky)):  # the last of them may not have drafted
+        both = (plain,) * len(runs), runs
+        lanes = tuple(replace(lane, runs=its) for lane, its in zip(lanes, both, strict=True))
+        said = race_html(RaceView(True, *lanes, phase="done", is_same=True))
+        assert "<dd>word lookup</dd>" in said
+    assert "2.00 times as fast" in said and "<small>1.00 to 1.00 s</small>" in said
 
 
 def test_stop_and_closing_the_page_end_the_race(site: Site, visit: Open) -> None:
