@@ -39,7 +39,7 @@ def connect(name: str, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Database:
         timeout=busy_timeout_ms / 1000,
         isolation_level=None,
         check_same_thread=False,
-        uri=name.startswith("file:"),
+        uri=True,
     )
     return Database(conn, execute_plugins=False)
 

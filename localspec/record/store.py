@@ -350,7 +350,7 @@ class Store:
         StoreError; OSError if the file cannot be made."""
         with self._db.apart() as tables:
             create_private(path)
-            tables.execute("VACUUM INTO ?", str(path))
+            tables.execute("VACUUM INTO ?", path.absolute().as_uri())
 
     def _insert(
         self,

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -186,6 +187,18 @@ def test_scope_holds_what_was_asked_for_and_no_byte_more(
     } == words
     if format == "jsonl":
         assert len(json_records(out, "turn")) == num_turns
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl", "markdown", "sqlite"])
+@pytest.mark.parametrize("name", ["50 % of it?#1&mode=ro", "字", "not UTF-8: \udcff", "file:it"])
+def test_any_name_of_a_file_will_do(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Format, name: str
+) -> None:
+    if sys.platform in ("win32", "darwin") and name[0] != "字":
+        pytest.skip("no such names here")
+    monkeypatch.chdir(tmp_path)
+    export(store, Scope(), format, Path(name))
+    assert Path(name).stat().st_size > 100
 
 
 @pytest.mark.parametrize(("scope", "words", "num_turns"), SCOPES)
