@@ -71,7 +71,7 @@ def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> SharedConnec
 
 
 def lock_of(path: Path) -> Path:
-    return path.with_suffix(".lock")
+    return path.resolve().with_suffix(".lock")  # a link to a log is that log
 
 
 @contextmanager
@@ -81,7 +81,8 @@ def sole_use(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = lock_of(path).open("ab")
-    except OSError:  # nothing can be written there: this run keeps its log in memory
+    # A circle of links, or nothing can be written there: this run keeps its log in memory.
+    except (OSError, RuntimeError):
         yield
         return
     with file:

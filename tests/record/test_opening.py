@@ -290,6 +290,17 @@ def test_a_log_is_used_by_one_program_at_a_time(tmp_path: Path) -> None:
             sole_use(path).__enter__()
 
 
+@posix_only
+def test_a_link_to_a_log_is_that_log(tmp_path: Path) -> None:
+    path, link, circle = tmp_path / "localspec.db", tmp_path / "other.db", tmp_path / "circle"
+    link.symlink_to(path)
+    circle.symlink_to(circle)
+    with sole_use(link), pytest.raises(SetupError, match="already running on"):
+        sole_use(path).__enter__()
+    with sole_use(circle):
+        pass
+
+
 def test_a_folder_that_cannot_be_written_needs_no_lock(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for _ in range(2):
