@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from localspec.forward.layer_parts import bytes_of, joined_bias
+from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias
 
 STEPS = 127  # of a weight from zero to the largest of its output
 ROW_BYTES = 12  # that FBGEMM holds of each output: its scale, zero point and sum of weights
 
 
-class Int8Linear:
+class Int8Linear(QuantisedLinear):
     """numbers: [out, in] int8. scales: [out], what a number stands for."""
 
     has_invariant_rows = True
@@ -55,12 +55,6 @@ class Int8Linear:
         made: torch.Tensor = self._product(given, self._numbers, self._scales).to(rows.dtype)
         return made if self._bias is None else made.add_(self._bias)
 
-    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self(rows).add_(residual)
-
-    def dense(self) -> None:
-        return None
-
 
 def _largest(layer: Any) -> torch.Tensor | None:
     """Of the weights of each output, [out]; None for another format. The first forward of a layer
@@ -69,7 +63,7 @@ def _largest(layer: Any) -> torch.Tensor | None:
     return getattr(getattr(layer, "state", None), "SCB", None) if found is None else found
 
 
-class RoundedRowsLinear:
+class RoundedRowsLinear(QuantisedLinear):
     """Rows are rounded to 7 bits with one scale for all of a call (with 8, sums overflow on a
     processor without VNNI), so a row's bits depend on the rows beside it."""
 
@@ -91,12 +85,6 @@ class RoundedRowsLinear:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = self._product(rows.float(), self._packed, True).to(rows.dtype)
         return made
-
-    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self(rows).add_(residual)
-
-    def dense(self) -> None:
-        return None
 
 
 def has_fbgemm() -> bool:

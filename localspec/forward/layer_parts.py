@@ -1,4 +1,4 @@
-"""What linear layers hold, counted and joined alike for every format (weight_layout, nf4, int8)."""
+"""What linear layers of several formats have in common (weight_layout, nf4, int8)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+
+class QuantisedLinear:
+    """A layer without a plain weight (weight_layout.Linear)."""
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        raise NotImplementedError
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self(rows).add_(residual)
+
+    def dense(self) -> None:
+        return None
 
 
 def bytes_of(*tensors: torch.Tensor | None) -> int:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from localspec.errors import ModelError
-from localspec.forward.layer_parts import bytes_of, joined_bias
+from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias
 
 BLOCK = 64  # inputs that share one scale
 ROWS = 32  # outputs that the processor's kernel takes at a time
@@ -38,7 +38,7 @@ KERNEL_ARGUMENTS = (*[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 4, *[ctypes.c_in
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Nf4Linear:
+class Nf4Linear(QuantisedLinear):
     """packed: as bitsandbytes packs them, [out * in / 2, 1], or laid out for the processor,
     [out, in / 2]. scales: fp32, [out * in / BLOCK], or bf16, [in / BLOCK, out]."""
 
@@ -89,12 +89,6 @@ class Nf4Linear:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         made = self._product(rows)
         return made if self.bias is None else made.add_(self.bias)
-
-    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self(rows).add_(residual)
-
-    def dense(self) -> None:
-        return None
 
 
 def has_kernel(device: torch.device) -> bool:

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.forward.int8 import Int8Linear
-from localspec.forward.layer_parts import bytes_of, joined_bias
+from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias
 from localspec.forward.nf4 import Nf4Linear
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
@@ -223,7 +223,7 @@ def _fp16_widths(in_features: int) -> tuple[int, ...]:
     return tuple(same.index(True, max(n, 1) - 1) + 1 for n in range(FP16_PROBED_ROWS + 1))
 
 
-class ModuleLinear:
+class ModuleLinear(QuantisedLinear):
     """Layers of one input in another format (4 bits in groups, LLM.int8 on a GPU), by modules;
     the outputs of several stand side by side."""
 
@@ -237,12 +237,6 @@ class ModuleLinear:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         made = [module(rows) for module in self._modules]
         return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
-
-    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return residual + self(rows)
-
-    def dense(self) -> None:
-        return None
 
 
 def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
