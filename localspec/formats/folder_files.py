@@ -146,6 +146,13 @@ def require_tokenizer(folder: Path) -> None:
     )
 
 
+def require_whole(folder: Path) -> None:
+    """Raises ModelError where a folder lacks a part of a model."""
+    read_config_json(folder)
+    require_tokenizer(folder)
+    weight_files(folder)
+
+
 def template_of_processor(folder: Path) -> str | None:
     """The chat template that models for images have in a file of their own; None without one.
     Raises ModelError."""

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from localspec.config import Profile, Settings, load_profiles
 from localspec.errors import ConfigError, LocalspecError, ModelError
+from localspec.formats.folder_files import check_folder, require_tokenizer
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Downloads
 from localspec.machine.folder_shapes import shape_from_folder
@@ -40,7 +41,6 @@ from localspec.machine.sources import (
     KnownModel,
     cached_models,
     find_model,
-    missing_part,
     named_path,
     shape_from_entry,
 )
@@ -203,9 +203,8 @@ def folder_model(folder: Path) -> AvailableModel:
     if file is not None:
         return _own_model(shape_of_gguf(file, str(file)), "a file of yours")
     shape = shape_from_folder(folder, str(folder))
-    missing = missing_part(folder)
-    if missing is not None:
-        raise ModelError(f"{folder} lacks {missing}. Name a folder that holds a whole model.")
+    require_tokenizer(folder)
+    check_folder(folder)
     return _own_model(shape, "a folder of yours")
 
 

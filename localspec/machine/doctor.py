@@ -20,7 +20,7 @@ from localspec.config import PROJECT_FOLDER, Settings, load_profiles, settings_f
 from localspec.errors import ConfigError, first_line
 from localspec.files import why_not_writable
 from localspec.machine.hardware import Hardware, confirmed_by_torch, gib, probe
-from localspec.machine.sources import missing_part
+from localspec.machine.sources import is_whole
 from localspec.workloads import load_workloads, workload_folders
 
 PACKAGES = ("torch", "transformers", "safetensors", "gradio", "sqlite-utils")
@@ -169,7 +169,7 @@ def _home(home: Path) -> Iterator[Finding]:
 
 
 def _demo(project: Path) -> Iterator[Finding]:
-    absent = [name for name in DEMO_FOLDERS if missing_part(project / name) is not None]
+    absent = [name for name in DEMO_FOLDERS if not is_whole(project / name)]
     if absent:
         yield _missing(
             "demo pair",

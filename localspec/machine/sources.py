@@ -23,8 +23,7 @@ from localspec.config import (
     settings_for,
 )
 from localspec.errors import ConfigError, ModelError
-from localspec.files import read_json
-from localspec.formats.folder_files import TOKENIZERS, name_of
+from localspec.formats.folder_files import name_of, require_whole
 from localspec.formats.native import SIZED
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
@@ -151,7 +150,7 @@ def cached_models() -> list[CachedModel]:
             continue
         main = [each for each in repo.revisions if "main" in each.refs]
         newest = max(main or repo.revisions, key=lambda each: each.last_modified, default=None)
-        if newest is not None and missing_part(newest.snapshot_path) is None:
+        if newest is not None and is_whole(newest.snapshot_path):
             models.append(CachedModel(repo.repo_id, newest.snapshot_path, newest.size_on_disk))
     return sorted(models, key=lambda each: each.id.lower())
 
@@ -178,22 +177,14 @@ def may_be_hub_id(name: str) -> bool:
     return name.count("/") == 1
 
 
-def missing_part(folder: Path) -> str | None:
-    """What the folder lacks of a model. The hub's client itself knows this only of what it
+def is_whole(folder: Path) -> bool:
+    """Whether it lacks no part of a model. The hub's client itself knows this only of what it
     fetched whole: other programs leave single files in the same cache."""
-    if not (folder / "config.json").is_file():
-        return "config.json"
-    if not any((folder / name).is_file() for name in TOKENIZERS):
-        return "a tokenizer"
-    if (folder / "model.safetensors").is_file():
-        return None
     try:
-        index = read_json(folder / "model.safetensors.index.json")
-        files = {str(name) for name in index["weight_map"].values()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return "weights in .safetensors files"
-    absent = sorted(name for name in files if not (folder / name).is_file())
-    return f"{len(absent)} of {len(files)} weight files" if absent else None
+        require_whole(folder)
+    except ModelError:
+        return False
+    return True
 
 
 # -- what to load ---------------------------------------------------------------------------
@@ -298,7 +289,7 @@ def _folder(place: str, entry: ModelEntry | None, options: LoadOptions, say: Say
     if not may_be_hub_id(hub_id):
         raise ModelError(f"There is no model folder at {place}. Check the path, or name a hub id.")
     cached = cached_folder(hub_id)
-    if cached is not None and missing_part(cached) is None:
+    if cached is not None and is_whole(cached):
         return cached
     if not options.fetches:
         raise ModelError(
@@ -330,10 +321,8 @@ def _fetched(hub_id: str, say: Say) -> Path:
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = was_offline
-    missing = missing_part(folder)
-    if missing is not None:
-        raise ModelError(
-            f"What the hub has of {hub_id} lacks {missing}. Choose a model that is published with "
-            ".safetensors weights and a tokenizer.json."
-        )
+    try:
+        require_whole(folder)
+    except ModelError as error:
+        raise ModelError(f"What the hub has of {hub_id} cannot be loaded. {error}") from error
     return folder
