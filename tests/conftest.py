@@ -45,12 +45,30 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
     made.check()
 
 
-@pytest.fixture(autouse=True)
-def nothing_set_aside() -> Iterator[None]:
-    """Undo the gc.freeze of a load: else the next test's load makes a full pass of the garbage
-    collector first, over all that pytest has collected (0.3 s and more)."""
+# A full pass of the garbage collector over all that pytest has collected takes 0.3 s and more, and
+# a load that follows another makes one. So what stands when the tests begin is set aside for good,
+# and loads set aside nothing.
+COLLECTOR = ("freeze", "unfreeze", "get_freeze_count")
+REAL = {name: getattr(gc, name) for name in COLLECTOR}
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    REAL["freeze"]()
+    for name in COLLECTOR:
+        setattr(gc, name, lambda: 0)
+
+
+@pytest.fixture
+def sets_aside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of a test that looks at what a load sets aside from the garbage collector."""
+    for name, real in REAL.items():
+        monkeypatch.setattr(gc, name, real)
+    gc.unfreeze()
     yield
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,7 @@ def test_target_and_draft_answer_alike(pair: tuple[Path, Path]) -> None:
     assert any("target" in phrase for phrase in phrases)
 
 
+@pytest.mark.usefixtures("sets_aside")
 def test_loading_makes_no_pass_of_the_garbage_collector_and_spares_it_what_was_loaded(
     pair: tuple[Path, Path],
 ) -> None:
@@ -99,6 +100,7 @@ def test_loading_makes_no_pass_of_the_garbage_collector_and_spares_it_what_was_l
     assert not any(each is backend.loaded.engine.target for each in gc.get_objects())
 
 
+@pytest.mark.usefixtures("sets_aside")
 def test_what_an_earlier_load_left_in_cycles_is_freed_by_the_next(pair: tuple[Path, Path]) -> None:
     backend = opened(options_of(*pair))
     backend.loaded.engine.target.itself = backend.loaded.engine.target
