@@ -173,10 +173,11 @@ class Proposal:
     """Draft tokens for one round: a chain or, by `parents`, a tree.
 
     tokens [n]: drafted ids. parents [n]: index of each token's parent, -1 = the root (the last
-    accepted token); parents precede children. confidences [n]: the drafter's own probability that
-    a token follows its parent, None if it has none. num_steps: how often the drafter ran to make
-    it, None: once a token, as a chain does. makers [n]: the name of the drafter that each token
-    comes from, where one works with others; empty: all are its own.
+    accepted token); parents precede children. confidences [n]: the drafter's own probability
+    that a token follows its parent, None if it has none. num_steps: how often the drafter ran
+    to make it, 0 where a grammar forced all of it, None: once a token, as a chain does. makers
+    [n]: the name of the drafter that each token comes from, where one works with others; empty:
+    all are its own.
     """
 
     tokens: tuple[int, ...] = ()
@@ -293,9 +294,9 @@ class Step:
     draft_ms: propose. verify_ms: everything else of the round (rollback, the target's forward,
     acceptance, bookkeeping). context_length: tokens in the target's cache before the round.
     policy_ms: what planning took, and learning too once the engine yields the round; a part of
-    verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). num_draft_steps:
-    how often the drafter ran, None: once a token. plain_ms: plain decoding for the same tokens,
-    known at the end of a turn that drafted. others: what ran in the same forward.
+    verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). plain_ms: plain
+    decoding for the same tokens, known at the end of a turn that drafted. others: what ran in the
+    same forward.
     """
 
     drafter: str
@@ -308,7 +309,6 @@ class Step:
     is_probe: bool = False
     signal: Hashable = None
     confidences: tuple[float, ...] | None = None
-    num_draft_steps: int | None = None
     num_lenient_tokens: int = 0  # of the accepted: what exact checking would have refused
     policy_ms: float = 0.0
     plain_ms: float | None = None

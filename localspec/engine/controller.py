@@ -187,7 +187,7 @@ class Controller:
     def note(self, situation: Situation, sequence: Sequence, lesson: Lesson) -> None:
         """A round of this sequence is finished; `learn` enters it, here once many are noted."""
         num_missed, step = 0, lesson.step
-        if lesson.plan.drafter != OFF and _was_asked(step):
+        if lesson.plan.drafter != OFF and was_asked(step):
             num_missed = self.catch_up.read(lesson.plan.drafter, sequence, step.context_length)
         self._noted.append((situation, num_missed, lesson))
         if len(self._noted) >= MOST_NOTED:
@@ -208,9 +208,9 @@ class Controller:
             costs.observe_shared(step)
         elif self._shows_its_cost(step, costs):
             costs.observe(step.num_draft_tokens + 1, step.context_length, step.verify_ms)
-        if plan.drafter == OFF or not _was_asked(step):
+        if plan.drafter == OFF or not was_asked(step):
             return
-        num_steps = _num_steps(step) if step.num_draft_tokens else 1
+        num_steps = lesson.proposal.num_draft_steps if step.num_draft_tokens else 1
         usual_ms = costs.draft_ms(plan.drafter, num_steps, step.context_length) or step.draft_ms
         self.catch_up.observe(plan.drafter, num_missed, step.draft_ms - usual_ms)
         if step.num_draft_tokens:
@@ -234,7 +234,7 @@ class Controller:
             accepted + was_tried_beyond(proposal, verdict),
             accepted,
             num_nodes=step.num_draft_tokens,
-            num_steps=_num_steps(step),
+            num_steps=proposal.num_draft_steps,
         )
         if step.confidences is not None:
             taken = judged(proposal, verdict)
@@ -246,7 +246,7 @@ class Controller:
         """Whether a round shows what its width costs. The first plain round after a draft is
         slower than those after it, because the target's weights are no longer in the processor's
         caches: it shows something only where it was even so faster than believed."""
-        if _was_asked(step):
+        if was_asked(step):
             self._num_plain = 0
         else:
             self._num_plain += 1
@@ -278,12 +278,8 @@ class Controller:
         return True
 
 
-def _num_steps(step: Step) -> int:
-    """0 where a grammar forced the whole draft: such a round shows nothing of a step's cost."""
-    return step.num_draft_tokens if step.num_draft_steps is None else step.num_draft_steps
-
-
-def _was_asked(step: Step) -> bool:
+def was_asked(step: Step) -> bool:
+    """Whether a drafter had to say what it drafts, or that it has nothing to draft."""
     return step.num_draft_tokens > 0 or step.draft_ms >= ASKED_MS
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from localspec.core import Step
-from localspec.engine.controller import ASKED_MS
+from localspec.engine.controller import was_asked
 from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
 
 WINDOW = 7  # rounds, of which the middle one has their load
@@ -142,8 +142,7 @@ class PlainBaseline:
         plain_ms = self._costs.plain_ms(context)
         own_ms = self._costs.verify_ms(width, context)
         assert plain_ms and own_ms, "a baseline is made of measured costs"
-        is_asked = bool(step.num_draft_tokens) or step.draft_ms >= ASKED_MS
-        self._num_plain = 0 if is_asked else self._num_plain + 1
+        self._num_plain = 0 if was_asked(step) else self._num_plain + 1
         is_plain = not step.num_draft_tokens
         # The first round follows a pause, and the first plain one after a draft finds the
         # processor's caches cold.

@@ -117,10 +117,11 @@ def test_what_is_forced_is_drafted_without_a_step_and_accepted(name: str) -> Non
     engine, plans = stage((name,)).engine, Plans((name, 7))
     grammar = MadeUp(counting, VOCAB_SIZE)
     sequence = engine.start(PROMPT, SamplingParams(1.0, seed=0), 12, frozenset(), grammar=grammar)
-    decoded(engine, sequence, plans)
-    assert [step.num_output_tokens for step in plans.steps] == [8, 4]
+    engine.prefill(sequence, threading.Event())
+    rounds = list(engine.decode(sequence, plans, threading.Event()))
+    assert [len(one.tokens) for one in rounds] == [8, 4]
     no_steps = 1 if name == "ngram" else 0  # it has no model: a lookup is its step
-    assert all(step.num_draft_steps == no_steps for step in plans.steps)
+    assert all(one.proposal.num_draft_steps == no_steps for one in rounds)
 
 
 @pytest.mark.parametrize("name", ["draft_model", "draft_tree"])
