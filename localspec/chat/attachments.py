@@ -39,33 +39,41 @@ HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file as uploaded. name: on the person's machine; only shown."""
+    """A file's text. name: on the person's machine; only shown."""
 
     name: str
-    data: bytes
+    text: str
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.text.encode("utf-8", "replace"))
 
 
 def with_attachments(text: str, files: Sequence[Attachment]) -> str:
     """The message followed by the files; the message itself where there are none."""
     _refuse_too_much(files)
-    parts = [_fenced(shown_name(file.name), text_of(file)) for file in files]
+    parts = [_fenced(shown_name(one.name), plain(one.name, one.text)) for one in files]
     return "\n\n".join([*([text] if text.strip() else []), *parts]) if parts else text
 
 
-def text_of(file: Attachment) -> str:
-    """The file's text with LF line ends."""
-    encoding = next((name for mark, name in MARKS if file.data.startswith(mark)), "utf-8")
+def text_of(name: str, data: bytes) -> str:
+    """The text of a file, as `plain`."""
+    encoding = next((each for mark, each in MARKS if data.startswith(mark)), "utf-8")
     try:
-        text = file.data.decode(encoding)
+        return plain(name, data.decode(encoding))
     except UnicodeDecodeError as error:
         raise RequestError(
-            f"{shown_name(file.name)} is not a text in UTF-8 or UTF-16 (byte {error.start + 1} "
+            f"{shown_name(name)} is not a text in UTF-8 or UTF-16 (byte {error.start + 1} "
             "does not fit). If it is a text, save it as UTF-8 and attach it again; pictures and "
             "other files cannot be attached."
         ) from None
+
+
+def plain(name: str, text: str) -> str:
+    """The text with LF line ends."""
     if "\0" in text or _control_share(text) > MAX_CONTROL_SHARE:
         raise RequestError(
-            f"{shown_name(file.name)} is not a text file: it has binary characters. Attach its "
+            f"{shown_name(name)} is not a text file: it has binary characters. Attach its "
             "text instead."
         )
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -84,12 +92,12 @@ def _refuse_too_much(files: Sequence[Attachment]) -> None:
             f"{len(files)} files are attached, but a message takes {MAX_FILES}. Remove some."
         )
     for file in files:
-        if len(file.data) > MAX_FILE_BYTES:
+        if file.num_bytes > MAX_FILE_BYTES:
             raise RequestError(
-                f"{shown_name(file.name)} has {len(file.data):,} bytes, but a file may have "
+                f"{shown_name(file.name)} has {file.num_bytes:,} bytes, but a file may have "
                 f"{MAX_FILE_BYTES:,}. Attach the part that matters."
             )
-    total = sum(len(file.data) for file in files)
+    total = sum(file.num_bytes for file in files)
     if total > MAX_TOTAL_BYTES:
         raise RequestError(
             f"The files have {total:,} bytes together, but a message takes {MAX_TOTAL_BYTES:,}. "

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from localspec.chat.attachments import MAX_FILE_BYTES, Attachment, shown_name, text_of
+from localspec.chat.attachments import MAX_FILE_BYTES, shown_name, text_of
 from localspec.errors import RequestError, first_line
 
 MAX_DOCUMENT_BYTES = 20_000_000
@@ -49,7 +49,7 @@ def read_file(name: str, data: bytes) -> ReadFile:
     elif data.startswith(b"PK\x03\x04") and b"word/document.xml" in data:
         found = _guarded(name, data, _docx)
     else:
-        found = ReadFile(name, text_of(Attachment(name, data)))
+        found = ReadFile(name, text_of(name, data))
     if (num_bytes := len(found.text.encode("utf-8", "replace"))) > MAX_FILE_BYTES:
         raise RequestError(
             f"{name} holds {num_bytes:,} bytes of text, but a file may have {MAX_FILE_BYTES:,}. "

@@ -516,7 +516,7 @@ def test_an_attached_file_is_part_of_what_is_asked(
     from localspec.chat.attachments import Attachment, with_attachments
 
     service, backend = started
-    text = with_attachments("What does it say?", [Attachment("notes.txt", b"Buy bread.\n")])
+    text = with_attachments("What does it say?", [Attachment("notes.txt", "Buy bread.\n")])
     ask(service, text)
     asked: Request = backend.requests[-1]
     assert "Buy bread." in asked.messages[-1].content and "`notes.txt`" in texts(service, 1)[0]

@@ -43,6 +43,6 @@ def test_half_a_character_is_mended_before_it_is_asked() -> None:
 
 
 def test_a_chat_begun_with_a_file_alone_is_called_after_it() -> None:
-    files = [Attachment("notes.md", b"# Plan"), Attachment("b.py", b"pass")]
+    files = [Attachment("notes.md", "# Plan"), Attachment("b.py", "pass")]
     assert title_of(with_attachments("", files)) == "notes.md"
     assert title_of(with_attachments("what is this?", files)) == "what is this?"

@@ -1,7 +1,7 @@
 // The message box: attached files, long pastes, the context gauge.
 // The server reads each file when it is attached, and keeps nothing; its text travels with the message.
 import "./drafts.js";
-import { announce, asBase64, ask, byId, command, count, inWords, make, messageBox, onNews, post, setMessage, toast } from "./ui.js";
+import { announce, ask, byId, command, count, inWords, make, messageBox, onNews, post, setMessage, toast } from "./ui.js";
 
 const MAX_BOX_CHARACTERS = 32_768; // a box with more would lag with every key; the rest is attached
 const MAX_DOCUMENT_BYTES = 20_000_000; // as in chat/documents.py; these two as in chat/attachments.py
@@ -12,13 +12,15 @@ const GAUGE_MS = 350;
 
 const isBox = (element) => element?.matches?.("#ls-message textarea");
 
-let files = []; // {name, size, data}
+let files = []; // {name, size, said, text}; text is null until the server has read it
 let decided = {}; // left_out, max_tokens: answers to an overflow, for one sending
 // What is being sent, {text, files}, as it stood when a person sent it: Gradio reads the box only a
 // moment later, and what is typed meanwhile stays there. null while nothing is being sent.
 let going = null;
 let isMore = false; // what was typed meanwhile was sent too: it follows when the first has arrived
 
+const sentOf = ({ name, text }) => ({ name, text });
+const numBytes = (text) => new Blob([text]).size;
 const inBox = () => ({ text: messageBox().value, files: [...files] });
 
 function send(event) {
@@ -45,7 +47,7 @@ window.lsMessage = () => {
   going ??= inBox();
   const { text, files: sent } = going;
   const added = { ...decided };
-  if (sent.length) added.files = sent.map(({ name, data }) => ({ name, data }));
+  if (sent.length) added.files = sent.map(sentOf);
   decided = {};
   return [text, Object.keys(added).length ? JSON.stringify(added) : ""];
 };
@@ -85,7 +87,7 @@ async function attach(blobs) {
   for (const blob of blobs) {
     const why = refusal(blob.name, blob.size);
     if (why) { toast(why); continue; }
-    const file = { name: blob.name, size: 0, said: "reading", data: null };
+    const file = { name: blob.name, size: 0, said: "reading", text: null };
     files.push(file);
     showChips();
     const told = await ask(`/read?name=${encodeURIComponent(blob.name)}`, post(blob, "application/octet-stream"),
@@ -95,9 +97,8 @@ async function attach(blobs) {
       files = files.filter((one) => one !== file);
       toast(told.error);
     } else {
-      const text = new Blob([told.text]);
-      Object.assign(file, { name: told.name, size: text.size, said: told.said, data: await asBase64(text) });
-      announce(`${told.name}: ${told.said || inWords(text.size)}`);
+      Object.assign(file, told, { size: numBytes(told.text) });
+      announce(`${file.name}: ${file.said || inWords(file.size)}`);
       const tooMuch = refusal(file.name, 0);
       if (tooMuch) { files = files.filter((one) => one !== file); toast(tooMuch); }
     }
@@ -105,36 +106,27 @@ async function attach(blobs) {
   }
 }
 
-// A text that the browser has already.
-async function hold(part) {
-  const why = refusal(part.name, part.size);
-  if (why) { toast(why); return; }
-  const file = { name: part.name, size: part.size, said: "reading", data: null };
-  files.push(file);
-  showChips();
-  Object.assign(file, { said: "", data: await asBase64(part) });
-  showChips();
-}
-
 // In parts that are small enough for one file each; false where it is too much for a message.
 function attachText(text) {
-  const size = new Blob([text]).size;
+  const size = numBytes(text);
   if (size + files.reduce((sum, file) => sum + file.size, 0) > MAX_TOTAL_BYTES) {
     toast(`This text is ${inWords(size)}, but a message takes ${inWords(MAX_TOTAL_BYTES)}. Nothing was attached; paste the part that matters.`);
     return false;
   }
   const numParts = Math.ceil(size / PART_BYTES);
   const length = Math.ceil(text.length / numParts);
-  const parts = [];
   for (let start = 0; start < text.length; ) {
     let end = Math.min(start + length, text.length);
     if (/[\ud800-\udbff]/.test(text[end - 1]) && end < text.length) end += 1; // never within a pair
-    const number = files.filter((file) => file.name.startsWith("pasted text")).length + parts.length;
+    const number = files.filter((file) => file.name.startsWith("pasted text")).length;
     const name = number ? `pasted text ${number + 1}.txt` : "pasted text.txt";
-    parts.push(new File([text.slice(start, end)], name, { type: "text/plain" }));
+    const part = text.slice(start, end);
+    const why = refusal(name, numBytes(part));
+    if (why) { toast(why); break; }
+    files.push({ name, size: numBytes(part), said: "", text: part });
     start = end;
   }
-  for (const part of parts) hold(part);
+  showChips();
   return true;
 }
 
@@ -210,7 +202,7 @@ function submitBox() {
 }
 
 onNews("taken_back", ({ text, files: before }) => {
-  files = [...before, ...files];
+  files = [...before.map((one) => ({ ...one, size: numBytes(one.text) })), ...files];
   showChips();
   setMessage([text, messageBox()?.value].filter(Boolean).join("\n\n"));
   messageBox()?.focus();
@@ -229,7 +221,7 @@ function gaugeSoon() {
   clearTimeout(gaugeTimer);
   gaugeTimer = setTimeout(() => {
     const text = messageBox()?.value ?? "";
-    command({ do: "gauge", text, files: files.filter((one) => one.data !== null).map(({ name, data }) => ({ name, data })) });
+    command({ do: "gauge", text, files: files.filter((one) => one.text !== null).map(sentOf) });
   }, GAUGE_MS + 4 * files.reduce((sum, file) => sum + file.size, 0) / 4096);
 }
 

@@ -172,16 +172,6 @@ export function setMessage(text) {
   box.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
-export async function asBase64(blob) {
-  const url = await new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(blob);
-  });
-  return url.slice(url.indexOf(",") + 1);
-}
-
 // The size of a file, as file_size in messages.py says it.
 export function inWords(numBytes) {
   if (numBytes < 1000) return `${numBytes} byte${numBytes === 1 ? "" : "s"}`;

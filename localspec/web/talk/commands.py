@@ -10,7 +10,6 @@ Not here: sending and following a turn (handlers), how clicks become commands (s
 from __future__ import annotations
 
 import asyncio
-import base64
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -97,7 +96,7 @@ class Command:
             return wanted, {}
         elif name == "takeback" and handle is not None:
             text, files = parted(self.service.take_back(handle, self._number("message")))
-            back = {"text": text, "files": [*map(_file, files)]}
+            back = {"text": text, "files": [{"name": name, "text": file} for name, file in files]}
             return (handle if self.service.messages(handle) else None), {"taken_back": back}
         elif name == "delete":
             news = self._delete()
@@ -209,7 +208,7 @@ class Command:
             settings = self.handlers.settled(handle, self.form, Extras())
             await asyncio.to_thread(edit, handle, message.message_id or 0, text, settings)
             return await self.handlers.open(self.page, handle)
-        files = tuple(Attachment(*one) for one in _encoded(parted(message.text)[1]))
+        files = tuple(Attachment(*one) for one in parted(message.text)[1])
         decided = replace(Extras.from_data(self.asked), files=files, edits=message.message_id)
         sent = await self.handlers.send(self.page, handle, text, self.form, decided)
         is_sent = sent.signal is not None and "sent" in sent.signal
@@ -295,13 +294,3 @@ class Command:
         if isinstance(value, bool) or not isinstance(value, int):
             raise RequestError("The page asked for something that is not there. Reload it.")
         return value
-
-
-def _encoded(files: list[tuple[str, str]]) -> list[tuple[str, bytes]]:
-    return [(name, text.encode("utf-8", "replace")) for name, text in files]
-
-
-def _file(file: tuple[str, str]) -> dict[str, Any]:
-    """A file as static/compose.js holds it."""
-    data = file[1].encode("utf-8", "replace")
-    return {"name": file[0], "size": len(data), "data": base64.b64encode(data).decode()}

@@ -11,8 +11,6 @@ the dialog (static/chat.js).
 
 from __future__ import annotations
 
-import base64
-import binascii
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,13 +62,12 @@ class Extras:
 
 
 def _file(data: dict[str, Any]) -> Attachment:
-    if data["data"] is None:
-        raise RequestError(f"{data['name']} is still being read. Send again in a moment.")
-    try:
-        content = base64.b64decode(data["data"], validate=True)
-    except binascii.Error as error:
-        raise ValueError("not base64") from error
-    return Attachment(str(data["name"]), content)
+    name, text = str(data["name"]), data["text"]
+    if text is None:
+        raise RequestError(f"{name} is still being read. Send again in a moment.")
+    if not isinstance(text, str):
+        raise TypeError("no text")
+    return Attachment(name, text)
 
 
 def _count(value: object) -> int | None:
@@ -116,8 +113,8 @@ def fitting(
 
     def fits(num_left_out: int) -> bool:
         fewer = replace(settings, num_left_out=num_left_out)
-        figures = counted(service, handle, text, fewer)
-        return figures is not None and figures["used"] + figures["reply"] <= figures["context"]
+        usage = service.context_usage(handle, text, fewer)
+        return usage is not None and not usage.is_over
 
     roles = [one.role for one in service.messages(handle)] + ["user"] * bool(text)
     return fewest_left_out(roles, fits)

@@ -204,7 +204,7 @@ def test_who_names_new_chats_is_asked_and_set(tmp_path: Path) -> None:
 def test_the_gauge_says_what_is_wrong_with_a_file(handlers: Handlers) -> None:
     counted = answer(handlers, None, do="gauge", text="hello").signal
     assert counted is not None and counted["gauge"]["context"] == 4096
-    file = {"name": "x.png", "data": "/////w=="}
+    file = {"name": "x.png", "text": "a\0b"}
     bad = answer(handlers, None, do="gauge", text="", files=[file]).signal
     assert bad is not None and "x.png is not a text" in bad["gauge"]["problem"]
 
@@ -251,7 +251,16 @@ def test_a_move_that_makes_no_sense_leaves_the_page(
     assert move(handlers, handle, do="open", handle="../../x").handle is None
 
 
-@pytest.mark.parametrize("written", ["{", "[1]", '{"files": [1]}', '{"files": [{"name": "x"}]}'])
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{",
+        "[1]",
+        '{"files": [1]}',
+        '{"files": [{"name": "x"}]}',
+        '{"files": [{"name": "x", "text": 5}]}',
+    ],
+)
 def test_files_that_did_not_arrive_whole_are_refused(written: str) -> None:
     with pytest.raises(Exception, match=NOT_WHOLE[:30]):
         Extras.of(written)

@@ -108,7 +108,7 @@ def test_an_error_is_shown_as_text() -> None:
 
 
 def test_attached_files_are_chips_and_come_back_whole() -> None:
-    files = [Attachment("a.py", b"x = '```'\n"), Attachment("<b>.md", "# ü".encode())]
+    files = [Attachment("a.py", "x = '```'\n"), Attachment("<b>.md", "# ü")]
     text = with_attachments("look at this", files)
     assert parted(text) == ("look at this", [("a.py", "x = '```'"), ("<b>.md", "# ü")])
     shown = chat_messages([person(text)], {}, False)[0]["content"]
@@ -118,7 +118,7 @@ def test_attached_files_are_chips_and_come_back_whole() -> None:
 
 def test_half_a_character_never_reaches_the_page() -> None:
     """No answer of Gradio's can carry it, so one such message kept the whole chat shut."""
-    file = with_attachments("a", [Attachment("x.txt", b"y")]).replace("x.txt", "x\ud83d.txt")
+    file = with_attachments("a", [Attachment("x.txt", "y")]).replace("x.txt", "x\ud83d.txt")
     said = replace(person("cut \ud83d"), error=None), person(file), reply("error", "b\udc00")
     shown = chat_messages([replace(one, error="c\ud83d") for one in said], {}, False)
     assert "cut \ufffd" in json.dumps(shown, ensure_ascii=False)
