@@ -54,6 +54,9 @@ def test_check_10_regenerate_edit_and_switch_keep_every_branch(page: Visit, site
     page.page.locator("#ls-chat .user-row").first.hover()
     page.page.locator("#ls-chat .user-row a.ls-edit").first.click()
     assert page.page.input_value(".ls-editor textarea") == "echo one"
+    following = page.page.locator("#ls-written .ls-edited ~ .message-row")
+    shown = [one.evaluate("(row) => getComputedStyle(row).opacity") for one in following.all()]
+    assert shown == ["0.4"] * 3, "what follows is dimmed"
     page.page.fill(".ls-editor textarea", "echo another one")
     page.page.keyboard.press("Enter")
     edited = reply_after(site, again)

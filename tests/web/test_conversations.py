@@ -56,6 +56,12 @@ def test_the_list_renames_pins_finds_deletes_and_undoes(page: Visit, site: Site)
     assert "bees" not in page.text("#ls-history")
     page.page.fill("#ls-search", "")
     page.wait_for("bees", "#ls-history")
+    menu(page, "about bees", "When the context is full")
+    page.page.locator("dialog[open]").get_by_role("button", name="Drop the oldest").click()
+    menu(page, "about bees", "When the context is full")
+    now = page.page.locator("dialog[open] .ls-main")
+    assert now.inner_text() == "Drop the oldest (now)"
+    now.press("Escape")
     menu(page, "about bees", "Delete")
     page.page.wait_for_function(
         "!document.querySelector('#ls-history').innerText.includes('bees')", timeout=WAIT_MS
@@ -280,6 +286,32 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(
     page.page.wait_for_selector("#ls-theme[title='Theme: light']")
     assert not page.page.evaluate(is_dark)
     page.page.evaluate("localStorage.clear()")  # other tests open their pages in this browser
+
+
+RICH = """echo this:
+
+| City | Inhabitants | Share |
+|:--|--:|:-:|
+| Lima | 10,092,000 | 62 % |
+
+```python
+print("hello")
+```
+
+```
+of no language
+```"""
+ALIGNED = """() => [...document.querySelectorAll('#ls-written .bot td')]
+  .map((cell) => getComputedStyle(cell).textAlign)"""
+LANGUAGES = """() => [...document.querySelectorAll('#ls-written .bot pre')]
+  .map((block) => getComputedStyle(block, '::before').content)"""
+
+
+def test_columns_stand_as_they_were_meant_and_code_says_its_language(page: Visit) -> None:
+    ask(page, RICH, 1)
+    page.page.locator("#ls-written .bot pre").nth(1).wait_for()
+    assert page.page.evaluate(ALIGNED) == ["left", "right", "center"]
+    assert page.page.evaluate(LANGUAGES) == ['"python"', "none"]
 
 
 def test_mathematics_is_set_and_an_amount_is_not(page: Visit) -> None:

@@ -216,6 +216,39 @@ def test_the_button_of_the_settings_keeps_its_place_on_a_phone(narrow: Visit) ->
     button.click()
 
 
+OUT_OF_SIGHT = """() => [...document.querySelectorAll('#ls-strip *, #ls-tabs [role=tab], '
+    + '#ls-compose *, #ls-chat .ls-footer *, .toggle-button, #ls-settings.open :is(input, select)')]
+  .filter((one) => one.checkVisibility() && one.offsetWidth)
+  .map((one) => [one.id || one.className || one.tagName, one.getBoundingClientRect()])
+  .filter(([, box]) => box.left < 0 || box.right > innerWidth).map(([name]) => name)"""
+
+
+def test_the_page_is_used_at_twice_its_size(page: Visit, site: Site) -> None:
+    """As a window of 1280 x 800 is at 200 %."""
+    screen = page.page.context.new_cdp_session(page.page)
+    size = {"width": 640, "height": 400, "deviceScaleFactor": 2, "mobile": False}
+    screen.send("Emulation.setDeviceMetricsOverride", size)
+    page.page.locator("#ls-side.open").wait_for(state="detached")
+    assert page.page.evaluate("[innerWidth, devicePixelRatio]") == [640, 2]
+    ask(page, "at twice the size")
+    assert page.page.evaluate(OUT_OF_SIGHT) == []
+    assert page.page.evaluate("document.querySelector('#ls-chat').clientHeight / innerHeight") > 0.4
+    page.page.locator("#ls-chat a.ls-tokens").click()
+    page.page.locator("#ls-token-view .ls-tv-close").click(timeout=WAIT_MS)
+    page.page.get_by_role("button", name="How fast, and why").click()
+    page.page.locator("#ls-why-close").click()
+    page.page.get_by_role("button", name="Open settings").click()
+    page.page.get_by_label("Temperature").first.scroll_into_view_if_needed()
+    assert page.page.evaluate(OUT_OF_SIGHT) == []
+    page.page.get_by_role("button", name="Close settings").click()
+    for tab in ("Models", "Race", "Stats", "Chat"):
+        page.page.get_by_role("tab", name=tab, exact=True).first.click()
+        assert page.page.evaluate("document.documentElement.scrollWidth") <= 640, tab
+    screen.send("Emulation.clearDeviceMetricsOverride")
+    page.page.set_viewport_size(VIEWPORT)
+    page.page.locator("#ls-side.open").wait_for()
+
+
 def test_the_line_is_one_line_and_no_label_is_cut(page: Visit, site: Site) -> None:
     ask(page, "steady: hello")
     page.wait_for("% of guesses right", "#ls-guesses")
