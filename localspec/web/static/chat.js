@@ -164,20 +164,25 @@ function calm(column) {
     for (const act of column.querySelectorAll("a.ls-act:not([role])")) act.setAttribute("role", "button");
   };
   quiet();
-  new MutationObserver(quiet).observe(column, { childList: true, subtree: true });
+  let frame = 0; // once before each is drawn, however often the column changed
+  new MutationObserver(() => { frame ||= requestAnimationFrame(() => { frame = 0; quiet(); }); })
+    .observe(column, { childList: true, subtree: true });
   column.tabIndex = 0;
   column.setAttribute("role", "region");
   column.setAttribute("aria-label", "Conversation");
 }
 
-// What scrolls sideways must be reached by keyboard too.
+// What scrolls sideways must be reached by keyboard too. What is out of sight is not laid out, and is
+// measured when it comes into sight.
+const sideways = new ResizeObserver((entries) => {
+  const isWide = entries.map(({ target }) => target.scrollWidth > target.clientWidth);
+  entries.forEach(({ target }, place) => { target.tabIndex = isWide[place] ? 0 : -1; });
+});
 const reachCode = () => setTimeout(() => {
-  for (const block of document.querySelectorAll("#ls-written :is(pre, table)"))
-    block.tabIndex = block.scrollWidth > block.clientWidth ? 0 : -1;
+  for (const block of document.querySelectorAll("#ls-written :is(pre, table)")) sideways.observe(block);
 }, 500);
 onNews("announce", reachCode);
 onNews("moved", reachCode);
-window.addEventListener("resize", reachCode);
 
 // Nothing is cut unless the person says so here.
 onNews("overflow", async (news) => {
