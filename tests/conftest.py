@@ -38,8 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
     """Counts of this test's cases, which are checked at its end."""
-    first, step = map(int, request.config.getoption("--part").split("/"))
-    made = Tally(request.config.getoption("--endurance"), (first, step))
+    number, num_parts = map(int, request.config.getoption("--part").split("/"))
+    made = Tally(request.config.getoption("--endurance"), (number, num_parts))
     yield made
     request.node.user_properties.append((PROPERTY, made.told))
     made.check()

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 @dataclass
 class Tally:
-    """is_whole: all cases are tried. part: (k, n) tries every n-th of the cases of `some` from the
-    k-th on, so that what takes hours can be done in pieces. figures: what was measured, for the
+    """is_whole: all cases are tried. part: (k, n) tries the k-th of n parts of the cases of
+    `some`, so that what takes hours can be done in pieces. figures: what was measured, for the
     report."""
 
     is_whole: bool
@@ -37,8 +37,9 @@ class Tally:
     def some(self, cases: Sequence[T], quick: int) -> Sequence[T]:
         """All of the cases, of this part; in the suite so many of them, spread evenly."""
         if self.is_whole:
-            first, step = self.part
-            return cases[first - 1 :: step]
+            number, num_parts = self.part
+            ends = [len(cases) * each // num_parts for each in (number - 1, number)]
+            return cases[slice(*ends)]
         spread = max(1.0, len(cases) / quick)
         return [cases[int(place * spread)] for place in range(min(quick, len(cases)))]
 
