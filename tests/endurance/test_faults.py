@@ -1,16 +1,21 @@
 """A fault at every call of a session: of memory, of the model, of SQLite, of the disk, of the
-engine's process. Nothing that was taken or shown is lost, and the next turn works."""
+engine's process and of the app's. Nothing that was taken or shown is lost, and the next turn
+works."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +28,14 @@ from localspec.backend import Backend, Chunk, Request
 from localspec.chat import template
 from localspec.chat.backend_lifecycle import Opener
 from localspec.chat.local import LocalBackend
+from localspec.chat.service import ChatService, ReplySettings
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
+from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
 from tests.endurance.copies import in_a_copy
-from tests.endurance.session import Fault, play
+from tests.endurance.session import EDITED, TURNS, WAIT_S, Fault, play, quick_fake
+from tests.fakes import session_info
 from tests.remote.engines import forked_quickly, opening
 from tests.tally import Tally
 
@@ -93,6 +101,78 @@ def test_a_fault_of_sqlite_at_any_statement_loses_nothing(
             tempfile.TemporaryDirectory(dir=tmp_path) as folder,
         ):
             play(Path(folder), fault)
+
+
+class Kill(Fault):
+    """Ends this process at a call."""
+
+    def strike(self) -> None:
+        self.num_calls += 1
+        if self.num_calls == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _converse(path: Path, taken: Connection | None = None) -> None:
+    """Two turns, one edited, a title, a copy. taken: told of each message that was taken."""
+    store = Store.open(path)
+    service = ChatService(store, session_info, quick_fake)
+    service.start()
+    handle, asked = None, [*TURNS[:2], EDITED]
+    for text in asked:
+        if text == EDITED:
+            first = service.messages(handle)[0].message_id
+            reply = service.edit(handle or 0, first or 0, text, ReplySettings())
+        else:
+            reply = service.submit(handle, text, ReplySettings())
+        assert reply is not None
+        if taken is not None:
+            taken.send(text)
+        assert reply.done.wait(WAIT_S) and service.flush()
+        handle = reply.handle
+    service.rename(handle or 0, "another title")
+    service.copy(handle or 0)
+    service.close()
+    store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and SIGKILL")
+def test_an_app_killed_at_any_statement_loses_nothing(
+    tmp_path: Path, watch_sqlite: Callable[[Fault], None], tally: Tally
+) -> None:
+    forked = multiprocessing.get_context("fork")
+    counted = Fault(never, at=10**9)
+    watch_sqlite(counted)
+    _converse(tmp_path / "whole.db")
+    tally.figures.append(f"{counted.num_calls} statements")
+    for at in tally.some(range(1, counted.num_calls + 1), quick=6):
+        watch_sqlite(Kill(never, at))
+        path = tmp_path / f"{at}.db"
+        near, far = forked.Pipe(duplex=False)
+        process = forked.Process(target=_converse, args=(path, far))
+        process.start()
+        far.close()
+        taken = set[str]()
+        with closing(near), suppress(EOFError):
+            while True:
+                taken.add(near.recv())
+        process.join()
+        watch_sqlite(Fault(never))
+        with tally.case(f"killed at statement {at}"):
+            assert process.exitcode == -signal.SIGKILL
+            _check_killed(path, taken)
+
+
+def _check_killed(path: Path, taken: set[str]) -> None:
+    with closing(Store.open(path)) as store:
+        store.tidy()
+        assert store.notices == (), store.notices
+        found = [m for each in store.conversations() for m in store.messages(each.id)]
+        assert taken <= {message.text for message in found}, f"{taken} were taken"
+        assert "draft" not in {message.state for message in found}
+    with closing(sqlite3.connect(path)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    _converse(path)
 
 
 # a disk that fills up
