@@ -110,20 +110,25 @@ def _arm(name: str, others: Mapping[str, OtherArm]) -> Arm:
     return Arm(name, drafter, int(length), other is not None)
 
 
-def refusals(
-    arms: Sequence[Arm], statuses: Sequence[DrafterStatus], others: Collection[str] = ()
-) -> dict[str, str]:
+def require_known(arms: Sequence[Arm], others: Collection[str] = ()) -> None:
+    """Raises ConfigError for what nothing is called, before anything is loaded."""
+    known = (OFF, AUTO, *REGISTRY, *others)
+    for arm in arms:
+        if arm.drafter not in known:
+            raise ConfigError(
+                f"There is no arm called {arm.name!r}. Choose from: {', '.join(known)}."
+            )
+
+
+def refusals(arms: Sequence[Arm], statuses: Sequence[DrafterStatus]) -> dict[str, str]:
     """Arms that cannot run here, each with the reason; other engines are asked when they are
-    opened. Raises ConfigError for an unknown name."""
+    opened."""
     known = {status.name: status for status in statuses}
     refused = dict[str, str]()
     for arm in arms:
         if arm.drafter in (OFF, AUTO) or arm.is_other_engine:
             continue
         status = known.get(arm.drafter)
-        if status is None and arm.drafter not in REGISTRY:
-            names = ", ".join(dict.fromkeys((OFF, AUTO, *REGISTRY, *known, *others)))
-            raise ConfigError(f"There is no arm called {arm.name!r}. Choose from: {names}.")
         if status is None:
             refused[arm.name] = f"this version has no drafter called {arm.drafter}."
         elif not status.is_available:

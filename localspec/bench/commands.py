@@ -139,6 +139,8 @@ def bench(
 def _arms(named: str | None, drafter: str | None) -> tuple[str, ...] | None:
     """Those that were asked for, None: the suite's. Raises ConfigError."""
     if drafter is not None:
+        if named is not None:
+            raise ConfigError("--drafter and --arms both name what to compare. Leave one out.")
         return ("off", drafter)
     arms = None if named is None else listed(named)
     if arms == ():

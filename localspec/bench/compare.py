@@ -16,7 +16,15 @@ from typing import Any
 
 import torch
 
-from localspec.bench.arms import Arm, OtherEngines, Report, parse_arms, refusals, rotated
+from localspec.bench.arms import (
+    Arm,
+    OtherEngines,
+    Report,
+    parse_arms,
+    refusals,
+    require_known,
+    rotated,
+)
 from localspec.bench.cases import (
     OWN_PROMPTS,
     Case,
@@ -64,7 +72,8 @@ def run_bench(
 ) -> dict[str, Any]:
     """Load what `options` ask for, compare, and measure what is measured apart. out: where the
     result is written while it grows. Raises LocalspecError."""
-    parse_arms(settings.arms, others.arms if others else None)  # typing errors before loading
+    engines = others.arms if others else {}
+    require_known(parse_arms(settings.arms, engines), engines)
     prompts = load_prompts(settings.prompts or OWN_PROMPTS, settings.num_read)
     bench = open_bench_engine(options, settings.home, report)
     result = compare(bench, prompts, settings, report, others, out)
@@ -92,7 +101,7 @@ def compare(
     """All arms over the first `limit` prompts on a loaded engine; the result as JSON data. Arms
     learn from the other prompts, or from the same where there are none."""
     arms = parse_arms(settings.arms, others.arms if others else None)
-    refused = refusals(arms, bench.statuses, others.arms if others else ())
+    refused = refusals(arms, bench.statuses)
     limits = bench.render, settings.max_tokens, bench.context_length
     num_measured = len(prompts) if settings.limit is None else settings.limit
     cases, skipped = fitting_cases(prompts[:num_measured], *limits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localspec.backend import DrafterStatus
-from localspec.bench.arms import Arm, OtherArm, parse_arms, refusals, rotated
+from localspec.bench.arms import Arm, OtherArm, parse_arms, refusals, require_known, rotated
 from localspec.errors import ConfigError
 
 OTHERS = {
@@ -89,8 +89,8 @@ def test_a_known_drafter_that_this_version_lacks_is_a_reason_and_not_an_error() 
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_names() -> None:
-    with pytest.raises(ConfigError, match=r"ngramm.*vllm_draft"):
-        refusals(parse_arms(("ngramm",)), READY, OTHERS)
+    with pytest.raises(ConfigError, match=r"'ngramm'\. Choose from: off, auto, ngram.*vllm_draft"):
+        require_known(parse_arms(("vllm", "ngramm"), OTHERS), OTHERS)
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 6])

@@ -131,6 +131,11 @@ def test_one_drafter_is_compared_with_off(asked: list[Any]) -> None:
     assert settings.arms == ("off", "ngram") and options.model == "x"
 
 
+def test_a_drafter_beside_arms_is_refused(asked: list[Any]) -> None:
+    ended = run("--drafter", "ngram", "--arms", "off,auto")
+    assert isinstance(ended.exception, ConfigError) and asked == []
+
+
 def test_the_json_goes_to_the_last_line_and_compactly_to_a_file(
     asked: list[Any], tmp_path: Path
 ) -> None:

@@ -369,3 +369,12 @@ def test_ctrl_c_closes_every_engine(bench: BenchEngine, tmp_path: Path) -> None:
     engine = Counting()
     result = compare_others(bench, engine, tmp_path, stop)
     assert "stopped by hand" in str(result["ending"]) and engine.is_closed
+
+
+def test_an_unknown_arm_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opener = "localspec.bench.compare.open_bench_engine"
+    monkeypatch.setattr(opener, lambda *_: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match="no arm called 'draft_modl'"):
+        run_bench(LoadOptions(), settings(arms=("off", "draft_modl")), silent)
