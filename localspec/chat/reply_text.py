@@ -69,6 +69,8 @@ def start_of(template: ChatTemplate, request: Request, context_length: int) -> S
     has_thought, limit = template.has_begun_thought(prompt), template.thought_limit
     if request.continues:
         return _continued(template, request, prompt, has_thought)
+    if template.is_raw:
+        return _going_on(template, prompt)
     if has_thought and request.thinks is False and limit is not None:
         return Start((*prompt, *limit.closing))
     return Start(prompt, has_thought=has_thought)
@@ -78,6 +80,10 @@ def _raw_start(template: ChatTemplate, text: str) -> Start:
     prompt = tuple(template.encode_prompt(text))
     if not prompt:
         raise RequestError("The prompt is empty, so there is nothing to continue. Write a text.")
+    return _going_on(template, prompt)
+
+
+def _going_on(template: ChatTemplate, prompt: tuple[int, ...]) -> Start:
     lead = prompt[-LEAD:]
     return Start(prompt, spelled=template.spelled(lead), lead=lead)
 
@@ -87,14 +93,17 @@ def _continued(
 ) -> Start:
     reply = request.messages[-1]
     assert reply.role == "assistant", "only a reply can be continued"
-    found = _spelling(template, reply, request.begun_tokens, has_thought)
+    lead = prompt[-LEAD:] if template.is_raw else ()
+    found = _spelling(template, reply, request.begun_tokens, has_thought, lead)
     source: Literal["tokens", "text"] = "tokens"
     if found is None:
         begun = tuple(template.encode_reply(reply.content, reply.thinking, has_thought))
         found, source = (begun, template.spelled(begun)), "text"
     begun, spelled = found
+    if lead:
+        lead, spelled = (*lead, *begun), template.spelled(lead) + spelled
     return Start(
-        (*prompt, *begun), begun, reply.content, source, reply.thinking, spelled, has_thought
+        (*prompt, *begun), begun, reply.content, source, reply.thinking, spelled, has_thought, lead
     )
 
 
@@ -105,13 +114,17 @@ def predicted(template: ChatTemplate, start: Start, text: str) -> tuple[int, ...
 
 
 def _spelling(
-    template: ChatTemplate, reply: Message, tokens: tuple[int, ...], has_thought: bool
+    template: ChatTemplate,
+    reply: Message,
+    tokens: tuple[int, ...],
+    has_thought: bool,
+    lead: tuple[int, ...],
 ) -> tuple[tuple[int, ...], str] | None:
     """The longest prefix of these ids that spells the reply and at most half a character more, and
     what it spells without that; None where there is none."""
     wanted = reply.thinking + reply.content
     for num in range(len(tokens), max(0, len(tokens) - MAX_CUT_TOKENS - 1), -1):
-        spelled = template.spelled(tokens[:num])
+        spelled = template.spelled((*lead, *tokens[:num]))[len(template.spelled(lead)) :]
         thought, answer, _ = divided(spelled, template.marks, has_thought, has_ended=True)
         whole = thought + answer
         if not whole.startswith(wanted) or whole[len(wanted) :].strip(REPLACEMENT):

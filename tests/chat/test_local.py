@@ -43,7 +43,7 @@ class _Template:
     """One token for each character; the end of text is token 0."""
 
     end_ids = frozenset({END})
-    thinks = False
+    thinks = is_raw = False
     marks = None
     thought_limit = None
     num_mark_tokens = 0

@@ -130,10 +130,16 @@ def test_a_text_that_goes_on_keeps_the_space_before_its_first_new_word() -> None
     core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     core.pre_tokenizer, core.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     template = ChatTemplate(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"))
-    start = start_of(template, Request((Message("user", "Once"),), is_raw=True), 512)
-    assert (start.prompt, template.decode((2, 3))) == ((1,), "upon a")
-    text = ReplyText(template.detokenizer(), (), start, None)
-    assert (text.push((2,)).text, text.push((3,)).text) == (" upon", " a")
+    asked = (Message("user", "Once"),)
+    for is_raw in (True, False):  # a model without a chat format goes on with its conversation too
+        start = start_of(template, Request(asked, is_raw=is_raw), 512)
+        assert (start.prompt, template.decode((2, 3))) == ((1,), "upon a")
+        text = ReplyText(template.detokenizer(), (), start, None)
+        assert (text.push((2,)).text, text.push((3,)).text) == (" upon", " a")
+    begun = (*asked, Message("assistant", " upon"))
+    start = start_of(template, Request(begun, continues=True, begun_tokens=(2,)), 512)
+    assert (start.prompt, start.source) == ((1, 2), "tokens")
+    assert ReplyText(template.detokenizer(), (), start, None).push((3,)).text == " a"
 
 
 def test_pieces_joined_are_the_text_though_a_character_spans_tokens() -> None:
