@@ -220,7 +220,7 @@ class Allocator:
     def __init__(self) -> None:
         self._segments: list[list[tuple[int, bool]]] = []  # blocks in order: bytes, whether in use
         self._where: dict[int, tuple[list[tuple[int, bool]], int]] = {}
-        self.reserved = self.most_reserved = self.used = 0
+        self.reserved = self.most_reserved = self.used = self.most_used = 0
 
     def take(self, key: int, num_bytes: int) -> None:
         size = max(512, -(-num_bytes // 512) * 512)
@@ -236,6 +236,7 @@ class Allocator:
         segment[place : place + 1] = parts
         self._where[key] = (segment, sum(held for held, _ in segment[:place]))
         self.used += parts[0][0]
+        self.most_used = max(self.most_used, self.used)
 
     def give(self, key: int) -> None:
         segment, start = self._where.pop(key)

@@ -28,6 +28,7 @@ from localspec.forward.from_transformers import take_over
 from localspec.forward.graphs import CapturedDecoder, Work, shapes
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
+from localspec.machine.plans import CUBLAS_WORKSPACE_BYTES, Arrangement, Room, bytes_of
 from localspec.machine.shapes import shape_from_config
 from tests.drafters.foreign_tiny import foreign_to
 from tests.drafters.random_heads import KINDS as HEAD_KINDS
@@ -300,6 +301,28 @@ def test_the_plan_counts_what_loading_allocates() -> None:
             held.append(take_over(module, cache, is_emptied=True))
             counted += sum(shape.loaded_bytes("bf16", "bf16", context, "cuda"))
         assert abs(memory.used - counted) < 0.05 * counted
+
+
+@pytest.mark.parametrize("context", [8192, 131072])
+def test_the_plan_counts_what_reading_a_prompt_takes(context: int) -> None:
+    """Of a long one the mask is the most."""
+    config = Qwen3Config(
+        num_hidden_layers=1, num_key_value_heads=8, head_dim=128, vocab_size=64,
+        max_position_embeddings=context, **QWEN3_8B,
+    )  # fmt: skip
+    with torch.device("meta"):
+        module = Qwen3ForCausalLM(config)
+    room = Room("cuda", 24 * 2**30)
+    shape = shape_from_config(config.to_dict(), "a model")
+    planned = bytes_of(Arrangement(shape, "bf16", context), room).activations
+    planned -= CUBLAS_WORKSPACE_BYTES
+    with fake_card(), memory_of_card() as memory:
+        fake_module(module, DTYPE)
+        decoder = take_over(module, KVCache(kv_shape(config, context), DTYPE, CUDA), True)
+        decoder.cache.tokens.extend([0] * (context - PREFILL_CHUNK))
+        held = memory.most_used = memory.used
+        decoder.forward(range(PREFILL_CHUNK), num_logits=1)
+        assert 0.8 * planned < memory.most_used - held < 1.2 * planned
 
 
 def test_the_path_over_transformers_uploads_without_a_wait_too() -> None:

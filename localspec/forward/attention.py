@@ -230,9 +230,14 @@ def _table_rows(
 # -- fused, of plain keys -------------------------------------------------------------------
 
 
+MOST_GROUPED = 16  # rows
+
+
 def grouped_mask(mask: torch.Tensor | None, groups: int) -> torch.Tensor | None:
-    """The mask of all query heads of one key head: [1, 1, n, m] -> [1, 1, groups * n, m]."""
-    return None if mask is None else mask.repeat(1, 1, groups, 1)
+    """The mask of all query heads of one key head: [1, 1, n, m] -> [1, 1, groups * n, m]. Of more
+    than MOST_GROUPED rows it stays as it is: of a long prompt it is the largest tensor there is."""
+    is_apart = mask is not None and mask.shape[2] > MOST_GROUPED and mask.device.type != "mps"
+    return mask if mask is None or is_apart else mask.repeat(1, 1, groups, 1)
 
 
 SHORTEST_PART = 256  # keys; fewer are not worth a merge
@@ -274,7 +279,14 @@ def grouped_attention(
     """queries [n, heads, head_dim], keys and values [1, kv_heads, m, head_dim], mask as
     `grouped_mask` gives it -> [n, heads * head_dim] in the precision of the queries."""
     rows = _by_key_head(queries, keys)
-    return _by_row(F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask), queries)
+    kv_heads, num_rows = rows.shape[1], queries.shape[0]
+    if mask is None or mask.shape[2] == rows.shape[2]:
+        seen = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
+    else:  # the query heads of a key head as sequences over the same keys
+        apart = rows.view(kv_heads, -1, num_rows, rows.shape[3]).transpose(0, 1)
+        keys, values = (part.expand(apart.shape[0], -1, -1, -1) for part in (keys, values))
+        seen = F.scaled_dot_product_attention(apart, keys, values, attn_mask=mask).transpose(0, 1)
+    return _by_row(seen, queries)
 
 
 def split_attention(
@@ -341,7 +353,8 @@ def _by_key_head(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def _by_row(seen: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
-    """[1, kv_heads, groups * n, head_dim] -> [n, heads * head_dim] in the queries' precision."""
+    """[1, kv_heads, groups * n, head_dim], or with the groups apart, -> [n, heads * head_dim] in
+    the queries' precision."""
     num_rows, heads, head_dim = queries.shape
-    out = seen.view(seen.shape[1], -1, num_rows, head_dim).permute(2, 0, 1, 3)
+    out = seen.reshape(-1, heads, num_rows, head_dim)[0].transpose(0, 1)
     return out.reshape(num_rows, heads * head_dim).to(queries.dtype)

@@ -55,8 +55,8 @@ def additive_mask(
     own a token sees, None for all. None for one token that sees all."""
     if num_tokens == 1 and (window is None or start < window):
         return None
-    seen = visible_mask(num_tokens, parents, start, device, window)
-    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+    hidden = visible_mask(num_tokens, parents, start, device, window).logical_not_()
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
 def visible_mask(

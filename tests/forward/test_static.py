@@ -9,9 +9,17 @@ import pytest
 import torch
 
 from localspec.forward import attention
-from localspec.forward.attention import can_split, parts_of, split_attention
+from localspec.forward.attention import (
+    MOST_GROUPED,
+    can_split,
+    grouped_attention,
+    grouped_mask,
+    parts_of,
+    split_attention,
+)
 from localspec.forward.decoder import Decoder
 from localspec.forward.static import StaticForward, Window, undisturbed
+from localspec.forward.tree import additive_mask
 from tests.forward.test_decoder import SETTINGS, assert_close, small
 from tests.tiny import CPU, with_plain_cache
 
@@ -220,3 +228,14 @@ def test_the_kernels_of_parts_are_tried_before_they_are_used(
 
     monkeypatch.setattr(attention, "split_attention", doubled)
     assert not can_split(torch.float32, CPU)
+
+
+def test_many_rows_see_the_same_without_a_mask_for_each_query_head() -> None:
+    generator = torch.Generator().manual_seed(0)
+    size, start = MOST_GROUPED + 4, 7
+    queries = torch.randn(size, 6, 16, generator=generator)
+    keys, values = torch.randn(2, 1, 2, start + size, 16, generator=generator)
+    mask = additive_mask(size, None, start, torch.float32, CPU)
+    assert mask is not None and grouped_mask(mask, 3) is mask
+    wanted = grouped_attention(queries, keys, values, mask.repeat(1, 1, 3, 1))
+    assert torch.allclose(grouped_attention(queries, keys, values, mask), wanted, atol=1e-6)
