@@ -308,7 +308,6 @@ class Step:
     context_length: int
     is_probe: bool = False
     signal: Hashable = None
-    confidences: tuple[float, ...] | None = None
     num_lenient_tokens: int = 0  # of the accepted: what exact checking would have refused
     policy_ms: float = 0.0
     plain_ms: float | None = None

@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec import core
-from localspec.core import DraftPlan, Outcome, Policy, SamplingParams, Step
+from localspec.core import DraftPlan, Outcome, Policy, Proposal, SamplingParams, Step
 from localspec.engine.engine import Engine
 from localspec.engine.noise import GumbelNoise
 from localspec.forward import nf4
@@ -205,6 +205,7 @@ class Plans:
     def __init__(self, *plans: tuple[str, int]) -> None:
         self._plans = plans
         self.steps: list[Step] = []
+        self.proposals: list[Proposal] = []
 
     def plan(self, sequence: core.Sequence) -> DraftPlan:
         drafter, length = self._plans[len(self.steps) % len(self._plans)]
@@ -212,6 +213,7 @@ class Plans:
 
     def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
         self.steps.append(outcome.step)
+        self.proposals.append(outcome.proposal)
 
 
 def play(

@@ -236,10 +236,10 @@ class Controller:
             num_nodes=step.num_draft_tokens,
             num_steps=proposal.num_draft_steps,
         )
-        if step.confidences is not None:
+        if proposal.confidences is not None:
             taken = judged(proposal, verdict)
             self.acceptance.observe_confidences(
-                step.drafter, situation.bucket, step.confidences, taken
+                step.drafter, situation.bucket, proposal.confidences, taken
             )
 
     def _shows_its_cost(self, step: Step, costs: Costs) -> bool:

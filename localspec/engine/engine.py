@@ -256,7 +256,6 @@ def _measured(
         context_length=base,
         is_probe=plan.is_probe and (bool(proposal.tokens) or plan.drafter == OFF),
         signal=plan.signal,
-        confidences=proposal.confidences,
         num_lenient_tokens=sum(place < len(kept) for place in verdict.lenient),
         policy_ms=plan_ms,
     )

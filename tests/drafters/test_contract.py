@@ -252,8 +252,8 @@ def test_draft_that_returns_nan_costs_time_only(warp: str) -> None:
     parts, policy = Parts(with_cache(module), with_cache(draft)), Plans(("draft_model", 4))
     engine = Engine(parts.target, {"draft_model": build("draft_model", parts)})
     check_same(engine, policy, warp, seed=1)
-    for step in policy.steps:
-        assert all(c == c for c in step.confidences or ()), "a confidence is not a number"
+    for proposal in policy.proposals:
+        assert all(c == c for c in proposal.confidences or ()), "a confidence is not a number"
 
 
 # -- drafters that only a test would write ----------------------------------------------------

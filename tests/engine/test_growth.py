@@ -31,7 +31,7 @@ TEXT = Sequence((1,) * 101, COLD, 100, frozenset(), torch.Generator())
 def outcome(proposal: Proposal, path: tuple[int, ...], draft_ms: float = 2.0) -> Outcome:
     step = Step(
         "tree", len(proposal.tokens), len(path), len(path) + 1, draft_ms, 11.0, 100,
-        signal="s", confidences=proposal.confidences,
+        signal="s",
     )  # fmt: skip
     return Outcome(step, proposal, Verdict(path, 1), torch.empty(0))
 

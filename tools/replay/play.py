@@ -273,7 +273,6 @@ class Game:
             context_length=context,
             is_probe=plan.is_probe and (count > 0 or plan.drafter == OFF),
             signal=plan.signal,
-            confidences=proposal.confidences,
             policy_ms=plan_ms,
         )
 
