@@ -19,6 +19,7 @@ from localspec.backend import Chunk, Message, Request
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.config import settings_for
 from localspec.core import AUTO, OFF, SamplingParams
+from localspec.engine import calibrate
 from localspec.errors import ConfigError, LocalspecError, RequestError
 from localspec.generate_command import (
     answer,
@@ -66,6 +67,13 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
     folder = tmp_path_factory.mktemp("models") / "target"
     save_model(folder, tiny_llama(vocab_size=VOCAB_SIZE))
     return LoadOptions(model=str(folder), context=256, dtype="float32")
+
+
+@pytest.fixture(autouse=True)
+def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs are measured in one round each: what they are does not matter here."""
+    monkeypatch.setattr(calibrate, "REPEATS", 1)
+    monkeypatch.setattr(calibrate, "QUICKLY_S", 0.0)
 
 
 @pytest.fixture(autouse=True)
