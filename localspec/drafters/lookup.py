@@ -7,7 +7,7 @@ amortised plus a walk of at most MAX_COUNTED links that updates the counts. In a
 one token for ever, the counts of its shortest contexts therefore stop growing.
 
 `Lookup` holds two of them. `follow` brings the index up to date with a sequence and returns its
-`Place`: a match in the sequence itself and one in the past. The match in the sequence is used
+`Matches`: a match in the sequence itself and one in the past. The match in the sequence is used
 unless the one in the past is more than HANDICAP tokens longer. Within a turn the text only grows
 and each token is indexed once, in a few microseconds. A sequence that continues differently from
 what is held is indexed anew. The past is indexed when the lookup is built, its newest
@@ -41,7 +41,7 @@ HANDICAP = 4
 MAX_PAST_TOKENS = 65_536
 PAST_CONTEXT = 64  # tokens read to find the place in the past
 
-Place = tuple[Match, Match]  # in the sequence itself, in the past
+Matches = tuple[Match, Match]  # in the sequence itself, in the past
 
 
 class Suffixes:
@@ -163,7 +163,7 @@ class Lookup:
         self._source: list[int] = []  # the list that is indexed, after what was predicted of it
         self._prediction: tuple[int, ...] = ()
         self._past_match = NOWHERE
-        self._found: tuple[int, Place] = (0, (NOWHERE, NOWHERE))
+        self._found: tuple[int, Matches] = (0, (NOWHERE, NOWHERE))
 
     def beside(self) -> Lookup:
         """The same past, for another sequence."""
@@ -175,7 +175,7 @@ class Lookup:
     def _num_indexed(self) -> int:
         return len(self._own) - len(self._prediction)
 
-    def follow(self, tokens: list[int], prediction: tuple[int, ...] = ()) -> Place:
+    def follow(self, tokens: list[int], prediction: tuple[int, ...] = ()) -> Matches:
         """The place of the end of `tokens`. The list is held and may only grow afterwards.
         prediction: a text that stands before it in the index."""
         if tokens is not self._source or prediction != self._prediction:
@@ -188,29 +188,29 @@ class Lookup:
             self._found = (length, self._followed((self._own.end(), self._past_match)))
         return self._found[1]
 
-    def after(self, place: Place, token: int) -> Place:
+    def after(self, place: Matches, token: int) -> Matches:
         """The place after one more token."""
         own, past = place
         if past[1]:  # a match that began here would be too short to be used
             past = self._past.after(past, token)
         return self._followed((self._own.after(own, token), past))
 
-    def followers(self, place: Place) -> list[Follower]:
+    def followers(self, place: Matches) -> list[Follower]:
         """What followed the match in use, the most frequent first; empty where none is in use."""
         own, past = place
         if is_own(place):
             return self._own.followers(own)
         return self._past.followers(past) if past[1] > HANDICAP else []
 
-    def shorter(self, place: Place) -> Place:
+    def shorter(self, place: Matches) -> Matches:
         """The place with the match in use replaced by the next shorter one."""
         return self._followed(self._cut(place))
 
-    def _cut(self, place: Place) -> Place:
+    def _cut(self, place: Matches) -> Matches:
         own, past = place
         return (self._own.shorter(own), past) if is_own(place) else (own, self._past.shorter(past))
 
-    def _followed(self, place: Place) -> Place:
+    def _followed(self, place: Matches) -> Matches:
         """The first place from here on whose match was followed by something, which the end of
         the text was not."""
         while True:
@@ -235,13 +235,13 @@ class Lookup:
             self._past_match = self._past.after(self._past_match, token)
 
 
-def is_own(place: Place) -> bool:
+def is_own(place: Matches) -> bool:
     """Whether the match in the sequence is in use, not the one in the past."""
     own, past = place
     return own[1] >= MIN_MATCH and own[1] >= past[1] - HANDICAP
 
 
-def length_of(place: Place) -> int:
+def length_of(place: Matches) -> int:
     """Length of the match in use, of one in the past less HANDICAP; 0 where none is in use."""
     own, past = place
     return own[1] if is_own(place) else max(0, past[1] - HANDICAP)

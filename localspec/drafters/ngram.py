@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from localspec.core import GRAMMAR, DraftPlan, Growth, Proposal, Sequence, chain
-from localspec.drafters.lookup import Lookup, Place, is_own, length_of
+from localspec.drafters.lookup import Lookup, Matches, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import TreeGrowth
 
@@ -87,7 +87,7 @@ class NgramDrafter(DrafterBase):
         return replace(found, num_steps=1) if found.tokens else found
 
 
-def best_chain(lookup: Lookup, place: Place, size: int, end_ids: frozenset[int]) -> Proposal:
+def best_chain(lookup: Lookup, place: Matches, size: int, end_ids: frozenset[int]) -> Proposal:
     """At most `size` tokens up to the end of the text, each the likeliest after those before it."""
     tokens, confidences = list[int](), list[float]()
     while len(tokens) < size and (followers := lookup.followers(place)):
@@ -102,7 +102,7 @@ def best_chain(lookup: Lookup, place: Place, size: int, end_ids: frozenset[int])
 
 
 def best_tree(
-    lookup: Lookup, place: Place, size: int, growth: Growth, end_ids: frozenset[int]
+    lookup: Lookup, place: Matches, size: int, growth: Growth, end_ids: frozenset[int]
 ) -> Proposal:
     """The nodes that are worth more than they cost, at most `size`, best first."""
     root = Continuations(lookup, place, growth.chance)
@@ -116,7 +116,7 @@ class Continuations:
     """What may follow a place, the best chance first: see tree_growth.Children. All followers of
     shorter contexts are one candidate; they are looked up when it is taken."""
 
-    def __init__(self, lookup: Lookup, place: Place, chance: Callable[[float], float]) -> None:
+    def __init__(self, lookup: Lookup, place: Matches, chance: Callable[[float], float]) -> None:
         """chance: see core.Growth."""
         self._lookup = lookup
         self._place = place

@@ -15,7 +15,7 @@ from localspec.drafters.lookup import (
     MAX_COUNTED,
     NOWHERE,
     Lookup,
-    Place,
+    Matches,
     Suffixes,
     is_own,
     length_of,
@@ -27,7 +27,7 @@ SHARED = tuple(range(100, 110))  # ten tokens that stand in the past
 
 def said(lookup: Lookup, tokens: list[int]) -> tuple[list[int], int, bool]:
     """Followers of the end, the length of its match, and whether it is the sequence's own."""
-    place: Place = lookup.follow(tokens)
+    place: Matches = lookup.follow(tokens)
     return [f[2] for f in lookup.followers(place)], length_of(place), is_own(place)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from localspec.core import DraftPlan, Growth, Proposal, SamplingParams, Sequence
 from localspec.drafters.chained import ChainedDrafter
-from localspec.drafters.lookup import HANDICAP, MIN_MATCH, Lookup, Place
+from localspec.drafters.lookup import HANDICAP, MIN_MATCH, Lookup, Matches
 from localspec.drafters.ngram import NgramDrafter, match_class
 from localspec.drafters.parts import Parts
 from tests.tiny import agreeing_draft, tiny_llama, with_cache
@@ -223,7 +223,7 @@ def test_shorter_contexts_are_asked_only_where_they_may_name_the_next_node() -> 
     class Counting(Lookup):
         num_shorter = 0
 
-        def shorter(self, place: Place) -> Place:
+        def shorter(self, place: Matches) -> Matches:
             self.num_shorter += 1
             return super().shorter(place)
 

@@ -32,7 +32,7 @@ from localspec.forward.heads.layer import (
     LayerAttend,
     LayerShape,
     Rotation,
-    Rows,
+    RowFunction,
     packed_parts,
     plain_frequencies,
 )
@@ -61,7 +61,7 @@ class HeadShape:
 class Network(ABC):
     """A head's function, over whatever computes its parts."""
 
-    def __init__(self, shape: LayerShape, parts: Mapping[str, Rows]) -> None:
+    def __init__(self, shape: LayerShape, parts: Mapping[str, RowFunction]) -> None:
         self.parts = parts
         self.layer = DecoderLayer(shape, parts)
 
@@ -101,7 +101,7 @@ class OutputHead:
     """How a head's rows become logits over the target's tokens. product: [n, d] -> [n, Vd].
     ids: [Vd], the target's id of each, None where they are the same."""
 
-    product: Rows
+    product: RowFunction
     vocab_size: int
     ids: torch.Tensor | None = None
 

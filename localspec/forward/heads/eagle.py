@@ -52,7 +52,7 @@ from localspec.forward.heads.files import (
 )
 from localspec.forward.heads.layer import (
     LayerShape,
-    Rows,
+    RowFunction,
     llama_layout,
     packed_parts,
     require_whole_context,
@@ -100,7 +100,7 @@ class ThirdNetwork(_FusedNetwork):
     def __init__(
         self,
         shape: LayerShape,
-        parts: Mapping[str, Rows],
+        parts: Mapping[str, RowFunction],
         norms_stream: bool,
         norms_output: bool,
     ) -> None:
@@ -345,7 +345,7 @@ def _embedding(table: torch.Tensor | None, target: LanguageModel) -> tuple[Embed
     return embed, table.nbytes
 
 
-def _is_targets_head(product: Rows, target: LanguageModel) -> bool:
+def _is_targets_head(product: RowFunction, target: LanguageModel) -> bool:
     """Whether it is a copy of the target's own, as in DeepSpec's files: 1.2 GB beside an 8B."""
     rows = target.embed(range(COMPARED_ROWS))
     return torch.equal(product(rows).float(), target.head(rows))

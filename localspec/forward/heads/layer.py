@@ -24,7 +24,7 @@ from localspec.forward.heads.files import HeadSettings, Shapes, TensorLayout
 from localspec.forward.norm import RootMeanSquareNorm
 from localspec.forward.weight_layout import Linear, packed
 
-Rows = Callable[[torch.Tensor], torch.Tensor]  # [..., in] -> [..., out]
+RowFunction = Callable[[torch.Tensor], torch.Tensor]  # [..., in] -> [..., out]
 # queries [..., heads, head_dim], keys and values [..., kv_heads, head_dim]
 # -> [..., heads * head_dim]
 LayerAttend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -133,7 +133,7 @@ class DecoderLayer:
     """The layer's function, over whatever computes its parts."""
 
     shape: LayerShape
-    parts: Mapping[str, Rows]
+    parts: Mapping[str, RowFunction]
 
     def __call__(
         self,
