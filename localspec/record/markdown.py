@@ -119,7 +119,7 @@ def _session_lines(session: Mapping[str, Any]) -> Iterator[str]:
     yield f"## Session {session['id']}: machine and versions"
     yield ""
     named = [name for name in session if name != "id"]
-    yield from _table(("what", "value"), ((heading(n), in_unit(n, session[n])) for n in named))
+    yield from table(("what", "value"), ((heading(n), in_unit(n, session[n])) for n in named))
 
 
 def _conversation_lines(
@@ -151,7 +151,7 @@ def _conversation_lines(
 
 def _turns_table(columns: Sequence[str], turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = ([in_unit(name, turn[name]) for name in columns] for turn in turns)
-    yield from _table([heading(name) for name in columns], rows)
+    yield from table([heading(name) for name in columns], rows)
 
 
 def _branch(messages: Sequence[StoredMessage], tip: int | None) -> list[StoredMessage]:
@@ -190,7 +190,8 @@ def _leniency(turn: Mapping[str, Any] | None) -> str:
     return f" ({label(turn['num_lenient_tokens'] or 0, turn['num_output_tokens'] or 0)})"
 
 
-def _table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+def table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """And an empty line behind it. None is a dash."""
     yield _row(names)
     yield _row(["---"] * len(names))
     for row in rows:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -21,7 +22,7 @@ from localspec.chat.service import ChatService
 from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
 from localspec.plots import standalone
-from localspec.record.markdown import heading, in_unit
+from localspec.record.markdown import heading, in_unit, table
 from localspec.record.rows import PAGE
 from localspec.units import DASH, size, took
 from localspec.web.stats import figures as stats
@@ -98,11 +99,11 @@ def _filters(selection: Selection) -> str:
 def _summary(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
     summary = stats.summarise(rows, rounds)
     yield from ("## In short", "")
-    yield from _table(
+    yield from table(
         ("figure", "value", "what it is"),
         (
-            ("turns", str(summary.num_turns), ""),
-            ("tokens", str(summary.num_output_tokens), "written"),
+            ("turns", summary.num_turns, ""),
+            ("tokens", summary.num_output_tokens, "written"),
             ("tokens per second", number(summary.tokens_per_second), "reading not counted"),
             ("speedup", number(summary.speedup, " ×", 2), "of whole replies, measured here"),
             ("decode speedup", number(summary.decode_speedup, " ×", 2), "of decoding alone"),
@@ -112,7 +113,7 @@ def _summary(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
             ("mean accepted length", number(summary.mean_accepted_length, digits=2),
              "accepted a draft, and the model's own token"),
             ("mean γ", number(summary.mean_num_draft_tokens), "drafted in a round that drafts"),
-            ("lenient turns", str(summary.num_lenient_turns), "not exact, as asked for"),
+            ("lenient turns", summary.num_lenient_turns, "not exact, as asked for"),
         ),
     )  # fmt: skip
 
@@ -121,8 +122,8 @@ def _groups(groups: Mapping[str, stats.Summary], title: str) -> Iterator[str]:
     lines = [
         (
             label,
-            str(one.num_turns),
-            str(one.num_output_tokens),
+            one.num_turns,
+            one.num_output_tokens,
             number(one.tokens_per_second),
             number(one.speedup, " ×", 2),
             number(one.decode_speedup, " ×", 2),
@@ -133,7 +134,7 @@ def _groups(groups: Mapping[str, stats.Summary], title: str) -> Iterator[str]:
     ]
     names = (title, "turns", "tokens", "tok/s", "speedup", "decoding", "accepted", "mean γ")
     yield from (f"## By {title}", "")
-    yield from _table(names, lines)
+    yield from table(names, lines)
 
 
 def _latency(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
@@ -142,11 +143,11 @@ def _latency(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
     yield ""
     drafted, plain = stats.with_and_without(rows, rounds)
     names = ("wait", *(f"P{100 * share:.0f}" for share in stats.SHARES), "tokens")
-    yield from _table(names, [*_wait_rows("with drafting", drafted), *_wait_rows("without", plain)])
+    yield from table(names, [*_wait_rows("with drafting", drafted), *_wait_rows("without", plain)])
 
 
-def _wait_rows(name: str, waits: stats.Waits) -> list[tuple[str, ...]]:
-    count = str(waits.num_tokens)
+def _wait_rows(name: str, waits: stats.Waits) -> list[tuple[Any, ...]]:
+    count = waits.num_tokens
     return [
         (f"between tokens, {name}", *map(took, waits.between_tokens), count),
         (f"between updates, {name}", *map(took, waits.between_updates), count),
@@ -158,11 +159,11 @@ def _machine(sessions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for session in sessions[-3:]:
         yield from (f"Session {session['id']}, begun {session['started_at_utc']}:", "")
         named = [
-            (heading(name), _cell(in_unit(name, value)))
+            (heading(name), in_unit(name, value))
             for name, value in session.items()
             if name not in ("id", "started_at_utc")
         ]
-        yield from _table(("what", "value"), named)
+        yield from table(("what", "value"), named)
 
 
 def _loaded(loaded: Description | None) -> Iterator[str]:
@@ -170,17 +171,17 @@ def _loaded(loaded: Description | None) -> Iterator[str]:
         return
     yield from ("## Loaded when this was made", "")
     memory = DASH if loaded.target_bytes is None else size(loaded.target_bytes)
-    yield from _table(
+    yield from table(
         ("what", "value"),
         (
             ("target", loaded.target),
-            ("draft", _cell(loaded.draft)),
-            ("device and precision", f"{loaded.device}, {_cell(loaded.precision)}"),
-            ("context", _cell(loaded.context_length)),
+            ("draft", loaded.draft),
+            ("device and precision", f"{loaded.device}, {loaded.precision or DASH}"),
+            ("context", loaded.context_length),
             ("target in memory", memory),
         ),
     )
-    yield from _table(
+    yield from table(
         ("drafter", "usable", "why"),
         [
             (label_of(one.name), "yes" if one.is_available else "no", labelled(one.reason))
@@ -191,23 +192,7 @@ def _loaded(loaded: Description | None) -> Iterator[str]:
 
 def _settings(rows: Sequence[Row]) -> Iterator[str]:
     """Each combination that was used, and how often."""
-    counts: dict[tuple[str, ...], int] = {}
-    for row in rows:
-        key = tuple(_cell(row[name]) for name in SETTINGS)
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter(tuple(row[name] for name in SETTINGS) for row in rows)
     yield from ("## Settings", "")
-    yield from _table(
-        (*map(heading, SETTINGS), "turns"), [(*key, str(n)) for key, n in counts.items()]
-    )
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(names)} |"
-    yield f"|{'---|' * len(names)}"
-    for row in rows:
-        yield f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ') for cell in row)} |"
-    yield ""
-
-
-def _cell(value: object) -> str:
-    return DASH if value is None or value == "" else str(value)
+    headings = (*map(heading, SETTINGS), "turns")
+    yield from table(headings, [(*key, count) for key, count in counts.items()])
