@@ -122,7 +122,7 @@ class Common(Fields):
         """Raises RequestError."""
         return SamplingParams(
             temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=max(0, self.top_k or 0),  # -1 is vLLM's word for none
+            top_k=0 if self.top_k == -1 else self.top_k or 0,  # vLLM's word for none
             top_p=1.0 if self.top_p is None else self.top_p,
             min_p=self.min_p or 0.0,
             repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,

@@ -125,6 +125,7 @@ def test_parts_of_text_are_joined(client: OpenAI) -> None:
         ({"extra_body": {"drafter": "self_quant"}}, None, "cannot draft here"),
         ({"extra_body": {"workload": "poems"}}, None, "no kind of text called 'poems'"),
         ({"extra_body": {"best_of": 3}}, "best_of", "does not know the field"),
+        ({"extra_body": {"top_k": -2}}, None, "top_k is -2, but it must lie between 0"),
         ({"extra_body": {"topK": 3}}, "topK", "does not know the field 'topK'"),
         (
             {"messages": [{"role": "user", "content": [{"text": "hi"}]}]},
