@@ -29,11 +29,14 @@ PROJECTOR = "mmproj"  # in the name of a file with a vision tower, which is no m
 
 
 def gguf_of(path: Path) -> Path | None:
-    """The GGUF file that `path` is, or the only one in a folder that is no model folder itself;
-    None where it names none. Raises ModelError where a folder holds several."""
+    """The GGUF file that `path` is, or the only one in a folder that is no model folder itself,
+    with or without a config.json; None where it names none. Raises ModelError where a folder holds
+    several."""
     if path.is_file():
         return path if path.suffix == ".gguf" or is_gguf(path) else None
-    if not path.is_dir() or (path / "config.json").is_file():
+    if not path.is_dir():
+        return None
+    if (path / "config.json").is_file() and any(path.glob("*.safetensors")):
         return None
     found = [each for each in sorted(path.glob("*.gguf")) if is_model_file(each)]
     if len(found) > 1:

@@ -76,6 +76,8 @@ def test_it_can_be_named_by_its_folder_and_two_are_not_guessed_between(
     shutil.copy(demo, tmp_path / "one.gguf")
     shutil.copy(demo, tmp_path / "mmproj-one.gguf")  # a vision tower is no model
     assert gguf_of(tmp_path) == tmp_path / "one.gguf"
+    (tmp_path / "config.json").touch()  # as some publish it beside their files
+    assert gguf_of(tmp_path) == tmp_path / "one.gguf"
     assert gguf_of(DRAFT) is None
     shutil.copy(demo, tmp_path / "two.gguf")
     with pytest.raises(ModelError, match=r"holds 2 models \(one.gguf, two.gguf\)"):
