@@ -22,6 +22,7 @@ from torch import nn
 from localspec.errors import ModelError
 from localspec.formats.folder_files import ModelFolder
 from localspec.formats.native import LAYOUTS
+from localspec.formats.safetensors_file import tensor_shapes
 from localspec.forward.grouped import Grouped, Int4Linear
 from localspec.forward.nf4 import has_kernel
 from localspec.forward.quantise import GROUP, suits
@@ -50,7 +51,7 @@ def _rounded(found: ModelFolder, known: Any, dtype: torch.dtype) -> Any:
     """None where names are such that only transformers' own loading understands them."""
     module = empty_module(known, dtype)
     needed = {_path(place) for place, _ in module.named_parameters()}
-    if not needed <= {path for file in found.files for path in _paths(file)}:
+    if not needed <= {_path(place) for file in found.files for place in tensor_shapes(file)}:
         return None
     suited, layers, dense = _layers_of(module), dict[str, Int4Linear](), dict[str, torch.Tensor]()
     for place, tensor in _read(found.files):
@@ -112,11 +113,6 @@ def _layers_of(module: Any) -> frozenset[str]:
 def _path(place: str) -> str:
     """Of the layer whose weight has this name."""
     return place.removesuffix(".weight")
-
-
-def _paths(file: Path) -> list[str]:
-    with safe_open(file, framework="pt") as opened:
-        return [_path(name) for name in opened.keys()]  # noqa: SIM118
 
 
 def _read(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
