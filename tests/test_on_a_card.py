@@ -137,7 +137,7 @@ def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
     foreign, grammar = foreign_to(tiny_llama()), MadeUp(any_half, VOCAB_SIZE)
     with fake_card(number=0.9) as traffic:
         parts, uncaptured = (parts_on_card(each, heads, foreign) for each in (True, False))
-        for sampling in (GREEDY, SAMPLED, PENALISED):
+        for sampling in (GREEDY, PENALISED):  # under a penalty and all that cuts a sampled row
             most = MOST_GREEDY if sampling is GREEDY else MOST_SAMPLED
             most = FEWER.get(name, most) if name not in BY_TOKEN else 1 + 2 * LENGTH
             further = -(-LENGTH // RULED_SIZE) - 1  # a draft that may end early is read in pieces
