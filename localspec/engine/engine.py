@@ -36,11 +36,11 @@ from localspec.core import (
     SamplingParams,
     Sequence,
     Step,
+    TokenLogprob,
     Verdict,
 )
 from localspec.engine.batch import Forwarded, alone
 from localspec.engine.lenient import allowed
-from localspec.engine.logprobs import logprobs_of
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, masked, scores
 from localspec.engine.verify import verify
@@ -163,7 +163,7 @@ class Engine:
         learning_ms = 1000.0 * (perf_counter() - times.ended)
         found = _yielded(plan, outcome, kept, learning_ms)
         if sequence.num_logprobs is not None:
-            found = replace(found, logprobs=logprobs_of(outcome, kept, sequence.num_logprobs))
+            found = replace(found, logprobs=_logprobs(outcome, kept, sequence.num_logprobs))
         return (yield from self._with_closed_thought(sequence, found))
 
     def _with_closed_thought(
@@ -275,3 +275,19 @@ def _yielded(plan: DraftPlan, outcome: Outcome, kept: list[int], learning_ms: fl
     provenance = accepted + (TARGET,) * (len(kept) - len(accepted))
     lenient = tuple(place for place in verdict.lenient if place < len(kept))
     return Round(tuple(kept), provenance, step, plan.reason, lenient, proposal, verdict)
+
+
+def _logprobs(outcome: Outcome, kept: list[int], count: int) -> tuple[TokenLogprob, ...]:
+    """Of the tokens kept of a round, with the `count` likeliest tokens at each place. By the
+    target's own logits, before penalties, temperature and cuts, so the same whatever drafted."""
+    if not kept:
+        return ()
+    rows = [0, *(node + 1 for node in outcome.verdict.path)][: len(kept)]
+    found = outcome.logits[rows].float().log_softmax(dim=-1)  # [n, V]
+    own = found.gather(1, torch.tensor(kept, device=found.device)[:, None])[:, 0].tolist()
+    best = found.topk(min(count, found.shape[-1]), dim=-1)
+    tops = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(
+        TokenLogprob(token, logprob, tuple(zip(tokens, values, strict=True)))
+        for token, logprob, (tokens, values) in zip(kept, own, tops, strict=True)
+    )
