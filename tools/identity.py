@@ -62,8 +62,9 @@ class RandomPolicy:
 
     def plan(self, sequence: Turn) -> DraftPlan:
         pick = self._random
-        bar, price = pick.random(), pick.choice((0.0, 0.05, 0.2))
-        growth = Growth(lambda confidence: confidence, (price,) * LONGEST_DRAFT, price)
+        bar, price, power = pick.random(), pick.choice((0.0, 0.05, 0.2)), pick.choice((0.3, 1.0))
+        prices = tuple(price * place for place in range(1, LONGEST_DRAFT + 1))
+        growth = Growth(lambda confidence: confidence**power, prices, price)
         return DraftPlan(
             pick.choice(self._names),
             pick.randint(1, LONGEST_DRAFT),

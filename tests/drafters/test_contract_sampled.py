@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from localspec import core
-from localspec.core import OFF, DraftPlan, Growth, Outcome, SamplingParams, Step
+from localspec.core import OFF, Outcome, SamplingParams, Step
 from localspec.drafters.registry import REGISTRY
 from localspec.engine import engine as engine_module
 from localspec.engine.engine import Engine
@@ -38,6 +38,7 @@ from tests.drafters.stages import (
     stage,
 )
 from tests.tiny import CPU, Context, Plans, TableModel, decoded, play, turn_of, with_cache
+from tools.identity import RandomPolicy
 
 NUM_TURNS = 1000
 SIGNIFICANCE = 1e-5
@@ -48,25 +49,12 @@ warps = pytest.mark.parametrize(
 )
 
 
-class RandomPlans:
-    """A policy of random drafters, lengths, stop rules and prices."""
+class RandomPlans(RandomPolicy):
+    """Random drafters, lengths, stop rules and prices, with the rounds that came of them."""
 
     def __init__(self, names: tuple[str, ...], seed: int) -> None:
-        self._names = names
-        self._random = random.Random(seed)
+        super().__init__(names, random.Random(seed))
         self.steps = list[Step]()
-
-    def plan(self, sequence: core.Sequence) -> DraftPlan:
-        pick = self._random
-        bar, price = pick.random(), pick.choice((0.0, 0.05, 0.2))
-        prices = tuple(price * place for place in range(1, 16))
-        growth = Growth(lambda confidence: confidence ** pick.choice((0.3, 1.0)), prices, price)
-        return DraftPlan(
-            pick.choice(self._names),
-            pick.randrange(1, 12),
-            keep_drafting=pick.choice((None, lambda index, confidence: confidence > bar)),
-            growth=pick.choice((None, growth)),
-        )
 
     def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
         self.steps.append(outcome.step)
