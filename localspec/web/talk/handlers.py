@@ -36,7 +36,7 @@ from localspec.web.talk.messages import (
     together_line,
     waiting,
 )
-from localspec.web.talk.presence import Presence
+from localspec.web.talk.presence import Presence, Reader
 from localspec.web.talk.sending import Extras
 from localspec.web.words import counted
 
@@ -123,9 +123,8 @@ class Handlers:
         """Show a conversation; `follow` then shows its reply if one is being written."""
         reader = await self.presence.take_over(page, handle)
         try:
-            reply = self.service.running(handle) if handle is not None else None
-            chat = await asyncio.to_thread(self._chat, handle, reply)
-            history = await asyncio.to_thread(self.history, page)
+            reply = self.service.running(handle)
+            shown = await self._as_it_stands(page, reader, handle, reply)
             settings = await asyncio.to_thread(self.settings, handle)
         except LocalspecError as error:  # the log cannot be read
             nothing = Shown([], [], is_moved=True, history="", is_running=False)
@@ -135,17 +134,19 @@ class Handlers:
         self.presence.arrived(handle)
         if not self.presence.is_reading(page, reader):  # another one was chosen meanwhile
             return Shown()
-        return Shown(
-            chat,
-            self._growing(reply),
-            handle,
-            True,
-            reader.number,
-            history,
-            reply is not None,
-            settings=settings,
-            signal={"moved": handle or 0},
-        )
+        return replace(shown, settings=settings, signal={"moved": handle or 0})
+
+    async def _as_it_stands(
+        self, page: str, reader: Reader, handle: int | None, reply: Reply | None
+    ) -> Shown:
+        """The conversation with this reply under way; nothing where another one was chosen
+        meanwhile."""
+        chat = await asyncio.to_thread(self._chat, handle, reply)
+        history = await asyncio.to_thread(self.history, page)
+        if not self.presence.is_reading(page, reader):
+            return Shown()
+        growing, is_running = self._growing(reply), reply is not None
+        return Shown(chat, growing, handle, True, reader.number, history, is_running)
 
     # settings
 
@@ -267,12 +268,8 @@ class Handlers:
         first = self.service.running(reply.handle) or reply  # a later one waits below it
         self.presence.asked(page, reply)
         self.presence.read(page, reader, first)
-        chat = await asyncio.to_thread(self._chat, reply.handle, first)
-        history = await asyncio.to_thread(self.history, page)
-        if not self.presence.is_reading(page, reader):  # another conversation was chosen meanwhile
-            return Shown(handle=reply.handle)
-        growing, number = self._growing(first), reader.number
-        return Shown(chat, growing, reply.handle, True, number, history, is_running=True)
+        shown = await self._as_it_stands(page, reader, reply.handle, first)
+        return replace(shown, handle=reply.handle)
 
     def settled(self, handle: int | None, form: Form, extras: Extras) -> ReplySettings:
         """The form's settings, with what the person decided about an overflow. Raises
@@ -284,7 +281,7 @@ class Handlers:
 
     def stop(self, handle: int | None) -> None:
         """Stop the reply of this conversation, and those asked for with it."""
-        reply = self.service.running(handle) if handle is not None else None
+        reply = self.service.running(handle)
         for one in [] if reply is None else reply.together:
             self.service.stop(one)
 
@@ -322,24 +319,15 @@ class Handlers:
         reply = reader.reply
         await asyncio.to_thread(self.service.flush, SETTLE_S)
         following = self.service.running(reply.handle)
-        chat = await asyncio.to_thread(self._chat, reply.handle, following)
-        history = await asyncio.to_thread(self.history, page)
-        if not self.presence.is_reading(page, reader):
-            return Shown()
+        shown = await self._as_it_stands(page, reader, reply.handle, following)
+        if not shown.is_moved:
+            return shown
         news = {"announce": _ending(reply), "recorded": reply.handle}
         if len(reply.together) > 1:
             news["warning"] = together_line([one.view for one in reply.together], num_slots=None)
         if following is not None:
             news["more"] = reply.handle
-        return Shown(
-            chat,
-            self._growing(following),
-            reply.handle,
-            True,
-            history=history,
-            is_running=following is not None,
-            signal=news,
-        )
+        return replace(shown, signal=news)
 
     # messages for the chat component
 
