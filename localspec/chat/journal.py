@@ -394,6 +394,6 @@ class Journal:
             return
         if self._retry is not None:
             self._retry.cancel()
-        self._retry = threading.Timer(RETRY_S, lambda: self._submit(self._write_pending))
+        self._retry = threading.Timer(RETRY_S, self.update)
         self._retry.daemon = True
         self._retry.start()
