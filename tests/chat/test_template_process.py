@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from localspec.backend import Message
 from localspec.chat.template import ChatTemplate
-from localspec.chat.template_process import MOST_BYTES, template_process
+from localspec.chat.template_process import template_process
 from localspec.errors import ModelError, RequestError
 from tests.chat.test_template import tiny_tokenizer
 
@@ -35,7 +35,7 @@ def rendered(template: str) -> str:
             "5 s",
             marks=pytest.mark.slow,
         ),
-        ("{{ 'a' * 10 ** 10 }}", f"{MOST_BYTES >> 20} MiB"),
+        ("{{ 'a' * 10 ** 10 }}", "MiB|seconds"),  # on a busy machine its time is over first
         pytest.param(
             f"{DOUBLED}{{% endfor %}}{{{{ n.x | string }}}}",
             "MiB|seconds",
