@@ -12,6 +12,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from localspec.arithmetic import rounded
 from localspec.errors import StoreError
 from localspec.files import replacing
 
@@ -74,12 +75,5 @@ def _compact_value(value: Any) -> str:
 
 
 def _one_line(value: Any) -> str:
-    return json.dumps(_rounded(value), ensure_ascii=False)
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.{KEPT_DIGITS}g}")
-    if isinstance(value, Mapping):
-        return {name: _rounded(each) for name, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
+    kept = rounded(value, lambda number: float(f"{number:.{KEPT_DIGITS}g}"))
+    return json.dumps(kept, ensure_ascii=False)

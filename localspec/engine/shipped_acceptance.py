@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from localspec.arithmetic import rounded
 from localspec.errors import StoreError
 from localspec.files import read_json, replacing
 
@@ -72,7 +73,8 @@ def read_accepted(
 
 def write_accepted(path: Path, origin: Origin, acceptance: Mapping[str, Any]) -> None:
     """Raises StoreError; what was there stays."""
-    data = {"version": VERSION, **asdict(origin), "acceptance": _rounded(acceptance)}
+    kept = rounded(acceptance, lambda number: round(number, DIGITS))
+    data = {"version": VERSION, **asdict(origin), "acceptance": kept}
     try:
         with replacing(path) as part:
             part.write_text(json.dumps(data, separators=(",", ":")) + "\n", encoding="utf-8")
@@ -83,11 +85,3 @@ def write_accepted(path: Path, origin: Origin, acceptance: Mapping[str, Any]) ->
 def refusal(path: Path, why: str) -> str:
     """Why `write_accepted` could not, in a sentence."""
     return f"{path} cannot be written ({why}). Free some space there, or name another --out."
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, DIGITS)
-    if isinstance(value, Mapping):
-        return {key: _rounded(each) for key, each in value.items()}
-    return [_rounded(each) for each in value] if isinstance(value, list | tuple) else value
