@@ -152,7 +152,7 @@ def test_a_worker_ends_when_the_process_that_asked_is_killed(tmp_path: Path, roo
 
 
 ENGINE = """
-class Engine:
+class PeerEngine:
     def __init__(self, opening):
         print("chatter")
         self.facts = {"version": opening["version"]}
