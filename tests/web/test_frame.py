@@ -137,7 +137,23 @@ LINES: tuple[dict[str, Any], ...] = (
         "gain": "2.1x faster",
         "guesses": "100 % of guesses right",
     },
+    {
+        "label": "Ready",
+        "model": ["demo", "bf16 · draft demo-draft"],
+        "speed": "31",
+        "gain": "no faster",
+        "gain_is": "",
+        "guesses": "100 % of guesses right",
+    },
 )
+# Words of the gain and the guesses that are seen, and not from their beginning.
+BEHEADED = """() => {
+  const box = document.querySelector('.ls-won p').getBoundingClientRect();
+  return [...document.querySelectorAll('.ls-won span')].filter((one) => {
+    const { left, top, width } = one.getBoundingClientRect();
+    return width && top < box.bottom - 2 && left < box.left - 1;
+  }).map((one) => one.textContent);
+}"""
 LEFT = """() => ['.ls-dot', '#ls-phase', '#ls-speed', '#ls-why-open']
   .map((one) => document.querySelector(`#ls-strip ${one}`).getBoundingClientRect().left)"""
 ASIDE = """() => {
@@ -161,8 +177,9 @@ def test_what_goes_on_keeps_its_place_whatever_the_line_says(own_page: Visit, wi
         own_page.wait_for(line["label"], "#ls-phase")
         places.append(page.evaluate(LEFT))
         assert page.evaluate(ASIDE) < 24, told["model"]  # px, beside a long name on a phone
+        assert page.evaluate(BEHEADED) == []
         page.unroute("**/live*")
-    assert places[1:] == places[:1] * 2
+    assert places[1:] == places[:1] * (len(LINES) - 1)
 
 
 SEEN = """() => {
