@@ -15,7 +15,7 @@ FOLD = "#ls-chat .thought-group"
 def test_a_thought_is_folded_stays_open_when_it_was_opened_and_is_not_copied(
     page: Visit, site: Site
 ) -> None:
-    site.pace(0.1)
+    site.pace(0.4)  # a thought of some seconds: a busy machine shows it late
     page.send("ponder")
     page.page.wait_for_selector(f"{FOLD}:has-text('Thinking…')", timeout=WAIT_MS)
     assert "They ask" not in page.text("#ls-chat")
