@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -86,6 +87,7 @@ NO_TEMPLATE = (
     "conversation as it stands. Its instruct or chat variant would answer."
 )
 THREADS = re.compile(r" \| \d+ threads")  # in what earlier versions called a combination
+KERNELS_KEPT = 256  # of some 0.6 MB; the thousand that are usual come with prompts of all lengths
 SPENT_ON_SLOTS = 0.25  # of the free memory, where nobody asked for slots
 
 
@@ -149,7 +151,7 @@ def _opened(
     from localspec.forward.fingerprint import fingerprint
 
     template_process()  # starts beside the import of torch
-    torch = _quiet_torch(report)
+    torch = quiet_torch(report)
     begun = _begun(options, report, past, beside_page, torch)
     found, place = begun.found, begun.place
     drafters, statuses = build_drafters(found.parts, report, found.draft_code)
@@ -208,9 +210,13 @@ def _begun(
     return _Begun(source, place, target, template, found, (*of_machine, *notices, *raw))
 
 
-def _quiet_torch(report: Report) -> Any:
-    """torch, with the libraries around it kept from printing."""
+def quiet_torch(report: Report) -> Any:
+    """torch, with the libraries around it kept from printing, and from filling the memory: on a
+    processor they make a kernel for each number of rows, and keep as many as these settings say,
+    which they read while they are loaded."""
     report("starting torch")
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(KERNELS_KEPT))
     import torch
     import transformers
 

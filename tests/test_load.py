@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+import subprocess
+import sys
 import threading
 import weakref
 from dataclasses import replace
@@ -25,7 +27,7 @@ from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
-from tests.tiny import agreeing_draft, tiny_llama
+from tests.tiny import NEEDS_BF16, agreeing_draft, tiny_llama
 
 pytestmark = pytest.mark.slow  # loads models with all that drafts for them
 HELLO = (Message("user", "hello hello"),)
@@ -316,3 +318,23 @@ def test_a_draft_that_does_not_fit_is_told_from_one_that_is_not_there(
     backend = opened(options_of(*pair))
     assert status(backend, "draft_model").code == "no_memory"
     assert "9 GiB" in status(backend, "draft_model").reason
+
+
+@NEEDS_BF16
+def test_prompts_of_all_lengths_do_not_fill_the_memory_with_kernels() -> None:
+    code = """
+import psutil
+from localspec.load import quiet_torch
+torch = quiet_torch(lambda phrase: None)
+from localspec.forward.weight_layout import PackedLinear
+weight, rows = torch.ones(256, 256).bfloat16(), torch.ones(900, 256).bfloat16()
+layer = PackedLinear(weight, None)
+memory, taken = psutil.Process().memory_info, []
+for count in range(4, 900):
+    layer(rows[:count])
+    taken.append(memory().rss)
+print((taken[-1] - taken[500]) // 2**20)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout.split()[-1]) < 60  # MiB: 400 kernels would take 200 and more
