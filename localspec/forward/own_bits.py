@@ -123,5 +123,5 @@ def _read(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
 
 def weights_missing(name: str, names: list[str]) -> ModelError:
     return ModelError(
-        f"{len(names)} weights are missing from {name}, first {names[0]}. Fetch the model again."
+        f"{name} lacks some of its weights: {len(names)}, first {names[0]}. Fetch the model again."
     )
