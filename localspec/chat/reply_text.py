@@ -58,10 +58,9 @@ def start_of(template: ChatTemplate, request: Request, context_length: int) -> S
     """A thought that the prompt opens is ended there where none is wanted. Raises RequestError, and
     ContextOverflow for a text that is not worth the time to encode it."""
     num_characters = sum(len(one.content.strip()) for one in request.messages)
-    if num_characters > context_length:
-        num_tokens = template.fewest_tokens(num_characters)
-        if num_tokens > context_length:
-            raise ContextOverflow(num_tokens, 0, context_length, are_fewest=True)
+    fewest_tokens = num_characters // template.longest_token
+    if fewest_tokens > context_length:
+        raise ContextOverflow(fewest_tokens, 0, context_length, are_fewest=True)
     if request.is_raw:
         return _raw_start(template, request.messages[0].content)
     asked = request.messages[:-1] if request.continues else request.messages

@@ -61,6 +61,7 @@ class ChatTemplate:
         # A tokenizer.json may have a length limit of its training, which would cut silently.
         self._encoder.no_truncation()
         self._encoder.no_padding()
+        self.longest_token = max(map(len, self._encoder.get_vocab()), default=1)  # characters
         self.is_raw = is_raw or not tokenizer.chat_template
         if self.is_raw:
             begins = tokenizer.bos_token_id in self._encoder.encode("").ids
@@ -166,10 +167,6 @@ class ChatTemplate:
     @property
     def vocab_size(self) -> int:
         return int(self._encoder.get_vocab_size(with_added_tokens=True))
-
-    def fewest_tokens(self, num_characters: int) -> int:
-        """Of a text of this length."""
-        return num_characters // max(map(len, self._encoder.get_vocab()))
 
     def tokenizer_json(self) -> str:
         return str(self._encoder.to_str())
@@ -287,7 +284,7 @@ class ChatTemplate:
 
         In one call, so that merges and leading spaces are the usual ones."""
         if not shield.texts:
-            return list(_encoded(self._encoder, text).ids)
+            return self.encode_text(text)
         if self._aliased is None:
             self._aliased = _AliasedEncoder(self._encoder, self._controls)
         pieces: list[str] = []

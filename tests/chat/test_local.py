@@ -47,6 +47,7 @@ class _Template:
     marks = None
     thought_limit = None
     num_mark_tokens = 0
+    longest_token = 1
 
     def spelled(self, tokens: Sequence[int]) -> str:
         return self.decode(tokens)
