@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.cache import KEY_TILE, KVCache
+from localspec.forward.cache import KEY_TILE, WIDEST, KVCache
 from localspec.forward.tree import paths_of
 
 # layer, queries [n, heads, head_dim], keys then values [n, 2 * kv_heads, head_dim]
@@ -230,13 +230,10 @@ def _table_rows(
 # -- fused, of plain keys -------------------------------------------------------------------
 
 
-MOST_GROUPED = 16  # rows
-
-
 def grouped_mask(mask: torch.Tensor | None, groups: int) -> torch.Tensor | None:
     """The mask of all query heads of one key head: [1, 1, n, m] -> [1, 1, groups * n, m]. Of more
-    than MOST_GROUPED rows it stays as it is: of a long prompt it is the largest tensor there is."""
-    is_apart = mask is not None and mask.shape[2] > MOST_GROUPED and mask.device.type != "mps"
+    than WIDEST rows it stays as it is: of a long prompt it is the largest tensor there is."""
+    is_apart = mask is not None and mask.shape[2] > WIDEST and mask.device.type != "mps"
     return mask if mask is None or is_apart else mask.repeat(1, 1, groups, 1)
 
 

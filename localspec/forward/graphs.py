@@ -30,6 +30,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from localspec.errors import first_line
+from localspec.forward.cache import WIDEST
 from localspec.forward.decoder import Decoder
 from localspec.forward.static import StaticForward, Window, undisturbed, windows
 
@@ -213,7 +214,7 @@ def _notice(reason: str) -> str:
 
 
 # The widths of the cost table come first, at every length; then those between them.
-COARSE_WIDTHS = (1, 2, 4, 8, 16)
+COARSE_WIDTHS = (1, 2, 4, 8, WIDEST)
 FINE_WIDTHS = (3, 5, 6, 9, 12)
 SHORTEST_BUCKET = 256
 AGREEMENT = 1e-2  # how far a replay may lie from the uncaptured forward, by the logits' norm
@@ -338,8 +339,7 @@ class CapturedDecoder(Decoder):
 
     def _buffer(self) -> torch.Tensor:
         if self._out is None:
-            widest = max(*COARSE_WIDTHS, *FINE_WIDTHS)
-            self._out = torch.zeros(widest, self.vocab_size, device=self.device)
+            self._out = torch.zeros(WIDEST, self.vocab_size, device=self.device)
         return self._out
 
     def _probe(self, width: int, step: int) -> list[int]:

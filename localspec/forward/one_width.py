@@ -46,9 +46,7 @@ class OneWidthDecoder(CapturedDecoder):
         return tuple((WIDEST, bucket) for bucket in buckets(self.cache.num_slots))
 
     def _windows_of(self, bucket: int) -> tuple[Window, ...]:
-        if bucket not in self._windows:
-            self._windows[bucket] = (Window(self, bucket, bucket // STRETCH),)
-        return self._windows[bucket]
+        return (Window(self, bucket, bucket // STRETCH),)
 
     def _recording_for(self, num_tokens: int) -> Recording | None:
         if not 0 < num_tokens <= WIDEST:

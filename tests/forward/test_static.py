@@ -10,13 +10,13 @@ import torch
 
 from localspec.forward import attention
 from localspec.forward.attention import (
-    MOST_GROUPED,
     can_split,
     grouped_attention,
     grouped_mask,
     parts_of,
     split_attention,
 )
+from localspec.forward.cache import WIDEST
 from localspec.forward.decoder import Decoder
 from localspec.forward.static import StaticForward, Window, undisturbed
 from localspec.forward.tree import additive_mask
@@ -232,7 +232,7 @@ def test_the_kernels_of_parts_are_tried_before_they_are_used(
 
 def test_many_rows_see_the_same_without_a_mask_for_each_query_head() -> None:
     generator = torch.Generator().manual_seed(0)
-    size, start = MOST_GROUPED + 4, 7
+    size, start = WIDEST + 4, 7
     queries = torch.randn(size, 6, 16, generator=generator)
     keys, values = torch.randn(2, 1, 2, start + size, 16, generator=generator)
     mask = additive_mask(size, None, start, torch.float32, CPU)
