@@ -59,7 +59,7 @@ from tests.gguf_files import write_gguf
 from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.test_shapes import LLAMA_8B
-from tests.tiny import tiny_llama
+from tests.tiny import NEEDS_BF16, tiny_llama
 
 CONTEXT = 4096
 
@@ -119,7 +119,10 @@ def wide(folder: Path) -> Path:
     return folder / "wide"
 
 
-@pytest.mark.parametrize(("make", "bits"), [(tied, None), (wide, None), (tied, 4), (wide, 4)])
+@pytest.mark.parametrize(
+    ("make", "bits"),
+    [(make, bits) for make in (tied, wide, packed, in_k_blocks) for bits in (None, 4)],
+)
 def test_the_same_of_a_processor_that_computes_in_fp32(
     make: Callable[[Path], Path],
     bits: Bits | None,
@@ -140,6 +143,7 @@ def test_the_same_of_a_processor_that_computes_in_fp32(
     ("make", "bits"),
     [(tied, None), (packed, None), (packed, 4), (in_k_blocks, None), (in_k_blocks, 4), (nested, 4)],
 )
+@NEEDS_BF16
 def test_what_is_said_to_be_needed_is_what_loading_keeps(
     make: Callable[[Path], Path], bits: Bits | None, tmp_path: Path
 ) -> None:

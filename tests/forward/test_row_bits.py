@@ -237,12 +237,21 @@ def test_a_product_gives_a_row_its_bits_alone_and_beside_others(
         assert torch.equal(layer.add_to(filled, made.expand(len(filled), -1))[0], summed)
 
 
+def sums_one_row_as_several(layer: PackedLinear) -> bool:
+    torch.manual_seed(0)
+    rows = torch.randn(4, layer.in_features).to(layer.dtype)
+    return torch.equal(layer(rows)[:1], layer(rows[:1]))
+
+
 # -- faults that must be seen ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 def test_a_single_row_of_a_long_sum_that_runs_alone_is_seen(dtype: torch.dtype) -> None:
     whole = model("a key head each", dtype)
+    layers = [each for each in whole.weights.linears if isinstance(each, PackedLinear)]
+    if all(sums_one_row_as_several(layer) for layer in layers):
+        pytest.skip("here a row alone has the bits that it has beside others")
     unfilled = Decoder(whole.weights, whole.cache.another(), is_fastest=True)
     with pytest.raises(AssertionError):
         assert_same(unfilled, text(70), [1])
