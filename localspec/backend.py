@@ -279,10 +279,6 @@ class Backend(Protocol):
         best first. Raises ContextOverflow, RequestError."""
         ...
 
-    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
-        """The text that each of these output tokens completes; joined they are the reply."""
-        ...
-
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
         """Measure costs on this machine, one phrase of progress per measurement. May be
         cancelled between measurements; what was measured stays."""

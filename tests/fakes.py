@@ -221,10 +221,6 @@ class FakeBackend:
         best = (Candidate(1, " one", 12.5, 0.6), Candidate(2, " two", 12.49, 0.39))
         return (*best, Candidate(3, " three", 3.0, 0.01))[:count]
 
-    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
-        known = {_token_id(piece): piece for piece in _pieces(REPLY)}
-        return tuple(known.get(token, "?") for token in tokens)
-
     def _round_s(self, request: Request) -> float:
         round_s = self.script.round_s
         return round_s if isinstance(round_s, float) else round_s(request)

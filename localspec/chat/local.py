@@ -175,9 +175,6 @@ class LocalBackend:
             Candidate(token, self._texts.of(token), logit, chance) for token, logit, chance in found
         )
 
-    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
-        return self._texts.pieces(tokens)
-
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
         from localspec.engine.calibrate import calibrate
 

@@ -11,7 +11,7 @@ Contract:
 - `ReplyText` gives text as soon as it cannot become a mark or a stop string any more; neither a
   stop string nor what follows it is ever shown.
 - `TokenTexts.of` is a token as it stands inside a text, remembered by id; a token that is only a
-  part of a character is U+FFFD, a control token "". `pieces` is exact: joined, they are the text.
+  part of a character is U+FFFD, a control token "".
 
 Not here: the chat format and incremental decoding (template), the engine's end of text (engine).
 """
@@ -229,15 +229,6 @@ class TokenTexts:
         if known is None:
             known = self._known[token] = self._found(token)
         return known
-
-    def pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """The text that each token completes, "" for one inside a character. The last one takes
-        what is left."""
-        detokenizer = self._template.detokenizer()
-        found = [detokenizer.push(token) for token in tokens]
-        if found:
-            found[-1] += detokenizer.flush()
-        return tuple(found)
 
     def logprobs(self, found: Sequence[TokenLogprob]) -> tuple[Logprob, ...]:
         return tuple(

@@ -184,10 +184,6 @@ class ChildBackend:
         found: tuple[Candidate, ...] = self._ask("candidates", messages, tokens, count)
         return found
 
-    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
-        found: tuple[str, ...] = self._ask("pieces", tokens)
-        return found
-
     def snapshot(self) -> dict[str, Any]:
         found: dict[str, Any] = self._ask("snapshot")
         return found

@@ -97,9 +97,6 @@ class ServerBackend:
     ) -> tuple[Candidate, ...]:
         raise RequestError(f"{self._found.kind.name} does not tell what else it might have said.")
 
-    def pieces(self, tokens: tuple[int, ...]) -> tuple[str, ...]:
-        raise RequestError(f"{self._found.kind.name} does not tell the text of single tokens.")
-
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
         return iter(())
 

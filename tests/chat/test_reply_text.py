@@ -142,13 +142,6 @@ def test_a_text_that_goes_on_keeps_the_space_before_its_first_new_word() -> None
     assert ReplyText(template.detokenizer(), (), start, None).push((3,)).text == " a"
 
 
-def test_pieces_joined_are_the_text_though_a_character_spans_tokens() -> None:
-    texts = TokenTexts(Spelling())
-    assert texts.pieces((2, 3, 4, 6)) == ("cat", "", "\U0001f408", "\n")
-    assert "".join(texts.pieces((2, 3))) == "cat\ufffd"
-    assert texts.pieces(()) == ()
-
-
 def test_a_chain_is_accepted_then_rejected_then_not_reached() -> None:
     verdict = Verdict((0,), 9)
     found = drafted_tokens(

@@ -1,9 +1,8 @@
 """Where each token of a reply came from, as data for the token view.
 
 Contract: pure. `runs` of a Provenance, joined, are the reply's text exactly: tokens that are parts
-of one character stand in one run. Counts are of tokens, and equal the log's. Without the text of
-single tokens (an old reply whose model is not loaded) there are marks instead of runs; without
-what was drafted (an older log) there are runs without the guesses that were refused.
+of one character stand in one run. Counts are of tokens, and equal the log's. Without a record of
+what was drafted (an older log) there are marks instead of runs, and no guesses that were refused.
 
 As JSON the tuples are lists and the names those that static/tokens.js reads.
 
@@ -103,18 +102,12 @@ def provenance_of(
     sources: Sequence[str],
     steps: Sequence[Mapping[str, Any]],
     record: TokenRecord | None,
-    pieces: Sequence[str] | None,
 ) -> Provenance:
-    """sources: where each output token came from, as logged. steps: rows of the log. pieces: the
-    text of each output token, where the record does not say."""
-    rounds = record.rounds if record is not None and len(record.rounds) == len(steps) else None
-    start = record.start if record is not None else 0
-    lengths = record.lengths if record is not None else ()
-    if len(lengths) == len(sources) and lengths:
-        pieces = cut(text[start:], lengths)
-    elif pieces is not None:
-        start = max(0, len(text) - len("".join(pieces)))
-        pieces = pieces if text[start:] == "".join(pieces) else None
+    """sources: where each output token came from, as logged. steps: rows of the log."""
+    found = record or TokenRecord((), ())
+    rounds = found.rounds if len(found.rounds) == len(steps) else None
+    is_divided = found.lengths and len(found.lengths) == len(sources)
+    pieces = cut(text[found.start :], found.lengths) if is_divided else None
     tokens, shown, done = list[ShownToken](), list[ShownRound](), 0
     for number, step in enumerate(steps):
         own = sources[done : done + step["num_output_tokens"]]
@@ -124,9 +117,9 @@ def provenance_of(
         shown.append(_round(step, own, own_pieces, drafted))
         done += len(own)
     counts: dict[Kind, int] = {
-        kind: found for kind in KINDS if (found := sum(one.kind == kind for one in tokens))
+        kind: count for kind in KINDS if (count := sum(one.kind == kind for one in tokens))
     }
-    runs = None if pieces is None else _runs(text[:start], tokens, pieces)
+    runs = None if pieces is None else _runs(text[: found.start], tokens, pieces)
     return Provenance(text, tuple(tokens), tuple(shown), runs, rounds is not None, counts)
 
 

@@ -1,29 +1,24 @@
 """The data behind the token view: where each token of a reply came from, and its replay.
 
-Contract: everything comes from the log; where an older log lacks the text of single tokens, the
-loaded model is asked, if it is the one that wrote them and free within a moment. Numbers are given
-raw; static/tokens.js shows them as text nodes. A replay runs in the service's queue, only compares,
-and is kept, the latest of each reply.
+Contract: everything comes from the log. Numbers are given raw; static/tokens.js shows them as text
+nodes. A replay runs in the service's queue, only compares, and is kept, the latest of each reply.
 
 Not here: the kinds of tokens (provenance), what a replay is (chat.audit).
 """
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from localspec.backend import Backend
 from localspec.chat import audit
 from localspec.chat.service import ChatService, Task
 from localspec.core import AUTO, OFF
 from localspec.drafters.registry import label_of
 from localspec.web.proof.provenance import KINDS, Provenance, provenance_of
 
-ASK_S = 2.0  # how long the model may be waited for
 MAX_KEPT = 50  # replays
 
 
@@ -31,10 +26,7 @@ def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
     """The view of a stored reply, and the drafters that it can be made again with. Raises
     StoreError for one that the log does not have."""
     reply = service.reply_record(message_id)
-    pieces = None
-    if reply.record is None or len(reply.record.lengths) != len(reply.tokens):
-        pieces = _ask_for_pieces(service, reply.row, reply.tokens)
-    found = provenance_of(reply.text, reply.provenance, reply.steps, reply.record, pieces)
+    found = provenance_of(reply.text, reply.provenance, reply.steps, reply.record)
     return as_json(reply.row, found) | {"drafters": _drafters(service)}
 
 
@@ -75,35 +67,12 @@ def _notes(row: Mapping[str, Any], found: Provenance) -> list[str]:
         )
     if found.runs is None:
         notes.append(
-            "Which letters belong to which token is not known: only the model that wrote them "
-            f"({row['model'] or 'unknown'}) can say, and it is not loaded or is busy."
+            "Which letters belong to which token was not logged, so each token is a mark below the "
+            "text."
         )
     if row["exact"] is False:
         notes.append("Checking was lenient here, as you chose: other guesses passed as well.")
     return notes
-
-
-def _ask_for_pieces(
-    service: ChatService, row: Mapping[str, Any], tokens: Sequence[int]
-) -> tuple[str, ...] | None:
-    status = service.status()
-    loaded = status.description
-    if (
-        loaded is None
-        or loaded.target != row["model"]
-        or status.phase not in ("ready", "calibrating")
-    ):
-        return None
-    found: list[tuple[str, ...]] = []
-
-    def ask(backend: Backend, cancel: threading.Event) -> None:
-        if not cancel.is_set():
-            found.append(backend.pieces(tuple(tokens)))
-
-    task = service.enqueue("the text of single tokens", ask)
-    if not task.done.wait(ASK_S):
-        task.cancel.set()
-    return found[0] if found else None
 
 
 class Audits:

@@ -44,8 +44,8 @@ LENGTHS = (3, 4, 4, 3, 3, 1)
 
 def found(**changes: Any) -> Provenance:
     record = TokenRecord(LENGTHS, ROUNDS)
-    given: dict[str, Any] = {"text": TEXT, "record": record, "pieces": None} | changes
-    return provenance_of(given["text"], SOURCES, STEPS, given["record"], given["pieces"])
+    given: dict[str, Any] = {"text": TEXT, "record": record} | changes
+    return provenance_of(given["text"], SOURCES, STEPS, given["record"])
 
 
 def joined(shown: Provenance) -> str:
@@ -77,7 +77,7 @@ def test_a_refused_sibling_gave_way_to_the_one_taken() -> None:
     steps = [step(3, 2, 3), *STEPS[1:]]
     sources = ["draft_tree", "draft_tree", TARGET, *SOURCES[2:]]
     record = TokenRecord((1, 1, 1, 1, 1, 1, 1), rounds)
-    shown = provenance_of("abcdefg", sources, steps, record, None)
+    shown = provenance_of("abcdefg", sources, steps, record)
     assert [(one.text, one.instead) for one in shown.rounds[0].missed] == [(" a", " b")]
     assert shown.tokens[2].kind == "bonus"  # the path itself came to its end
 
@@ -106,20 +106,13 @@ def test_a_reply_that_went_on_shows_what_was_there_before() -> None:
     assert shown.runs is not None and shown.runs[0].tokens == ()
 
 
-def test_an_old_log_still_shows_where_tokens_came_from() -> None:
-    pieces = ["The", " cat", " sat", " on", " it", "."]
-    shown = found(record=None, pieces=pieces)
+def test_an_old_log_still_shows_where_tokens_came_from_without_invented_runs() -> None:
+    shown = found(record=None)
     assert [token.kind for token in shown.tokens] == [
         "draft", "corrected", "ngram", "ngram", "bonus", "plain",
     ]  # fmt: skip
-    assert joined(shown) == TEXT and not shown.has_drafts
+    assert shown.runs is None and shown.text == TEXT and not shown.has_drafts
     assert all(one.missed == () and one.not_reached is None for one in shown.rounds)
-
-
-def test_without_the_text_of_tokens_there_are_marks_but_no_invented_runs() -> None:
-    assert found(record=None).runs is None
-    assert found(record=None, pieces=["not", "this", "text", "at", "all", "!"]).runs is None
-    assert len(found(record=None).tokens) == 6
 
 
 NAMES = ("draft_tree", "lookahead", "chained", "early_exit", "eagle")
