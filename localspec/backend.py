@@ -97,7 +97,8 @@ class Request:
         if not 0 <= (self.num_draft_tokens or 0) <= LARGEST_FIXED_LENGTH:
             raise RequestError(
                 f"The fixed γ is {self.num_draft_tokens}, but it must lie between 0 and "
-                f"{LARGEST_FIXED_LENGTH}. Choose one in this range, or leave it to be chosen."
+                f"{LARGEST_FIXED_LENGTH}. Choose one in this range, or leave it to be chosen.",
+                "num_draft_tokens",
             )
 
 

@@ -67,11 +67,14 @@ class SamplingParams:
         )
         for name, value, low, high in ranges:
             if not low <= value <= high:  # also refuses NaN
-                raise RequestError(f"{name} is {value}, but it must lie between {low} and {high}.")
+                raise RequestError(
+                    f"{name} is {value}, but it must lie between {low} and {high}.", name
+                )
         if 0.0 < self.temperature < COLDEST:
             raise RequestError(
                 f"temperature is {self.temperature}, which is too small to divide by. Use 0 for "
-                f"the likeliest token always, or at least {COLDEST}."
+                f"the likeliest token always, or at least {COLDEST}.",
+                "temperature",
             )
         if self.seed is not None and not abs(self.seed) < TOO_LARGE_A_SEED:
             raise RequestError(f"seed is {self.seed}, but it must be smaller than 2^63.")

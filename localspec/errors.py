@@ -31,7 +31,11 @@ class ConfigError(LocalspecError):
 
 
 class RequestError(LocalspecError):
-    """A message or a sampling value cannot be used."""
+    """A message or a sampling value cannot be used. field: of a request, the one that is wrong."""
+
+    def __init__(self, sentence: str, field: str | None = None) -> None:
+        super().__init__(sentence)
+        self.field = field
 
 
 class ContextOverflow(RequestError):
@@ -61,7 +65,8 @@ class ContextOverflow(RequestError):
         remedies += [] if self.is_by_system_prompt else ["start a new chat"]
         super().__init__(
             f"{told}, but the context holds {context_length:,}. Nothing was cut. "
-            f"{', or '.join([', '.join(remedies[:-1]), remedies[-1]]).removeprefix(', or ')}."
+            f"{', or '.join([', '.join(remedies[:-1]), remedies[-1]]).removeprefix(', or ')}.",
+            "messages",
         )
 
 

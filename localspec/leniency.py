@@ -79,16 +79,19 @@ def parsed(text: str) -> Leniency:
     if name not in _RULES:
         raise RequestError(
             f"{text!r} is no lenient rule. Choose exact, or one of: {', '.join(_RULES)}; "
-            "numbers follow a colon, as in threshold:0.75 or factor:2."
+            "numbers follow a colon, as in threshold:0.75 or factor:2.",
+            "leniency",
         )
     try:
         numbers = [float(number) for number in rest.split(",")] if rest else []
         return _RULES[name](*numbers)
     except (TypeError, ValueError):  # too many, too few, or no number
         numbers_of = ",".join(each.name.upper() for each in fields(_RULES[name]))
-        raise RequestError(f"{text!r} cannot be read. Write {name}:{numbers_of}.") from None
+        sentence = f"{text!r} cannot be read. Write {name}:{numbers_of}."
+        raise RequestError(sentence, "leniency") from None
 
 
 def _require(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:  # also refuses NaN
-        raise RequestError(f"{name} is {value}, but it must lie between {low:g} and {high:g}.")
+        sentence = f"{name} is {value}, but it must lie between {low:g} and {high:g}."
+        raise RequestError(sentence, "leniency")

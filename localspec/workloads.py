@@ -163,7 +163,8 @@ def decide(workloads: Mapping[str, Workload], named: str, checking: str, text: s
     if name not in workloads:
         raise RequestError(
             f"There is no kind of text called {name!r}. Did you mean "
-            f"{nearest(name, workloads)!r}? Known: {', '.join((AUTO, *workloads))}."
+            f"{nearest(name, workloads)!r}? Known: {', '.join((AUTO, *workloads))}.",
+            "workload",
         )
     workload = workloads[name]
     if checking == AS_SET:

@@ -88,10 +88,9 @@ def fault_of(error: Exception) -> Fault:
     if isinstance(error, QueueFull):
         headers = {"retry-after": str(error.retry_after_s)}
         return Fault(429, str(error), "queue_full", headers=headers)
-    if isinstance(error, ContextOverflow):
-        return Fault(400, str(error), "context_length_exceeded", "messages")
     if isinstance(error, RequestError):
-        return Fault(400, str(error))
+        code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
+        return Fault(400, str(error), code, error.field)
     if isinstance(error, LocalspecError):
         return Fault(503, str(error), "unavailable")
     raise error

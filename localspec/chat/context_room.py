@@ -65,12 +65,14 @@ def check_drafter(drafters: Sequence[DrafterStatus], name: str) -> None:
     known = {one.name: one for one in drafters}
     if name not in known:
         raise RequestError(
-            f"There is no drafter called {name!r}. Choose one of: {', '.join((AUTO, OFF, *known))}."
+            f"There is no drafter called {name!r}. Choose one of: "
+            f"{', '.join((AUTO, OFF, *known))}.",
+            "drafter",
         )
     if not known[name].is_available:
         named = label_of(name)
         raise RequestError(
-            f"{named[:1].upper()}{named[1:]} cannot draft here: {known[name].reason}"
+            f"{named[:1].upper()}{named[1:]} cannot draft here: {known[name].reason}", "drafter"
         )
 
 
