@@ -74,7 +74,7 @@ class _Interfaces:
         return PlainTextResponse(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def models(self, http: HttpRequest) -> Response:
-        known = self._service.known
+        known = await self._known()
         found = [] if known is None else [_shown(known, self._started, http.scope)]
         if not is_anthropics(http.scope):
             return JSONResponse({"object": "list", "data": found})
@@ -82,8 +82,8 @@ class _Interfaces:
         return JSONResponse({"data": found, "has_more": False, **ends})
 
     async def model(self, http: HttpRequest) -> Response:
+        known = await self._known()
         self._require_model(http.path_params["name"])
-        known = self._service.known
         if known is None:
             why = self._service.service.lifecycle.phrase
             raise Refused(Fault(503, f"No model is loaded now: {why}", "unavailable"))
@@ -142,16 +142,21 @@ class _Interfaces:
 
     async def _head(self, fields: Common, prefix: str, kind: str) -> chat_completions.Head:
         """Raises Refused for a model that is not loaded."""
-        name, known = await self._answering(fields.model), self._service.known
+        known, name = await self._known(), self._require_model(fields.model)
         fingerprint = None if known is None else known.fingerprint
         return chat_completions.Head(prefix, kind, name, fingerprint)
 
     async def _answering(self, name: str | None) -> str:
         """As `_require_model`, once it is known what is loaded."""
+        await self._known()
+        return self._require_model(name)
+
+    async def _known(self) -> Description | None:
+        """What is loaded, after the first load."""
         lifecycle = self._service.service.lifecycle
         while lifecycle.known is None and lifecycle.phase in ("loading", "restarting"):
             await asyncio.sleep(LOOK_S)
-        return self._require_model(name)
+        return lifecycle.known
 
     def _require_model(self, name: str | None) -> str:
         """The name of the model that answers. Raises Refused."""

@@ -63,7 +63,7 @@ def test_a_request_during_the_first_load_is_judged_after_it(tmp_path: Path) -> N
     with (
         serving(FakeBackend(script), tmp_path, may_load) as doors,
         doors.http() as http,
-        ThreadPoolExecutor() as pool,
+        ThreadPoolExecutor(7) as pool,
     ):
         paths = ("/v1/chat/completions", "/v1/messages")
         asked = [
@@ -71,8 +71,10 @@ def test_a_request_during_the_first_load_is_judged_after_it(tmp_path: Path) -> N
             for path in paths
             for more in ({"model": "gpt-9"}, {"model": "demo-12m"}, {})
         ]
-        assert not wait(asked, 0.3).done
+        listed = pool.submit(http.get, "/v1/models")
+        assert not wait([*asked, listed], 0.3).done
         may_load.set()
+        assert [one["id"] for one in listed.result().json()["data"]] == ["demo-12m"]
         answers = [one.result() for one in asked]
     assert [one.status_code for one in answers] == 2 * [404, 200, 200]
     assert {one.json().get("model") for one in answers} == {None, "demo-12m"}
