@@ -229,7 +229,12 @@ class LocalBackend:
                 request.max_tokens,
                 self.loaded.template.end_ids,
                 request.num_logprobs,
-                predicted(self.loaded.template, turn.start, request.prediction),
+                predicted(
+                    self.loaded.template,
+                    turn.start,
+                    request.prediction,
+                    self.loaded.context_length,
+                ),
                 turn.grammar,
                 thought_limit_of(self.loaded.template, request, turn.start, turn.text),
             )

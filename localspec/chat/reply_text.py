@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Literal, NamedTuple
 
 from localspec.backend import Backend, DraftedToken, DraftOutcome, Logprob, Message, Request
@@ -57,8 +58,10 @@ class Start:
 def start_of(template: ChatTemplate, request: Request, context_length: int) -> Start:
     """A thought that the prompt opens is ended there where none is wanted. Raises RequestError, and
     ContextOverflow for a text that is not worth the time to encode it."""
-    num_characters = sum(len(one.content.strip()) for one in request.messages)
-    fewest_tokens = num_characters // template.longest_token
+    lengths = [len(one.content.strip()) for one in request.messages]
+    if template.is_raw:  # nothing stands between the texts
+        lengths = [sum(lengths)]
+    fewest_tokens = sum(ceil(length / template.longest_token) for length in lengths)
     if fewest_tokens > context_length:
         raise ContextOverflow(fewest_tokens, 0, context_length, are_fewest=True)
     if request.is_raw:
@@ -106,10 +109,16 @@ def _continued(
     )
 
 
-def predicted(template: ChatTemplate, start: Start, text: str) -> tuple[int, ...]:
+def predicted(
+    template: ChatTemplate, start: Start, text: str, context_length: int
+) -> tuple[int, ...]:
     """The ids of a predicted reply, after the end of the prompt, so that its first ones are found
-    there; none where nothing is predicted."""
-    return (*start.prompt[-LEAD:], *template.encode_reply(text)) if text else ()
+    there; none where nothing is predicted. No more than a reply can have: to index a megabyte of
+    text takes seconds, in which nobody is answered."""
+    if not text:
+        return ()
+    found = template.encode_reply(text[: context_length * template.longest_token])
+    return (*start.prompt[-LEAD:], *found[:context_length])
 
 
 def _spelling(

@@ -11,7 +11,7 @@ import torch
 
 from localspec.backend import Chunk, Message, Request
 from localspec.chat.local import Loaded, LocalBackend
-from localspec.chat.reply_text import start_of
+from localspec.chat.reply_text import predicted, start_of
 from localspec.chat.template import ChatTemplate
 from localspec.core import SamplingParams
 from localspec.drafters.ngram import NgramDrafter
@@ -148,16 +148,32 @@ def test_control_text_in_a_reply_stays_text(template: ChatTemplate) -> None:
     assert list(start.prompt[: -len(start.begun)]) == template.render(ASKED)
 
 
-@pytest.mark.parametrize("is_raw", [False, True])
+LONGEST = max(map(len, tiny_tokenizer().get_vocab()))  # characters of a token
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Request((Message("user", "x" * LONGEST * (LENGTH + 1)),)),
+        Request((Message("user", "x" * LONGEST * (LENGTH + 1)),), is_raw=True),
+        Request((LENGTH + 1) * (Message("user", "x"),)),
+    ],
+)
 def test_a_text_far_too_long_is_refused_before_it_is_encoded(
-    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch, is_raw: bool
+    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch, asked: Request
 ) -> None:
-    longest = max(map(len, tiny_tokenizer().get_vocab()))
     for name in ("render", "encode_prompt"):
         monkeypatch.setattr(template, name, lambda *_: pytest.fail("encoded"))
-    request = Request((Message("user", "x" * longest * (LENGTH + 1)),), is_raw=is_raw)
     with pytest.raises(ContextOverflow, match="at least 1,025 tokens, but the context holds 1,024"):
-        start_of(template, request, LENGTH)
+        start_of(template, asked, LENGTH)
+
+
+def test_of_a_prediction_no_more_is_read_than_a_reply_can_have(template: ChatTemplate) -> None:
+    start = start_of(template, Request(ASKED), LENGTH)
+    text = "The end. " * LENGTH
+    found = predicted(template, start, text, LENGTH)
+    led = len(predicted(template, start, "x", LENGTH)) - len(template.encode_reply("x"))
+    assert list(found[led:]) == template.encode_reply(text)[:LENGTH]
 
 
 def test_a_reply_from_the_start_is_the_prompt_alone(template: ChatTemplate) -> None:
