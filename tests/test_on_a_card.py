@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -27,6 +29,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.graphs import CapturedDecoder, Work, shapes
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
+from localspec.forward.nf4 import BLOCK, Nf4Linear, library
 from localspec.forward.one_width import OneWidthDecoder
 from localspec.machine.plans import CUBLAS_WORKSPACE_BYTES, Arrangement, Room, bytes_of
 from localspec.machine.shapes import shape_from_config
@@ -323,6 +326,32 @@ def test_the_plan_counts_what_reading_a_prompt_takes(context: int) -> None:
         held = memory.most_used = memory.used
         decoder.forward(range(PREFILL_CHUNK), num_logits=1)
         assert 0.8 * planned < memory.most_used - held < 1.2 * planned
+
+
+def test_the_plan_counts_the_weights_in_nf4_that_a_long_piece_unpacks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of gate and up, which are one product, are not unpacked at once."""
+    library()
+    ops = torch.ops.bitsandbytes
+    kernel = import_module("bitsandbytes.backends.default.ops")._gemm_4bit_default_impl
+    monkeypatch.setattr(ops, "gemm_4bit", SimpleNamespace(default=kernel))  # as for many rows
+    num_in, num_out = QWEN3_8B["hidden_size"], 2 * QWEN3_8B["intermediate_size"]
+    shape = shape_from_config({**Qwen3Config(**QWEN3_8B).to_dict()}, "a model")
+    full, quantised = (
+        bytes_of(Arrangement(shape, precision, 8192), Room("cuda", 24 * 2**30)).activations
+        for precision in ("bf16", "4-bit")
+    )
+    with fake_card(), memory_of_card() as memory, torch.inference_mode():
+        packed = torch.empty(num_in * num_out // 2, 1, dtype=torch.uint8, device=CUDA)
+        scales = torch.empty(num_in * num_out // BLOCK, device=CUDA)
+        layer = Nf4Linear(packed, scales, (num_out, num_in), None)
+        rows = torch.empty(PREFILL_CHUNK, num_in, dtype=DTYPE, device=CUDA)
+        held = memory.most_used = memory.used
+        made = layer(rows)
+        assert made.shape == (PREFILL_CHUNK, num_out)
+        taken = memory.most_used - held - made.nbytes
+        assert taken <= quantised - full <= 1.3 * taken
 
 
 def test_the_path_over_transformers_uploads_without_a_wait_too() -> None:

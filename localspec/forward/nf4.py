@@ -7,7 +7,7 @@ library's own layer around them, which takes longer than a small product does.
 On a processor with instructions for bf16 the weights are laid out anew for a kernel that serves any
 number of rows, and a row has the same bits beside others as alone. Other processors have no kernel
 that multiplies with NF4 (`has_kernel`). On CUDA the library's kernel serves few rows, and for many
-it unpacks the weight.
+it unpacks the weight: those are multiplied with UNPACKED_AT_ONCE weights at a time.
 
 Not here: which layers are quantised (quantise), loading (weights).
 Source: NF4 in QLoRA (arXiv 2305.14314).
@@ -27,6 +27,8 @@ from typing import Any
 import torch
 
 from localspec.errors import ModelError
+from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
+from localspec.forward.cache import WIDEST
 from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias
 
 BLOCK = 64  # inputs that share one scale
@@ -100,7 +102,25 @@ def has_kernel(device: torch.device) -> bool:
 
 def _on_card(packed: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int]) -> Product:
     kernel: Any = torch.ops.bitsandbytes.gemm_4bit.default
-    return lambda rows: kernel(rows, packed, shape, scales, BLOCK, "nf4")
+    num_in = shape[1]
+    size = UNPACKED_AT_ONCE // num_in // ROWS * ROWS * num_in
+    pieces = tuple(
+        zip(torch.split(packed, size // 2), torch.split(scales, size // BLOCK), strict=True)
+    )
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        if rows.shape[0] <= WIDEST:
+            made: torch.Tensor = kernel(rows, packed, shape, scales, BLOCK, "nf4")
+            return made
+        return torch.cat(
+            [
+                kernel(rows, piece, (2 * piece.numel() // num_in, num_in), of, BLOCK, "nf4")
+                for piece, of in pieces
+            ],
+            1,
+        )
+
+    return product
 
 
 def _on_processor(packed: torch.Tensor, scales: torch.Tensor, shape: tuple[int, int]) -> Product:

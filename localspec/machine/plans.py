@@ -16,6 +16,7 @@ from typing import Any
 
 from localspec.core import OFF
 from localspec.errors import ConfigError
+from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
 from localspec.formats.native import NATIVE
 from localspec.machine.compatibility import UNKNOWN, Compatibility
 from localspec.machine.hardware import (
@@ -221,11 +222,11 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         draft_weights, draft_cache = sizes
     if plan.self_draft is not None:
         draft_weights = target.copy_bytes(plan.self_draft)
-    is_quantised = plan.precision not in FULL_BYTES or plan.self_draft is not None
-    activations = _activation_bytes(target, plan.context_length, full, is_quantised)
-    if draft is not None:
-        used_by_draft = _activation_bytes(draft, plan.context_length, full, is_quantised=False)
-        activations = max(activations, used_by_draft)
+    activations = max(
+        _activation_bytes(each, plan.context_length, full) for each in (target, draft) if each
+    )
+    if room.device == "cuda" and plan.precision not in FULL_BYTES:
+        activations += UNPACKED_AT_ONCE * FULL_BYTES[full]
     native = [each for each in (target, draft) if each and each.family in NATIVE]
     is_captured = not all(each.is_recurrent for each in native)
     return PlanBytes(
@@ -256,9 +257,7 @@ def draft_bytes_of(plan: Arrangement) -> PlanBytes | None:
     )
 
 
-def _activation_bytes(
-    shape: ModelShape, context_length: int, full: Precision, is_quantised: bool
-) -> int:
+def _activation_bytes(shape: ModelShape, context_length: int, full: Precision) -> int:
     """The most one forward holds besides weights and caches: a chunk passing one layer."""
     chunk = min(PREFILL_CHUNK, context_length)
     values = chunk * (2 * shape.active_width + 6 * shape.hidden_size)  # 6.1
@@ -266,8 +265,6 @@ def _activation_bytes(
     if shape.num_kv_heads < shape.num_heads and shape.family not in NATIVE:
         # With a mask transformers widens one layer's keys and values to all query heads.
         values += 2 * context_length * shape.query_width
-    if is_quantised:
-        values += shape.widest_linear_params  # a weight unpacked for a wide prefill (6.1)
     return values * FULL_BYTES[full]
 
 

@@ -176,11 +176,6 @@ class ModelShape:
         return decoder + self.extra_params
 
     @property
-    def widest_linear_params(self) -> int:
-        """The largest single linear weight, embeddings and head apart."""
-        return self.hidden_size * max(self.intermediate_size, self.query_width)
-
-    @property
     def active_width(self) -> int:
         """MLP width one token passes through."""
         experts = self.num_experts_per_token * self.expert_intermediate_size

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from localspec.forward import nf4
 from localspec.forward.nf4 import Nf4Linear, library
 from localspec.forward.weight_layout import ModuleLinear, fused
 from tests.fake_card import CUDA, fake_card
@@ -97,3 +100,18 @@ def test_a_card_multiplies_once_for_layers_of_one_input() -> None:
         made = joined(torch.empty(3, 64, dtype=torch.bfloat16, device=CUDA))
         assert (made.shape, made.dtype, made.device) == ((3, 56), torch.bfloat16, CUDA)
         assert joined.weight_bytes == 56 * 32 + 4 * 56
+
+
+def test_a_card_s_pieces_of_a_product_with_many_rows_are_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the library's own unpacking, on the processor."""
+    library()
+    kernel = import_module("bitsandbytes.backends.default.ops")._gemm_4bit_default_impl
+    ops = torch.ops.bitsandbytes
+    packed, scales = ops.quantize_4bit.default(torch.randn(320, 128), 64, "nf4", torch.uint8)
+    monkeypatch.setattr(ops, "gemm_4bit", SimpleNamespace(default=kernel))
+    monkeypatch.setattr(nf4, "UNPACKED_AT_ONCE", 3 * 32 * 128)
+    given = torch.randn(40, 128)
+    made = nf4._on_card(packed, scales, (320, 128))(given)
+    assert torch.equal(made, kernel(given, packed, (320, 128), scales, 64, "nf4"))
