@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -37,7 +37,7 @@ from localspec.chat.programs import ProgramService
 from localspec.errors import LocalspecError
 
 LOOK_S = 0.05
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound=Common)
 
 
 def make_api(service: ProgramService) -> Starlette:
@@ -90,7 +90,7 @@ class _Interfaces:
         return JSONResponse(_shown(known, self._started, http.scope))
 
     async def chat(self, http: HttpRequest) -> Response:
-        fields = await _read(http, chat_completions.ChatFields)
+        fields = await self._read(http, chat_completions.ChatFields)
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
         head = await self._head(fields, "chatcmpl", kind)
         answer = partial(chat_completions.answer, head=head)
@@ -98,7 +98,7 @@ class _Interfaces:
         return await self._replied(http, fields, fields.requests(), answer, events)
 
     async def complete(self, http: HttpRequest) -> Response:
-        fields = await _read(http, completions.CompletionFields)
+        fields = await self._read(http, completions.CompletionFields)
         head, num = await self._head(fields, "cmpl", "text_completion"), fields.num_choices
         answer = partial(completions.answer, head=head, num_choices=num)
         events = partial(
@@ -107,24 +107,35 @@ class _Interfaces:
         return await self._replied(http, fields, fields.requests(), answer, events)
 
     async def respond(self, http: HttpRequest) -> Response:
-        fields = await _read(http, responses.ResponseFields)
+        fields = await self._read(http, responses.ResponseFields)
         response = responses.Response(fields, await self._answering(fields.model))
         answer = partial(responses.answer, response=response)
         events = partial(responses.events, response=response)
         return await self._replied(http, fields, fields.requests(), answer, events)
 
     async def message(self, http: HttpRequest) -> Response:
-        fields = await _read(http, messages.MessagesFields)
+        fields = await self._read(http, messages.MessagesFields)
         head = messages.MessageHead(await self._answering(fields.model), fields.stop_sequences)
         answer = partial(messages.answer, head=head)
         events = partial(messages.events, head=head)
         return await self._replied(http, fields, fields.requests(), answer, events)
 
     async def count(self, http: HttpRequest) -> Response:
-        fields = await _read(http, messages.CountFields)
+        fields = await self._read(http, messages.CountFields)
         await self._answering(fields.model)
         counted = await run_in_threadpool(self._service.count_tokens, *fields.requests())
         return JSONResponse({"input_tokens": counted})
+
+    async def _read(self, http: HttpRequest, kind: type[M]) -> M:
+        """The body. Raises ValidationError, Refused."""
+        try:
+            # An answer may repeat a part of it, so what is no JSON must not come in.
+            body = from_json(await http.body(), allow_inf_nan=False)
+        except ValueError as error:
+            raise refusal(f"Invalid JSON: {error}.") from error
+        fields = kind.model_validate(body)
+        fields.drafter = fields.drafter or self._service.service.drafter
+        return fields
 
     async def _replied(
         self,
@@ -167,16 +178,6 @@ class _Interfaces:
             sentence = f"There is no model {name!r} here, but {known.target!r}. Name that, or none."
             raise Refused(Fault(404, sentence, "model_not_found", "model"))
         return known.target
-
-
-async def _read(http: HttpRequest, fields: type[M]) -> M:
-    """The body. Raises ValidationError, Refused."""
-    try:
-        # An answer may repeat a part of it, so what is no JSON must not come in.
-        body = from_json(await http.body(), allow_inf_nan=False)
-    except ValueError as error:
-        raise refusal(f"Invalid JSON: {error}.") from error
-    return fields.model_validate(body)
 
 
 def _shown(model: Description, started: int, scope: Scope) -> dict[str, Any]:

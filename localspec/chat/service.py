@@ -51,11 +51,12 @@ class ChatService(LogService):
     """Owns the worker, the backend's lifecycle and the journal.
 
     open_backend(report) loads; `report` takes one phrase of progress at a time, and may raise to
-    end the load. session_info is asked when the first turn begins. drafter: the page's first
-    choice. workloads: None for those shipped. options: what open_backend loads, None where the
-    caller does not name it. opener_for: opens other options; without it nothing can be switched.
-    unload_after_s: unload the model after so long without work; None never. smaller: see
-    BackendLifecycle. makes_titles: the model may write titles. `start` once, `close` at the end.
+    end the load. session_info is asked when the first turn begins. drafter: of the page and of
+    programs that name none. workloads: None for those shipped. options: what open_backend loads,
+    None where the caller does not name it. opener_for: opens other options; without it nothing can
+    be switched. unload_after_s: unload the model after so long without work; None never. smaller:
+    see BackendLifecycle. makes_titles: the model may write titles. `start` once, `close` at the
+    end.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ import pytest
 
 from localspec.backend import Backend, Request
 from localspec.chat.service import ChatService
+from localspec.core import AUTO
 from localspec.record.store import Store
 from localspec.web.guard.connections import server_of
 from localspec.web.guard.programs import nothing_else
@@ -85,7 +86,10 @@ class Doors:
 
 @contextmanager
 def serving(
-    backend: Backend, folder: Path, may_load: threading.Event | None = None
+    backend: Backend,
+    folder: Path,
+    may_load: threading.Event | None = None,
+    drafter: str = AUTO,
 ) -> Iterator[Doors]:
     """The interfaces over a backend, on a free port. may_load: before it is set, it loads."""
 
@@ -95,7 +99,7 @@ def serving(
         return backend
 
     with closing(Store.open(folder / "localspec.db")) as store, socket.socket() as bound:
-        service = ChatService(store, session_info, opened)
+        service = ChatService(store, session_info, opened, drafter)
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
         app = with_interfaces(nothing_else, service, "127.0.0.1", port, ["http://allowed.test"])

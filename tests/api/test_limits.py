@@ -80,6 +80,15 @@ def test_a_request_during_the_first_load_is_judged_after_it(tmp_path: Path) -> N
     assert {one.json().get("model") for one in answers} == {None, "demo-12m"}
 
 
+def test_who_names_no_drafter_has_the_one_that_the_server_was_started_with(tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
+    backend = FakeBackend(Script(reply="one two"))
+    with serving(backend, tmp_path, drafter="off") as doors, doors.http() as http:
+        for more in ({}, {"drafter": "auto"}):
+            assert http.post("/v1/chat/completions", json=body | more).status_code == 200
+    assert [one.drafter for one in backend.requests] == ["off", "auto"]
+
+
 @pytest.mark.slow
 def test_under_a_load_nothing_is_lost_and_who_goes_away_frees_its_place(doors: Doors) -> None:
     """16 clients; one in four reads the beginning of a long reply and leaves."""
