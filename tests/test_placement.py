@@ -27,7 +27,7 @@ from transformers import (
 
 from localspec import placement
 from localspec.errors import ConfigError, MemoryShortage
-from localspec.forward import own_bits
+from localspec.forward import own_bits, weight_layout
 from localspec.forward.decoder import Decoder
 from localspec.forward.layer_files import return_cached
 from localspec.forward.weights import Bits
@@ -156,6 +156,19 @@ def test_what_is_said_to_be_needed_is_what_loading_keeps(
     shape, precision = shape_from_folder(folder), "bf16" if bits is None else "4-bit"
     planned = bytes_of(Arrangement(shape, precision, 128), room_for(probe(), 0))
     assert planned.target_weights + planned.target_kv == needed_bytes(folder, there)
+
+
+def test_what_bitsandbytes_wrote_is_counted_in_bf16_where_fp32_is_computed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without kernels for bf16 its head is not laid out anew."""
+    monkeypatch.setattr(weight_layout, "PACKED_DTYPES", (torch.float32,))
+    folder = nested(tmp_path / "model")
+    there = Place(probe(), torch.device("cpu"), torch.float32, 4, 1024)
+    model = load_at(folder, there).model
+    assert isinstance(model, Decoder)
+    held = model.weight_bytes + model.cache.kv_bytes
+    assert needed_bytes(folder, there) == pytest.approx(held, rel=0.05)
 
 
 def test_what_fits_is_no_matter(

@@ -188,9 +188,10 @@ class ModelShape:
         num_params, head = self.num_params - self.extra_params, self.vocab_size * self.hidden_size
         # The native decoder lays a head out for a processor: beside an embedding it is tied to.
         is_copied = self.is_tied and device == "cpu" and self.is_native
+        if precision == self.kept_as:  # in bf16, also where the processor does not compute in it
+            copied = head if is_copied and full == "bf16" else 0
+            return self.kept_bytes + copied * FULL_BYTES["bf16"]
         num_params += head if is_copied else 0
-        if precision == self.kept_as:
-            return self.kept_bytes + (head if is_copied else 0) * FULL_BYTES[full]
         in_full: Precision = precision if precision in FULL_BYTES else full
         shrunk, held = (0, 0) if precision in FULL_BYTES else self._shrunk(precision, device)
         if precision == "4-bit-head":
@@ -223,7 +224,8 @@ class ModelShape:
         weights = self.weight_bytes(precision, full, device)
         if self.family in NATIVE and self.is_native:
             angles = num_tokens * NATIVE[self.family].num_rotations * self.head_dim
-            weights += 2 * angles * FULL_BYTES[full]  # cosines and sines
+            rotated_in = "bf16" if precision == self.kept_as else full
+            weights += 2 * angles * FULL_BYTES[rotated_in]  # cosines and sines
         return weights, self.kv_bytes(num_tokens, kept_in)
 
     def copy_bytes(self, precision: Precision) -> int:
