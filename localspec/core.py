@@ -67,9 +67,8 @@ class SamplingParams:
         )
         for name, value, low, high in ranges:
             if not low <= value <= high:  # also refuses NaN
-                raise RequestError(
-                    f"{name} is {value}, but it must lie between {low} and {high}.", name
-                )
+                told = f"{name} is {value}, but it must lie between {low} and {high}."
+                raise RequestError(told, name)
         if 0.0 < self.temperature < COLDEST:
             raise RequestError(
                 f"temperature is {self.temperature}, which is too small to divide by. Use 0 for "
@@ -77,7 +76,7 @@ class SamplingParams:
                 "temperature",
             )
         if self.seed is not None and not abs(self.seed) < TOO_LARGE_A_SEED:
-            raise RequestError(f"seed is {self.seed}, but it must be smaller than 2^63.")
+            raise RequestError(f"seed is {self.seed}, but it must be smaller than 2^63.", "seed")
 
 
 class Noise(Protocol):
@@ -355,9 +354,9 @@ class Round:
     provenance: tuple[str, ...]
     step: Step
     reason: str
-    lenient: tuple[int, ...] = ()
-    proposal: Proposal | None = None
-    verdict: Verdict | None = None
+    lenient: tuple[int, ...]
+    proposal: Proposal
+    verdict: Verdict
     logprobs: tuple[TokenLogprob, ...] = ()
 
 

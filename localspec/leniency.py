@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
 from localspec.errors import RequestError
+from localspec.units import counted
 
 MAX_FACTOR = 100.0
 
@@ -69,8 +70,8 @@ def as_data(rule: Leniency) -> dict[str, str | float]:
 
 def label(num_lenient_tokens: int, num_output_tokens: int) -> str:
     """The label of every lenient reply, wherever it is shown."""
-    tokens = "token" if num_output_tokens == 1 else "tokens"
-    return f"lenient: {num_lenient_tokens} of {num_output_tokens} {tokens} would have been refused"
+    tokens = counted(num_output_tokens, "token")
+    return f"lenient: {num_lenient_tokens} of {tokens} would have been refused"
 
 
 def parsed(text: str) -> Leniency:

@@ -1,10 +1,13 @@
-"""Times and sizes as a person reads them, the same on the page, in reports and on the command line.
+"""Times, sizes and lists as a person reads them, the same on the page, in reports and on the
+command line.
 
 Contract: pure. Of times ms below a second, seconds beyond, minutes beyond a minute. Of what is not
 known a dash.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 DASH = "–"
 SECOND_MS = 1000.0
@@ -48,3 +51,14 @@ def size(num_bytes: int) -> str:
 def axis_unit(longest_ms: float) -> tuple[str, float]:
     """The unit of an axis on which the longest time is this, and its length in ms."""
     return ("s", SECOND_MS) if longest_ms >= SECOND_MS else ("ms", 1.0)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: 1 token, 2 tokens, 1,024 tokens."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def enumerated(words: Sequence[str]) -> str:
+    """One or more words as a list in a sentence: a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

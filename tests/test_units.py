@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.units import DASH, clock, took
+from localspec.units import DASH, clock, counted, enumerated, took
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,17 @@ def test_what_was_measured_has_three_digits_and_its_unit(ms: float | None, said:
 def test_a_clock_shows_whole_units() -> None:
     found = [clock(each) for each in (0.2, 59.4, 61, 3000, 3700)]
     assert found == ["0 s", "59 s", "1 min 1 s", "50 min", "1 h 1 min"]
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [(["a"], "a"), (["a", "b"], "a and b"), (["a", "b", "c"], "a, b and c")]
+)
+def test_a_list_in_a_sentence(words: list[str], shown: str) -> None:
+    assert enumerated(words) == shown
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(0, "0 tokens"), (1, "1 token"), (1024, "1,024 tokens")]
+)
+def test_a_number_with_its_noun(number: int, shown: str) -> None:
+    assert counted(number, "token") == shown

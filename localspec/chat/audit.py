@@ -31,6 +31,7 @@ from localspec.chat.turn import SAMPLED, prompt_messages
 from localspec.core import OFF, SamplingParams
 from localspec.errors import StoreError
 from localspec.record.store import Store
+from localspec.units import counted, enumerated
 
 Outcome = Literal["identical", "tie", "differs", "cancelled"]
 
@@ -258,32 +259,24 @@ def at(tokens: Sequence[int], place: int) -> int | None:
     return tokens[place] if place < len(tokens) else None
 
 
-def _tokens(number: int) -> str:
-    return f"{number} token" if number == 1 else f"{number} tokens"
-
-
 def sentence(replay: Replay) -> str:
     """What a replay that is done found, as a sentence or two."""
     finding, how = replay.finding, "without drafting" if replay.drafter == OFF else "with drafting"
     assert finding is not None, "the replay is done"
-    changed = _listed(finding.changes)
+    changed = enumerated(finding.changes) if finding.changes else ""
     if finding.outcome == "identical":
         still = f", although {changed} changed" if changed else ""
-        compared = _tokens(finding.num_compared)
+        compared = counted(finding.num_compared, "token")
         return f"Identical: made again {how}, the model wrote the same {compared}{still}."
     if finding.outcome == "cancelled":
-        return f"Stopped after the first {_tokens(finding.num_compared)}, which are the same."
+        same = counted(finding.num_compared, "token")
+        return f"Stopped after the first {same}, which are the same."
     assert finding.difference is not None
     if changed:
         head = where(finding.difference, "The logged reply", "the replay")
         return f"{head} Since it was written, {changed} changed, so another text is no fault."
     is_greedy = replay.row["temperature"] == 0
     return describe(finding.difference, "The logged reply", "the replay", is_greedy)
-
-
-def _listed(parts: Sequence[str]) -> str:
-    *first, last = parts or ("",)
-    return f"{', '.join(first)} and {last}" if first else last
 
 
 def where(found: Difference, first: str, second: str) -> str:

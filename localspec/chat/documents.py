@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from localspec.chat.attachments import MAX_FILE_BYTES, shown_name, text_of
 from localspec.errors import RequestError, first_line
+from localspec.units import counted
 
 MAX_DOCUMENT_BYTES = 20_000_000
 MAX_UNPACKED_BYTES = 100_000_000
@@ -94,7 +95,7 @@ def _pdf(name: str, data: bytes) -> ReadFile:
                 f"{name} takes longer than {MAX_READ_S:.0f} s to read. Attach the part that "
                 "matters."
             )
-    pages = "1 page" if num_pages == 1 else f"{num_pages:,} pages"
+    pages = counted(num_pages, "page")
     if not any(texts):
         raise RequestError(
             f"{name} has {pages}, but no text: they are pictures, as of a scan. Let a program "
@@ -116,8 +117,7 @@ def _docx(name: str, data: bytes) -> ReadFile:
     blocks = [block for block in _blocks(docx.Document(io.BytesIO(data))) if block.strip()]
     if not blocks:
         raise RequestError(f"{name} holds no text, so it was not attached.")
-    said = "1 paragraph" if len(blocks) == 1 else f"{len(blocks):,} paragraphs"
-    return ReadFile(name, "\n\n".join(blocks), said)
+    return ReadFile(name, "\n\n".join(blocks), counted(len(blocks), "paragraph"))
 
 
 def _blocks(document: object) -> Iterator[str]:

@@ -256,8 +256,6 @@ class TokenTexts:
 def drafted_tokens(found: Round, texts: TokenTexts) -> tuple[DraftedToken, ...]:
     """What a round proposed. found: already cut to what belongs to the reply."""
     proposal, verdict = found.proposal, found.verdict
-    if proposal is None or verdict is None or not proposal.tokens:
-        return ()
     path = verdict.path[: found.step.num_accepted_tokens]
     has_ended = len(path) < len(verdict.path)  # the rest was accepted, but the reply had ended
     end = path[-1] if path else -1

@@ -24,6 +24,7 @@ from localspec.backend import Backend, Message, Request, chunks_of
 from localspec.core import OFF, SamplingParams
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.turn_stats import TurnStats
+from localspec.units import enumerated
 from localspec.workloads import recognise
 
 BUDGET_S = 10.0
@@ -263,11 +264,11 @@ def _verdict(drafter: str, gains: Mapping[str, float]) -> str:
     wins = [f"{kind} ({gain:.1f} times)" for kind, gain in gains.items() if gain >= WINS]
     loses = [f"{kind} ({gain:.2f} times)" for kind, gain in gains.items() if gain <= LOSES]
     even = [kind for kind, gain in gains.items() if LOSES < gain < WINS]
-    verdict = f"{_name(drafter)} is faster on {_listed(wins)}"
+    verdict = f"{_name(drafter)} is faster on {enumerated(wins)}"
     if loses:
-        verdict += f"; it is slower on {_listed(loses)}, so it is not used there"
+        verdict += f"; it is slower on {enumerated(loses)}, so it is not used there"
     if even:
-        verdict += f"; on {_listed(even)} it makes no difference"
+        verdict += f"; on {enumerated(even)} it makes no difference"
     return f"{verdict}."
 
 
@@ -283,7 +284,3 @@ def _nothing_pays(gains: Mapping[str, float]) -> str:
 def _name(drafter: str) -> str:
     label = label_of(drafter)
     return label[0].upper() + label[1:]
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -33,6 +33,7 @@ from localspec.forward.graphs import GraphFault, GraphPool, GraphStore, Work, bu
 from localspec.forward.model import LanguageModel, prefill
 from localspec.forward.static import Window, undisturbed, windows
 from localspec.forward.upload import indices, pinned
+from localspec.units import counted
 
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
 FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to read
@@ -394,5 +395,5 @@ def _sizes(count: int) -> Iterator[int]:
 
 
 def _phrase(key: _Key) -> str:
-    tokens = "token" if key.size == 1 else "tokens"
-    return f"preparing drafts of {key.size} {tokens} within {key.bucket} tokens of context"
+    tokens = counted(key.size, "token")
+    return f"preparing drafts of {tokens} within {key.bucket} tokens of context"

@@ -18,6 +18,7 @@ from random import Random
 from localspec.engine.acceptance import PRIOR_WEIGHT, Estimate
 from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
 from localspec.speculation import NEGLIGIBLE, best_length, expected_tokens
+from localspec.units import counted
 
 MARGIN = 0.15  # share of the rate of an untried option that is not counted on
 PROOF = 4.0  # rounds of evidence that halve it
@@ -150,13 +151,13 @@ def why_off(options: Sequence[Option], plain_ms: float) -> str:
 
 def why_drafting(option: Option, shapes_itself: bool, is_chosen: bool) -> str:
     """shapes_itself: the drafter decides how much it drafts. is_chosen: a person named it."""
-    about = "" if shapes_itself else f"about {_tokens(option.num_draft_tokens)} a round, "
+    about = "" if shapes_itself else f"about {counted(option.num_draft_tokens, 'token')} a round, "
     why = "as you chose" if is_chosen else "the most promising when this round began"
     return f"{option.drafter}: {about}{why}."
 
 
 def why_exploring(option: Option, length: int, shapes_itself: bool) -> str:
-    about = "" if shapes_itself else f" with {_tokens(length)} a round"
+    about = "" if shapes_itself else f" with {counted(length, 'token')} a round"
     return f"Trying {option.drafter}{about}: little is known of it here, and it may be faster."
 
 
@@ -166,7 +167,3 @@ def why_unmeasured(drafter: str) -> str:
 
 def why_silent(drafter: str) -> str:
     return f"{drafter}, as you chose: it has nothing to propose here."
-
-
-def _tokens(count: int) -> str:
-    return "1 token" if count == 1 else f"{count} tokens"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from localspec.machine.hardware import Hardware, gib
 from localspec.machine.nvml import Gpu, in_use
+from localspec.units import counted
 
 
 def found_line(hardware: Hardware) -> str:
@@ -39,8 +40,7 @@ def _without_gpu(hardware: Hardware) -> str:
     cpu, cores, amounts = hardware.host.cpu_name, hardware.host.num_cpu_cores, _amounts(hardware)
     if hardware.device == "mps":
         return f"Found an Apple GPU ({cpu}), which shares the RAM: {amounts}."
-    noun = "core" if cores == 1 else "cores"
-    return f"No GPU that can be used: {cpu}, {cores} {noun}, RAM {amounts}."
+    return f"No GPU that can be used: {cpu}, {counted(cores, 'core')}, RAM {amounts}."
 
 
 def _amounts(hardware: Hardware) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from localspec.units import enumerated
+
 Value = TypeVar("Value")
 
 # Codes of nvml.h; the numbers are part of the library's binary interface.
@@ -312,9 +314,7 @@ def _names(users: Sequence[GpuUser]) -> str:
     seen.sort(key=lambda name: name in ("the desktop", "another program"))
     if len(seen) > MOST_NAMED:
         seen = [*seen[: MOST_NAMED - 1], f"{len(seen) - MOST_NAMED + 1} others"]
-    if len(seen) == 1:
-        return seen[0]
-    return f"{', '.join(seen[:-1])} and {seen[-1]}"
+    return enumerated(seen)
 
 
 def _title(name: str | None) -> str:

@@ -26,11 +26,10 @@ from localspec.leniency import label
 from localspec.machine.sources import DEMO
 from localspec.record.rows import counts
 from localspec.turn_stats import TurnStats
-from localspec.units import DASH, clock, size, took
+from localspec.units import DASH, clock, counted, size, took
 from localspec.web.words import (
     at_least,
     capital,
-    counted,
     direction,
     gain_words,
     kind_words,

@@ -30,6 +30,7 @@ from localspec.errors import LocalspecError, RequestError, StoreError
 from localspec.files import parsed
 from localspec.machine.found_line import found_line
 from localspec.machine.hardware import probe
+from localspec.units import counted
 from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH, READ_PATH
 from localspec.web.guard.security import is_loopback
 from localspec.web.live import HardwareLine, live_state
@@ -38,7 +39,6 @@ from localspec.web.models.programs import MadeKey
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import Audits, token_view
 from localspec.web.stats.selection import WEEK, number_of, week_begin
-from localspec.web.words import counted
 
 STATIC = Path(__file__).parent / "static"
 STATIC_FILES = frozenset(file.name for file in STATIC.iterdir())

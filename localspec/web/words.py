@@ -43,11 +43,6 @@ def number(value: float | None, unit: str = "", digits: int = 1) -> str:
     return f"{round(value, digits) + 0.0:.{digits}f}{unit}"  # + 0.0: no minus before a zero
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun: 1 token, 2 tokens, 1,024 tokens."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def percent(value: float | None) -> str:
     return DASH if value is None else f"{100 * value:.0f} %"
 

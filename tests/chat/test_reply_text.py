@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,4 +168,3 @@ def test_what_stands_beyond_the_end_of_the_reply_counts_as_not_reached(num_kept:
 def test_a_round_without_a_draft_names_nothing() -> None:
     texts = TokenTexts(Spelling())
     assert drafted_tokens(made(Proposal(), Verdict((), 1), 0), texts) == ()
-    assert drafted_tokens(replace(made(chain((1,)), Verdict((), 1), 0), verdict=None), texts) == ()

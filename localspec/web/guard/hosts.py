@@ -16,6 +16,7 @@ SINGLE = (
     "host", "origin", "content-length", "transfer-encoding", "cookie", "sec-fetch-site",
     "authorization", "x-api-key",
 )  # fmt: skip
+NOT_HERE = "localspec answers only under its own address."
 
 
 @dataclass(frozen=True)

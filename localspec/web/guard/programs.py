@@ -20,13 +20,12 @@ from starlette.middleware.cors import CORSMiddleware
 from localspec.api.faults import Fault
 from localspec.errors import StoreError
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, replayed
-from localspec.web.guard.hosts import Hosts
+from localspec.web.guard.hosts import NOT_HERE, Hosts
 from localspec.web.guard.policy import App, Receive, Scope, Send
 
 BODY_BYTES = 16 * 2**20
 PREFIX, METRICS_PATH = "/v1/", "/metrics"
 
-NOT_HERE = "localspec answers only under its own address."
 NOT_ALLOWED = "A page of another origin asked for this. Allow it with --allow-origin."
 NO_KEY = (
     "This needs a key of localspec, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'. "

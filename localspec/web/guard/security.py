@@ -35,7 +35,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, refuse_files, replayed
-from localspec.web.guard.hosts import Hosts
+from localspec.web.guard.hosts import NOT_HERE, Hosts
 from localspec.web.guard.password import FORM, Password, Tries, password_in
 from localspec.web.guard.policy import (
     App,
@@ -68,7 +68,6 @@ FIRST_SCRIPT = rb"""<script>{
   window.requestAnimationFrame = (act) => (CLOCK.test(act) ? 0 : ask(act));
 }</script>"""
 
-NOT_HERE = "localspec answers only under its own address."
 NOT_OURS = "Another page asked for this. localspec answers only its own."
 NO_KEY = (
     "This page needs the key of its launch. Open the address that localspec printed when it "

@@ -9,11 +9,11 @@ import html
 from collections.abc import Sequence
 
 from localspec.leniency import label
-from localspec.units import DASH, took
+from localspec.units import DASH, counted, took
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import MAIN, Plot
 from localspec.web.stats.selection import Selection
-from localspec.web.words import counted, number, percent
+from localspec.web.words import number, percent
 
 
 def verdict_html(

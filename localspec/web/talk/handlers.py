@@ -25,6 +25,7 @@ from typing import Any
 from localspec.chat.service import ChatService, Reply, ReplySettings, clean
 from localspec.chat.turn import TurnView
 from localspec.errors import ContextOverflow, LocalspecError, RequestError, StoreError
+from localspec.units import counted
 from localspec.web.talk import sending
 from localspec.web.talk.form import Form, defaults
 from localspec.web.talk.history import history_html
@@ -38,7 +39,6 @@ from localspec.web.talk.messages import (
 )
 from localspec.web.talk.presence import Presence, Reader
 from localspec.web.talk.sending import Extras
-from localspec.web.words import counted
 
 FIRST_POLL_S = 0.015  # between two readings of the reply until its first words
 POLL_S = 0.085  # and then: 10 to 12 times a second

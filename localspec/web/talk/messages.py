@@ -16,11 +16,11 @@ from typing import Any
 
 from localspec.chat.service import Reply, ShownMessage, clean
 from localspec.chat.turn import TurnView
-from localspec.units import took
+from localspec.units import counted, took
 from localspec.web.live import badge, footer, short
 from localspec.web.talk.actions import CAN_GO_ON, PlacedMessage, actions_html, link
 from localspec.web.talk.plain_markdown import MARK, as_text
-from localspec.web.words import counted, time_of_day
+from localspec.web.words import time_of_day
 from localspec.workloads import FILE
 
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
@@ -124,7 +124,7 @@ def _chip(name: str, content: str) -> str:
 def file_size(num_bytes: int) -> str:
     """The size of a file, in thousands as file managers count; inWords in static/ui.js alike."""
     if num_bytes < 1000:
-        return f"{num_bytes} byte{'' if num_bytes == 1 else 's'}"
+        return counted(num_bytes, "byte")
     if num_bytes < 1_000_000:
         return f"{num_bytes / 1000:.0f} KB"
     return f"{num_bytes / 1_000_000:.1f} MB"
