@@ -99,6 +99,12 @@ def in_k_blocks(folder: Path) -> Path:
     return opened_gguf(folder / "m.gguf", folder)
 
 
+def in_16_bits(folder: Path) -> Path:
+    folder.mkdir()
+    write_gguf(folder / "m.gguf", tiny_qwen("qwen3"), "F16", "qwen3", VOCABULARY)
+    return opened_gguf(folder / "m.gguf", folder)
+
+
 def nested(folder: Path) -> Path:
     """Of bitsandbytes, with scales that are quantised themselves."""
     quantised: Any = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
@@ -121,7 +127,8 @@ def wide(folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("make", "bits"),
-    [(make, bits) for make in (tied, wide, packed, in_k_blocks) for bits in (None, 4)],
+    [(make, bits) for make in (tied, wide, packed, in_k_blocks) for bits in (None, 4)]
+    + [(in_16_bits, None)],
 )
 def test_the_same_of_a_processor_that_computes_in_fp32(
     make: Callable[[Path], Path],

@@ -37,7 +37,7 @@ class Stored:
     unpacked while loading, so that the model takes the memory of its full precision. stays: the
     precision of what is kept as it is. per_word: weights in one number of a packed tensor.
     group_size: of 4-bit weights that a processor can keep in groups, 0 for others; num_in_groups:
-    how many there are, None for all linear layers."""
+    how many there are, None for all linear layers. is_narrow: whether fp16 holds the weights."""
 
     method: str
     title: str
@@ -46,6 +46,7 @@ class Stored:
     per_word: int = 1
     group_size: int = 0
     num_in_groups: int | None = None
+    is_narrow: bool = False
 
 
 def stored_of(config: Mapping[str, Any], name: str) -> Stored | None:
@@ -75,7 +76,9 @@ class _Unread(Exception):
 
 def _gguf(given: Mapping[str, Any]) -> Stored:
     title, count = f"GGUF ({', '.join(given['kinds'])})", int(given["num_in_groups"])
-    return Stored("gguf", title, group_size=32 if count else 0, num_in_groups=count)
+    is_narrow = {*given["kinds"]} <= {"F16", "BF16"}
+    size = 32 if count else 0
+    return Stored("gguf", title, group_size=size, num_in_groups=count, is_narrow=is_narrow)
 
 
 def _awq(given: Mapping[str, Any]) -> Stored:

@@ -80,7 +80,8 @@ def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
         stored = stored_of(config, name)
         shapes = tensors if stored is None else _unpacked(tensors, stored.per_word)
         shape = counted_shape(config, shapes, name)
-    shape = replace(shape, is_published_wide=_is_wide(folder, shape))
+    is_wide = shape.is_published_wide or _is_wide(folder, shape)
+    shape = replace(shape, is_published_wide=is_wide)
     return shape if shape.kept_as is None else replace(shape, kept_bytes=_kept_bytes(folder))
 
 

@@ -80,7 +80,7 @@ class ModelShape:
     not_native: why the native decoder does not run it, after "because"; empty where it does.
     counted: of a family whose layers are not known here. all_kv_width: as `kv_width` of all layers
     together, 0 where all have the same. group_size, num_in_groups: of 4-bit weights in the files
-    that a processor keeps as they are (formats.stored). is_published_wide: in 32 bits a weight."""
+    that a processor keeps as they are (formats.stored). is_published_wide: not held by fp16."""
 
     name: str
     family: str
@@ -202,10 +202,8 @@ class ModelShape:
 
     def _layer_bytes(self, full: Precision, device: str) -> int:
         """Of a weight in a layer that is not quantised."""
-        is_published_as_fp16 = not self.stored_as and not self.is_published_wide
-        if full == "fp32" and device == "cpu" and self.is_native and HAS_FBGEMM:
-            return FULL_BYTES["fp16" if is_published_as_fp16 else full]
-        return FULL_BYTES[full]
+        is_halved = full == "fp32" and device == "cpu" and self.is_native and HAS_FBGEMM
+        return FULL_BYTES["fp16" if is_halved and not self.is_published_wide else full]
 
     def _shrunk(self, precision: Precision, device: str) -> tuple[int, int]:
         """How many weights of linear layers are kept in 8 or 4 bits, and their bytes."""
@@ -325,6 +323,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         kept_as=None if stored is None else stored.stays,
         group_size=stored.group_size if stored and keeps else 0,
         num_in_groups=None if stored is None else stored.num_in_groups,
+        is_published_wide=stored is not None and not stored.is_narrow,
     )
 
 
