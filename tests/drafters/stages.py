@@ -78,9 +78,21 @@ class Stage:
     drafters: dict[str, Any]
 
 
+@lru_cache
+def _made(names: tuple[str, ...], module: Callable[[], Any], capacity: int) -> Parts:
+    return parts_for(names, module(), capacity)
+
+
+def lent_parts(names: tuple[str, ...], module: Callable[[], Any], capacity: int) -> Parts:
+    """`parts_for` with new caches over weights that are made once a run, because to make them
+    takes longer than a reply. No test may change these weights."""
+    parts = _made(names, module, capacity).beside()
+    assert parts is not None
+    return parts
+
+
 def stage(names: tuple[str, ...] = NAMES) -> Stage:
-    module = tiny_llama()
-    parts = parts_for(names, module, 256)
+    parts = lent_parts(names, tiny_llama, 256)
     drafters = {name: build(name, parts) for name in names}
     return Stage(Engine(parts.target, drafters), drafters)
 
@@ -169,8 +181,7 @@ def small_target() -> TableModel:
 
 def small_stage(name: str) -> Engine:
     """The drafter is built on real modules; then its forwards are remembered ones."""
-    module = small_module()
-    parts = parts_for((name,), module, 32)
+    parts = lent_parts((name,), small_module, 32)
     drafter, real = build(name, parts, small_module), parts.target
     if name in HEAD_KINDS:  # they read the target's states, which no table has
         return Engine(real, {name: drafter})
