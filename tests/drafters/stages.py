@@ -112,7 +112,7 @@ def plain_text(prompt: Context = PROMPT, length: int = LENGTH, seed: int = 0) ->
 @lru_cache
 def plain_reply(warp: str, seed: int, length: int = LENGTH) -> Context:
     """What the engine writes without drafting."""
-    engine, sampling = Engine(with_cache(tiny_llama()), {}), replace(WARPS[warp], seed=seed)
+    engine, sampling = stage(()).engine, replace(WARPS[warp], seed=seed)
     return tuple(play(engine, PROMPT, Plans((OFF, 0)), length, sampling).tokens)
 
 
