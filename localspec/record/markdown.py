@@ -42,7 +42,7 @@ STATISTICS = (
 WORDS = {  # of columns whose names are not words, or not those of the page
     "turn_id": "turn", "session_id": "session", "dtype": "precision", "draft": "draft model",
     "drafter_requested": "speed", "num_draft_tokens_requested": "guesses a round, fixed",
-    "workload": "kind of text", "leniency": "looser checking", "finish_reason": "ended by",
+    "workload": "kind of text", "leniency": "looser checking", "finish_reason": "how it ended",
     "drafter": "drafted by", "tokens_per_second": "tokens / s", "speedup": "gain, whole reply",
     "decode_speedup": "gain, decoding", "no_speedup": "why no gain",
     "least_speedup": "gain at least", "acceptance_rate": "guesses right",
@@ -55,6 +55,14 @@ WORDS = {  # of columns whose names are not words, or not those of the page
     "reply_ms": "whole reply", "started_at_utc": "started, UTC", "gpu": "GPU",
     "vram_total_bytes": "GPU memory", "ram_total_bytes": "memory",
 }  # fmt: skip
+ENDED = {
+    "eos": "done",
+    "stop": "done",
+    "length": "done (max tokens)",
+    "cancelled": "stopped",
+    "error": "failed",
+    "interrupted": "cut short",
+}
 
 
 def heading(column: str) -> str:
@@ -62,8 +70,10 @@ def heading(column: str) -> str:
     return WORDS.get(column, column.replace("_", " "))
 
 
-def in_unit(column: str, value: Any) -> Any:
-    """Times and sizes with their unit."""
+def in_words(column: str, value: Any) -> Any:
+    """Times and sizes with their unit, the end of a reply as the page says it."""
+    if column == "finish_reason":
+        return ENDED.get(value, value)
     if value is None or not column.endswith(("_ms", "_bytes")):
         return value
     return took(value) if column.endswith("_ms") else size(value)
@@ -119,7 +129,7 @@ def _session_lines(session: Mapping[str, Any]) -> Iterator[str]:
     yield f"## Session {session['id']}: machine and versions"
     yield ""
     named = [name for name in session if name != "id"]
-    yield from table(("what", "value"), ((heading(n), in_unit(n, session[n])) for n in named))
+    yield from table(("what", "value"), ((heading(n), in_words(n, session[n])) for n in named))
 
 
 def _conversation_lines(
@@ -150,7 +160,7 @@ def _conversation_lines(
 
 
 def _turns_table(columns: Sequence[str], turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    rows = ([in_unit(name, turn[name]) for name in columns] for turn in turns)
+    rows = ([in_words(name, turn[name]) for name in columns] for turn in turns)
     yield from table([heading(name) for name in columns], rows)
 
 

@@ -41,14 +41,6 @@ from localspec.web.words import (
 )
 
 REFRESH_S = 5.0  # of the hardware line
-ENDED = {
-    "eos": "done",
-    "stop": "done",
-    "length": "done (max tokens)",
-    "cancelled": "stopped",
-    "error": "failed",
-    "interrupted": "cut short",
-}
 
 PHASES = {
     "loading": "Loading",

@@ -110,6 +110,19 @@ def test_unknown_is_a_dash_and_zero_is_zero(tmp_path: Path) -> None:
     assert set(statistics.strip("| ").split(" | ")) == {"1", "draft", "\N{EN DASH}"}
 
 
+def test_how_a_reply_ended_is_said_in_the_words_of_the_page(tmp_path: Path) -> None:
+    with closing(open_store(tmp_path)) as store:
+        finish(store, begin(store), finish_reason="eos")
+        finish(store, begin(store), finish_reason="length")
+        lines = report(store)
+    start = lines.index("### Statistics") + 2
+    end = lines[start].split(" | ").index("how it ended")
+    (first,) = [line for line in lines[start:] if line.startswith("| 1 |")]
+    assert first.split(" | ")[end] == "done"
+    ends = [line.split(" | ")[end] for line in lines if line.startswith("| 2 | complete |")]
+    assert ends == ["done (max tokens)"]
+
+
 def test_a_lenient_reply_says_so_where_it_stands(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
         finish(store, begin(store, "asked", LENIENT_SETTINGS), stats=LENIENT_STATS)

@@ -12,9 +12,10 @@ from statistics import median
 
 from localspec.chat.audit import describe
 from localspec.chat.race import NUM_RUNS, Gains, Lane, RacePhase, RaceRun, RaceView
+from localspec.record.markdown import ENDED
 from localspec.turn_stats import TurnStats
 from localspec.units import DASH, took
-from localspec.web.live import ENDED, credited
+from localspec.web.live import credited
 from localspec.web.words import number
 
 LANES = {"plain": "Without drafting", "speculative": "With drafting"}

@@ -22,7 +22,7 @@ from localspec.chat.service import ChatService
 from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
 from localspec.plots import standalone
-from localspec.record.markdown import heading, in_unit, table
+from localspec.record.markdown import heading, in_words, table
 from localspec.record.rows import PAGE
 from localspec.units import DASH, size, took
 from localspec.web.stats import figures as stats
@@ -159,7 +159,7 @@ def _machine(sessions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for session in sessions[-3:]:
         yield from (f"Session {session['id']}, begun {session['started_at_utc']}:", "")
         named = [
-            (heading(name), in_unit(name, value))
+            (heading(name), in_words(name, value))
             for name, value in session.items()
             if name not in ("id", "started_at_utc")
         ]

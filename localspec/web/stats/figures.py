@@ -15,9 +15,10 @@ from operator import itemgetter
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
+from localspec.record.markdown import ENDED
 from localspec.speculation import MIN_COMPARED_TOKENS, DecodeCounts, speedup
 from localspec.units import DASH, took
-from localspec.web.live import ENDED, badge, drafters_of
+from localspec.web.live import badge, drafters_of
 from localspec.web.words import direction, gain_words, kind_words, named, number, percent
 
 Row = Mapping[str, Any]
