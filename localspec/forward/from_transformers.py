@@ -41,6 +41,7 @@ from localspec.forward.block import (
 )
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
+from localspec.forward.layer_files import return_cached
 from localspec.forward.model import window_of
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
 from localspec.forward.weight_layout import Linear, ModuleLinear, fused, packed
@@ -79,7 +80,10 @@ def take_over(
 
     def read(part: nn.Module, reading: Callable[[Any], Read]) -> Read:
         with lent(part):
-            return reading(part)
+            made = reading(part)
+        if is_emptied:
+            return_cached(cache.device)  # else the model would be held twice
+        return made
 
     embedding, head = decoder.embed_tokens, module.get_output_embeddings()
     weight = embedding.weight.detach()

@@ -50,7 +50,6 @@ class LayerFiles:
         self.fill(layer)
         yield
         self._clear(layer)
-        return_cached(torch.device("cpu"))
 
     def fill(self, part: nn.Module) -> None:
         for each in part.modules():

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from localspec.forward.decoder import Decoder
 from localspec.forward.weights import load_model, load_module
+from localspec.machine.gguf_models import opened_gguf
+from tests.forward.test_stored import VOCABULARY, tiny_qwen
+from tests.gguf_files import write_gguf
 from tests.tiny import CPU
 
 MIB = 2**20
@@ -47,19 +51,44 @@ def saved(folder: Path, dtype: torch.dtype, num_layers: int, width: int, is_tied
     return module
 
 
+def saved_gguf(folder: Path, num_layers: int) -> tuple[Path, Any]:
+    shape = {**tiny_qwen("qwen3").config.to_dict(), "hidden_size": 512, "intermediate_size": 1536,
+             "num_hidden_layers": num_layers, "layer_types": None}  # fmt: skip
+    module = Qwen3ForCausalLM(Qwen3Config(**shape))
+    folder.mkdir()
+    write_gguf(folder / "m.gguf", module, "Q8_0", "qwen3", VOCABULARY)
+    return opened_gguf(folder / "m.gguf", folder), module
+
+
+def most_held(small: Path, large: Path) -> int:
+    """While `large` is loaded, after `small` was."""
+    command = [sys.executable, "-c", LOADED, str(small), str(large)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def bytes_in_fp32(module: Any) -> int:
+    weight_bytes: int = 4 * sum(each.numel() for each in module.parameters())
+    assert weight_bytes > 3 * SCRATCH_BYTES
+    return weight_bytes
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     """Both the files' pages and what is made of them would be twice the model."""
     saved(tmp_path / "small", torch.float32, 2, 512, is_tied=False)
     large = saved(tmp_path / "large", torch.float32, 16, 512, is_tied=False)
-    folders = (str(tmp_path / "small"), str(tmp_path / "large"))
-    done = subprocess.run(
-        [sys.executable, "-c", LOADED, *folders], capture_output=True, text=True, check=True
-    )
-    weight_bytes = 4 * sum(each.numel() for each in large.parameters())
-    assert weight_bytes > 3 * SCRATCH_BYTES
-    assert int(done.stdout) < 1.1 * weight_bytes + SCRATCH_BYTES
+    held = most_held(tmp_path / "small", tmp_path / "large")
+    assert held < 1.1 * bytes_in_fp32(large) + SCRATCH_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
+def test_of_what_is_unpacked_each_layer_is_let_go_when_it_is_laid_out(tmp_path: Path) -> None:
+    """The pages of a file in 8 bits are a quarter of the weights in fp32."""
+    small, _ = saved_gguf(tmp_path / "small", 2)
+    large, module = saved_gguf(tmp_path / "large", 24)
+    assert most_held(small, large) < 1.2 * bytes_in_fp32(module) + SCRATCH_BYTES
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
