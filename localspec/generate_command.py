@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from localspec.turn_stats import TurnStats
     from localspec.workloads import Decision
 
+ALL_THOUGHT = (
+    "\n[The model thought and gave no answer. --json shows the thought; a larger --max-tokens "
+    "leaves room for an answer.]"
+)
 STATISTICS = (
     "drafter", "num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
     "acceptance_rate", "draft_share", "mean_accepted_length", "tokens_per_second", "ttft_ms",
@@ -203,10 +207,12 @@ def labelled(result: dict[str, Any], decision: Decision) -> dict[str, Any]:
 
 
 def note_of(result: dict[str, Any], is_leniency_asked: bool) -> str:
-    """The line below a reply: how it was checked, where that was not exactly or not as asked."""
+    """The lines below a reply: that it is all thought, which is not shown; and how it was checked,
+    where that was not exactly or not as asked."""
+    said = ALL_THOUGHT if result["thinking"] and not result["text"] else ""
     if result["leniency"] is not None:
-        return f"\n[{result['label']}; kind of text: {result['workload']}]"
-    return f"\n[exact: {result['workload']} has no threshold]" if is_leniency_asked else ""
+        return f"{said}\n[{result['label']}; kind of text: {result['workload']}]"
+    return f"{said}\n[exact: {result['workload']} has no threshold]" if is_leniency_asked else said
 
 
 # -- a logged reply, made again -----------------------------------------------------------------

@@ -165,6 +165,14 @@ def test_a_reply_says_how_it_was_checked(
     assert said.startswith(note.replace("N", count)) and bool(said) == bool(note)
 
 
+@pytest.mark.parametrize("text", ["", "Four."])
+def test_a_reply_that_is_all_thought_says_so(text: str) -> None:
+    """A budget of tokens that ends within the thought left an empty line."""
+    result = {"text": text, "thinking": "Two and two", "leniency": None, "workload": "chat"}
+    for is_leniency_asked in (False, True):
+        assert ("gave no answer" in note_of(result, is_leniency_asked)) == (not text)
+
+
 def test_a_turn_that_ends_in_an_error_is_an_error() -> None:
     class Failing:
         def generate(self, request: Request, cancel: Any) -> Any:
@@ -190,7 +198,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
         requests.append(request)
         is_exact = request.sampling.leniency is None
         stats = TurnStats(4, num_output_tokens=3, exact=is_exact, num_lenient_tokens=1 - is_exact)
-        return {"text": "a b c", "stats": statistics_json(stats)}
+        return {"text": "a b c", "thinking": "", "stats": statistics_json(stats)}
 
     monkeypatch.setattr(generate_command, "answer", answer)
     return requests
@@ -235,7 +243,9 @@ def test_a_text_is_continued_by_a_flag(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(
         generate_command,
         "answer",
-        lambda options, request: found.append(options) or {"text": "", "stats": stats},
+        lambda options, request: (
+            found.append(options) or {"text": "", "thinking": "", "stats": stats}
+        ),
     )
     run(tmp_path, "--raw")
     run(tmp_path)
