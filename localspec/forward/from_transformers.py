@@ -81,8 +81,8 @@ def take_over(
     def read(part: nn.Module, reading: Callable[[Any], Read]) -> Read:
         with lent(part):
             made = reading(part)
-        if is_emptied:
-            return_cached(cache.device)  # else the model would be held twice
+        if is_emptied:  # fused weights need larger blocks than those that were freed
+            return_cached(cache.device)
         return made
 
     embedding, head = decoder.embed_tokens, module.get_output_embeddings()
@@ -309,25 +309,16 @@ class _Reader:
     def _taken(self, layers: list[Any]) -> Linear:
         made = fused(layers)
         if self.is_emptied and not isinstance(made, ModuleLinear):  # it computes with the modules
-            _empty(layers)
+            for layer in layers:
+                _drop(layer, "weight")
         return made
 
 
-def _empty(layers: list[Any]) -> None:
-    """Drop the module's weights; those that are used unchanged stay alive in the decoder.
-
-    On a GPU their memory goes back to the driver: torch would keep it, and fused weights need
-    larger blocks than those that were freed."""
-    for layer in layers:
-        _drop(layer, "weight")
-
-
 def _drop(module: Any, *names: str) -> None:
+    """What is used unchanged stays alive in the decoder."""
     for name in names:
         weight = getattr(module, name)
         setattr(module, name, nn.Parameter(weight.data.new_empty(0), requires_grad=False))
-        if weight.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def _unsuited(reason: str) -> ModelError:
