@@ -56,13 +56,12 @@ def plan(
     """Say what fits on this machine, with which drafter, and why."""
     from localspec.config import settings_for
     from localspec.engine.controller import measurements
-    from localspec.machine.hardware import on_device, probe
-    from localspec.machine.plan_report import make_plans, render
+    from localspec.machine.plan_report import machine_for, make_plans, render
     from localspec.machine.plans import DEFAULT_CONTEXT, room_for
     from localspec.record.log_file import learnt_states
 
-    hardware = on_device(probe(), options.device)
     first_gib, other_gib = _two_largest_first(vram_gib or ())
+    hardware = machine_for(options.device, first_gib)
     learnt = measurements(learnt_states(options.home), options.context or DEFAULT_CONTEXT)
     settings = settings_for(options.home)
     report = make_plans(options, settings, first_gib, hardware, learnt, other_gib)

@@ -96,6 +96,7 @@ REMOTE = ["bench", "--remote", "http://127.0.0.1:1", "--limit", "1"]
     [
         (["plan", "--model", LONG], "too long for the name of a file"),
         (["plan", "--home", LONG], "too long for the name of a file"),
+        (["plan", "--vram-gib", "8", "--device", "cpu"], "plans for a GPU, and --device cpu"),
         (["bench", "--out", LONG], "too long|cannot be written"),
         (["bench", "--prompts", LONG], "cannot be read"),
         (["bench", "--prompts", "/dev/zero"], "more than 200,000 characters"),

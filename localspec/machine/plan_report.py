@@ -14,7 +14,7 @@ from math import ceil, floor
 from localspec.config import Profile, Settings, find_profile, load_profiles, nearest, settings_for
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError, ModelError
-from localspec.machine.hardware import Hardware, gib, probe
+from localspec.machine.hardware import Hardware, gib, on_device, probe
 from localspec.machine.planner import plan, preference
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
@@ -35,6 +35,20 @@ from localspec.options import LoadOptions
 from localspec.speculation import Measurement
 
 DEVICE_WORDS = {"cuda": "a GPU", "mps": "the Apple GPU", "cpu": "the processor"}
+
+
+def machine_for(device: str | None, vram_gib: float | None) -> Hardware:
+    """The machine to plan for, with the device asked for; a GPU of `vram_gib` need not be here.
+    Raises ConfigError."""
+    if vram_gib is None:
+        return on_device(probe(), device)
+    wanted = "cuda" if vram_gib else "cpu"
+    if device not in (None, wanted):
+        raise ConfigError(
+            f"--vram-gib {vram_gib:g} plans for {DEVICE_WORDS[wanted]}, and --device {device} is "
+            "another device. Leave one of them out."
+        )
+    return probe()
 
 
 def make_plans(

@@ -14,7 +14,7 @@ import pytest
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError
 from localspec.machine.hardware import Hardware, gib, probe
-from localspec.machine.plan_report import make_plans, render
+from localspec.machine.plan_report import machine_for, make_plans, render
 from localspec.machine.plans import full_precision, room_for
 from localspec.machine.sources import find_model
 from localspec.options import LoadOptions
@@ -66,6 +66,14 @@ def test_the_room_is_what_the_machine_has_free() -> None:
 
 def test_given_memory_is_planned_for_as_a_gpu_even_without_one() -> None:
     assert (room_for(CPU, 8).device, room_for(CPU, 8).free_bytes) == ("cuda", 8 * GIB)
+
+
+@pytest.mark.parametrize(("device", "gib"), [("cuda", 8), ("cpu", 0)])
+def test_a_gpu_that_is_planned_for_may_be_named(
+    device: str, gib: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.machine.plan_report.probe", lambda: CPU)
+    assert room_for(machine_for(device, gib), gib).device == device
 
 
 def test_no_gpu_memory_means_the_cpu() -> None:
