@@ -64,7 +64,7 @@ def test_check_11_a_legend_names_every_kind_and_greyscale_loses_none(
     assert {"draft", "corrected", "bonus"} <= kinds and shown["colours"] >= 3
     assert len(set(shown["looks"].values())) == len(kinds), "each differs by more than its colour"
     legend = page.text("#ls-tv-body").lower()
-    assert all(name in legend for name in ("draft model", "corrected", "bonus"))
+    assert all(name in legend for name in ("small model", "corrected", "bonus"))
     page.page.locator("#ls-tv-text .ls-missed").first.hover()
     detail = page.text("#ls-tv-detail")
     assert "refused" in detail and "%" in detail, "what was refused, and how likely it was"

@@ -25,7 +25,7 @@ Kind = Literal["draft", "self", "ngram", "corrected", "bonus", "plain", "forced"
 
 # In the order of the legend: name, what it means.
 KINDS: Mapping[Kind, tuple[str, str]] = {
-    "draft": ("draft model", "guessed by a smaller model, and the model agreed"),
+    "draft": ("small model", "guessed by a smaller model, and the model agreed"),
     "self": (
         "self-draft",
         "guessed by the model itself or a part of it, and the model agreed",
