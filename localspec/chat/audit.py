@@ -264,13 +264,12 @@ def sentence(replay: Replay) -> str:
     finding, how = replay.finding, "without drafting" if replay.drafter == OFF else "with drafting"
     assert finding is not None, "the replay is done"
     changed = enumerated(finding.changes) if finding.changes else ""
+    compared = counted(finding.num_compared, "token")
     if finding.outcome == "identical":
         still = f", although {changed} changed" if changed else ""
-        compared = counted(finding.num_compared, "token")
         return f"Identical: made again {how}, the model wrote the same {compared}{still}."
     if finding.outcome == "cancelled":
-        same = counted(finding.num_compared, "token")
-        return f"Stopped after the first {same}, which are the same."
+        return f"Stopped after the first {compared}, which are the same."
     assert finding.difference is not None
     if changed:
         head = where(finding.difference, "The logged reply", "the replay")
