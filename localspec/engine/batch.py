@@ -3,9 +3,10 @@
 Contract: the *steps* of a sequence are a generator. It yields `Rows` where it needs the target, and
 goes on with `Forwarded`; None where it has to wait for another sequence; and anything else for its
 reader. `Batch.run` gives a reader what its sequence yields. Whoever reads next drives all: every
-sequence goes on until it needs the target, then one forward serves them all. So a sequence joins
-and leaves between any two forwards, a reader who waits holds up nobody, and a sequence alone is the
-batch of one. An error in one sequence's steps ends that one.
+sequence goes on until it needs the target, then one forward serves them all. Readers take turns in
+the order in which they came, a forward at a time. So a sequence joins and leaves between any two
+forwards, a reader who waits holds up nobody, and a sequence alone is the batch of one. An error in
+one sequence's steps ends that one.
 
 Not here: what a step is (engine), text and requests (chat), the forward itself (forward.decoder).
 Source: scheduling by iteration as in Orca (Yu et al. 2022), a prompt in pieces beside the rounds of
@@ -98,12 +99,35 @@ class _Member(Generic[Item]):
         return self.steps.send(answer)
 
 
+class _InTurn:
+    """A lock that threads get in the order in which they asked. Python's own goes to the thread
+    that has just released it, so that one reader drove for seconds before a sequence could join."""
+
+    def __init__(self) -> None:
+        self._queue = deque[threading.Semaphore]()  # of those who ask; the first one has the lock
+        self._guard = threading.Lock()
+
+    def __enter__(self) -> None:
+        mine = threading.Semaphore(0)
+        with self._guard:
+            self._queue.append(mine)
+            if len(self._queue) == 1:
+                mine.release()
+        mine.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._guard:
+            self._queue.popleft()
+            if self._queue:
+                self._queue[0].release()
+
+
 class Batch(Generic[Item]):
     """See the module. Readers may be of several threads."""
 
     def __init__(self) -> None:
         self._members = list[_Member[Item]]()
-        self._lock = threading.Lock()
+        self._lock = _InTurn()
 
     @property
     def num_rows_read(self) -> int:
@@ -116,14 +140,14 @@ class Batch(Generic[Item]):
         with self._lock:
             self._members.append(member)
         try:
-            while True:
+            is_over = False
+            while not is_over:
                 with self._lock:
-                    while not member.items and not member.is_over:
+                    if not member.items and not member.is_over:
                         self._go_on()
+                    is_over = member.is_over  # then nobody adds an item
                 while member.items:
                     yield member.items.popleft()
-                if member.is_over:
-                    break
             if member.error is not None:
                 raise member.error
         finally:
