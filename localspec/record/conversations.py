@@ -40,9 +40,10 @@ MAX_EARLIER_CHARACTERS = 400_000  # about 100,000 tokens
 
 @dataclass(frozen=True)
 class ConversationRow:
-    """A conversation in the list. newest_id, updated_at_utc: of its newest message. snippet,
-    message_id: where a search found its words; "" and None where only the title has them or there
-    was no search. All texts are plain text."""
+    """A conversation in the list. updated_at_utc: of its newest message. messages: the newest
+    one's id and how many there are, on all branches. snippet, message_id: where a search found its
+    words; "" and None where only the title has them or there was no search. All texts are plain
+    text."""
 
     id: int
     title: str
@@ -51,7 +52,7 @@ class ConversationRow:
     snippet: str = ""
     message_id: int | None = None
     folder_id: int | None = None
-    newest_id: int | None = None
+    messages: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class ConversationList:
 
     @property
     def num_changes(self) -> int:
-        """How often this program wrote what the list may show."""
-        return self._db.changes["conversation"] + self._db.changes["folder"]
+        """How often this program wrote what the list may show, or a chat in it."""
+        return sum(self._db.changes[table] for table in ("conversation", "folder", "message"))
 
     def rows(self, typed: str = "") -> list[ConversationRow]:
         """Pinned ones first, then the newest. With a search: those that contain all its words."""
@@ -92,7 +93,7 @@ class ConversationList:
                 search.snippet_of(texts.get(message_id or 0, ""), words),
                 message_id,
                 row.folder_id,
-                row.newest_id,
+                row.messages,
             )
             for row in found
             if (message_id := hits.get(row.id)) is not None or _has_all(row.title, words)
@@ -180,7 +181,7 @@ class ConversationList:
             bool(row["is_pinned"]),
             row["updated_at_utc"],
             folder_id=row["folder_id"],
-            newest_id=row["newest_id"],
+            messages=(row["newest_id"], row["num_messages"]),
         )
 
     def _is_shown(self, row: dict[str, Any]) -> bool:

@@ -79,10 +79,10 @@ SELECT message_id FROM back ORDER BY depth DESC
 # → the list of the page's conversations, pinned ones first, then by the newest message
 HISTORY = """
 SELECT conversation.id, title, is_pinned, folder_id, has_text, newest.id AS newest_id,
-    message.created_at_utc AS updated_at_utc
+    num_messages, message.created_at_utc AS updated_at_utc
 FROM conversation
 JOIN (
-    SELECT conversation_id, max(id) AS id, max(is_logged) AS has_text
+    SELECT conversation_id, max(id) AS id, max(is_logged) AS has_text, count(*) AS num_messages
     FROM message WHERE deleted_at_utc IS NULL GROUP BY conversation_id
 ) AS newest ON newest.conversation_id = conversation.id
 JOIN message ON message.id = newest.id

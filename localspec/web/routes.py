@@ -89,8 +89,7 @@ class _Routes:
         named = request.query_params.get("c")
         shown = None if named is None else number_of(named) or 0  # 0: a new chat
         wanted = None if service.options is None else service.options.model
-        state = live_state(service.status(shown), start, self._hardware.line(), wanted)
-        return JSONResponse({**state, "is_written": bool(shown and service.running(shown))})
+        return JSONResponse(live_state(service.status(shown), start, self._hardware.line(), wanted))
 
     async def static(self, request: Request) -> Response:
         name, headers = request.path_params["name"], {"cache-control": "no-cache"}

@@ -77,6 +77,8 @@ def test_each_change_of_the_list_counts(store: Store) -> None:
     for change in (
         lambda: talk(store, "another"),
         lambda: store.add_message(made, None, "user", "more"),
+        lambda: store.message_tree.delete(2),
+        lambda: store.message_tree.restore(made, 2),
         lambda: listed.rename(made, "Hello"),
         lambda: listed.entitle(talk(store, "third"), "A third"),
         lambda: listed.change(made, is_pinned=1),

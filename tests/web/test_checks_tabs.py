@@ -81,6 +81,19 @@ def test_two_windows_show_what_is_done_and_said_in_either(visit: Open, site: Sit
         page.wait_for("echo about auks")
     assert bubbles(left) == bubbles(right) == ["echo about terns", "echo about auks"]
 
+    first = site.service.messages(chat)[0].message_id
+    assert first is not None
+    site.service.delete_message(chat, first)
+    for page in (left, right):
+        until(lambda page=page: bubbles(page, "user") == ["echo about auks"])
+    site.service.restore_message(chat, first)
+    for page in (left, right):
+        page.wait_for("echo about terns")
+    site.service.delete(chat)
+    for page in (left, right):
+        page.page.wait_for_url("**/?c=new")
+        until(lambda page=page: bubbles(page) == [])
+
 
 def test_check_9_two_tabs_queue_their_texts_stay_apart_and_one_chat_ends_alike(
     visit: Open, site: Site

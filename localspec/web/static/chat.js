@@ -63,13 +63,9 @@ onNews("all", (text) => {
   question({ title: "The whole message", body: whole, choices: [["Close", null, true]], wide: true });
 });
 
-// What another tab does with this chat is shown here too, unless this one is busy with it: a reply that
-// is written there, a message that the list knows to be the newest, and all else when this tab comes
-// to the front.
-const LOOKS = 5; // so many in a row: what this tab asks for itself is shown within fewer
-const OWN_MS = 3000; // and its own messages stand by then
-let numUnshown = 0;
-let newest = {}; // the chat and its newest message, as the list said last
+// What another tab does with this chat is shown here too, unless this one is busy with it: other
+// messages than those shown, and all else when this tab comes to the front.
+const OWN_MS = 3000; // what this tab does itself is shown by then
 const isBusy = () => !byId("ls-stop")?.disabled || Boolean(document.querySelector(".ls-editor"));
 function openAgain() {
   const handle = Number(new URLSearchParams(location.search).get("c"));
@@ -77,18 +73,13 @@ function openAgain() {
   if (handle > 0) command({ do: "open", handle });
   else window.dispatchEvent(new CustomEvent("ls-list")); // one that is not recorded: only the list
 }
-window.addEventListener("ls-looked", ({ detail: isWritten }) => {
-  numUnshown = isWritten && !isBusy() ? numUnshown + 1 : 0;
-  if (numUnshown === LOOKS) openAgain();
+whenDrawn(["ls-history"], (list) => {
+  const isOld = () => Boolean(list.querySelector("[data-is-old]")); // the chat shown, says a later list
+  let timer = 0;
+  const look = () => { timer ||= isOld() ? setTimeout(showAnew, OWN_MS) : 0; };
+  const showAnew = () => { timer = 0; if (isOld()) openAgain(); look(); };
+  new MutationObserver(look).observe(list, { childList: true, subtree: true, attributeFilter: ["data-is-old"] });
 });
-whenDrawn(["ls-history"], (list) => new MutationObserver(() => {
-  const told = { ...list.querySelector(".ls-row:has([aria-current])")?.dataset };
-  const isNew = told.handle === newest.handle && told.newest !== newest.newest;
-  newest = told;
-  if (isNew) setTimeout(() => {
-    if (told.handle === newest.handle && !document.querySelector(`#ls-written .ls-m-${told.newest}`)) openAgain();
-  }, OWN_MS);
-}).observe(list, { childList: true, subtree: true, attributeFilter: ["data-newest"] }));
 document.addEventListener("visibilitychange", () => { if (!document.hidden) openAgain(); });
 
 // The column scrolls with the text unless the person has scrolled up to read.

@@ -120,7 +120,6 @@ function show(state) {
     strip.dataset.phase = state.phase;
     window.dispatchEvent(new CustomEvent("ls-phase", { detail: state.phase }));
   }
-  window.dispatchEvent(new CustomEvent("ls-looked", { detail: state.is_written }));
   if (state.num_list_changes !== numListChanges && performance.now() > nextList) { // by whatever window or program
     if (numListChanges !== null) window.dispatchEvent(new CustomEvent("ls-list"));
     numListChanges = state.num_list_changes;

@@ -87,15 +87,22 @@ class Handlers:
 
     # conversations
 
-    def history(self, page: str) -> str:
+    def history(self, page: str, opening: Reader | None = None) -> str:
         """The list at the side, as the page last searched it. Lists are numbered in the order in
-        which they were read: the page shows no earlier one after a later one."""
+        which they were read: the page shows no earlier one after a later one. opening: whose chat
+        is read next; of a chat that has changed since then the list says so (static/chat.js)."""
         with self._listing:
             number, search = next(self._lists), self._searches.get(page, "")
             rows, folders = self.service.conversations(search), self.service.folders.all()
-            handle = self.presence.shown(page)
+            reader = self.presence.reader(page)
+        handle = None if reader is None else reader.handle
+        now = next((row.messages for row in rows if row.id == handle), None)
+        if opening is not None:
+            opening.messages = now
+        was = None if reader is None else reader.messages
+        is_old = was is not None and now != was and not (search and now is None)
         listed = history_html(rows, handle, search, folders=folders)
-        return f'<div data-number="{number}">{listed}</div>'
+        return f'<div data-number="{number}"{" data-is-old" if is_old else ""}>{listed}</div>'
 
     def search(self, page: str, words: str) -> None:
         self._searches[page] = words
@@ -141,8 +148,8 @@ class Handlers:
     ) -> Shown:
         """The conversation with this reply under way; nothing where another one was chosen
         meanwhile."""
+        history = await asyncio.to_thread(self.history, page, reader)
         chat = await asyncio.to_thread(self._chat, handle, reply)
-        history = await asyncio.to_thread(self.history, page)
         if not self.presence.is_reading(page, reader):
             return Shown()
         growing, is_running = self._growing(reply), reply is not None

@@ -83,7 +83,7 @@ def _line(row: ConversationRow, is_current: bool) -> str:
         else ""
     )
     return (
-        f'<li class="ls-row" data-handle="{row.id}" data-newest="{row.newest_id}"{pinned}>'
+        f'<li class="ls-row" data-handle="{row.id}"{pinned}>'
         f'<button type="button" class="ls-open"{mark} title="{title}">'
         f'<span class="ls-title" dir="auto">{title}</span>{snippet}{waiting}</button>{more}</li>'
     )

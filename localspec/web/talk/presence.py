@@ -32,12 +32,14 @@ LEAVE_S = 1.0  # a browser may have gone without a word, and its reader with it
 
 class Reader:
     """Reads one reply for one page. number: its own on this server. handle: of the conversation
-    that the page shows. reply: None while none is being written. is_claimed: its text is being
-    sent. is_settled: the end of the reply was shown."""
+    that the page shows. messages: of the row of the list when it was shown. reply: None while none
+    is being written. is_claimed: its text is being sent. is_settled: the end of the reply was
+    shown."""
 
     def __init__(self, number: int, handle: int | None) -> None:
         self.number = number
         self._handle = handle
+        self.messages: tuple[int, int] | None = None
         self.reply: Reply | None = None
         self.is_claimed = False
         self.is_settled = False
@@ -88,10 +90,9 @@ class Presence:
             await before.end()
         return reader
 
-    def shown(self, page: str) -> int | None:
-        """The conversation that the page shows, or will next."""
-        reader = self._readers.get(page)
-        return None if reader is None else reader.handle
+    def reader(self, page: str) -> Reader | None:
+        """Of the conversation that the page shows, or will next."""
+        return self._readers.get(page)
 
     def read(self, page: str, reader: Reader, reply: Reply) -> None:
         """The page asked for this reply, or took it over by a reload; the reader reads it."""
