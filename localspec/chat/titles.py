@@ -96,15 +96,18 @@ def _fits(backend: Backend, request: Request) -> bool:
 
 
 def title_from(text: str, exchange: Sequence[ShownMessage]) -> str | None:
-    """The title in what the model wrote; None where it is none: too long, or about something
-    else."""
+    """The title in what the model wrote; None where it is none: too long, about something else, or
+    with words of the request, as a small model answers it."""
     line = next((one for one in text.strip().splitlines() if one.strip()), "")
     line = re.sub(r"^\W*title\W*:\s*", "", line, flags=re.IGNORECASE)
     title = title_line(line.strip(" \t\"'`*_#“”‘’«»")).rstrip(".:")
     said = " ".join(message.text for message in exchange).casefold()
-    is_about_it = any(word in said for word in WORD.findall(title.casefold()))
+    words = set(WORD.findall(title.casefold()))
+    is_about_it = any(word in said for word in words)
+    is_echo = any(word not in said for word in words.intersection(WORD.findall(ASK.casefold())))
     is_short = len(title) <= TITLE_LENGTH and len(title.split()) <= MAX_TITLE_WORDS
-    return title if is_about_it and is_short and "<" not in title else None
+    is_text = "<" not in title and not line.startswith("```")
+    return title if is_about_it and is_short and is_text and not is_echo else None
 
 
 def title_of_copy(title: str, is_whole: bool) -> str:

@@ -77,6 +77,9 @@ def test_switched_off_it_stays_off(tmp_path: Path) -> None:
         ("owls " * 9, None),
         ("<think> about owls", None),
         ("Something else entirely", None),
+        ("Owls, nothing else", None),
+        ("A title about owls", None),
+        ("```owls\ndef owls():", None),
         ("", None),
     ],
 )

@@ -256,8 +256,9 @@ PROMPT = """<div class="ls-set ls-wide-set">
 <button type="button" id="ls-prompt-delete" hidden>Delete</button></div></div>"""
 
 TITLES = """<label class="ls-switch" hidden><input type="checkbox" id="ls-makes-titles"
- autocomplete="off"><span>The model names new chats<small>Else a chat has its first words as its
- name. A name of yours always stays.</small></span></label>"""
+ autocomplete="off"><span>The model names new chats<small>Where it finds no title that fits, as a
+ tiny one often does not, or where this is off, a chat has its first words as its name. A name of
+ yours always stays.</small></span></label>"""
 
 STOP = """<div class="ls-set ls-wide-set"><label for="ls-set-stop">Stop strings</label>
 <textarea id="ls-set-stop" name="stop" rows="1" autocomplete="off" spellcheck="false"
