@@ -26,6 +26,10 @@ from localspec.speculation import (
     speedup,
 )
 
+NO_GAIN: Mapping[str, str] = {
+    "load_changed": "gain unknown: uneven",
+    "too_short": "gain unknown: too short",
+}
 OffCode = Literal[
     "does_not_pay",  # drafting would not be faster here
     "no_room",  # the reply was over before anything could be drafted

@@ -145,6 +145,11 @@ def load_workload(path: Path) -> Workload:
     return found
 
 
+def kind_words(workload: str) -> str:
+    """A kind of text by a name that says what it is."""
+    return "editing" if workload == REWORK else workload
+
+
 def recognise(text: str) -> str:
     """The kind that a request's text looks like, CHAT where it looks like none. The fence of an
     attached file is no sign of code; what is asked stands before it as before a colon."""

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     },
     "chat": {"record", "drafters.registry", "engine", "forward"},
     "remote": set(),
-    "record": set(),
+    "record": {"drafters.registry"},
     "machine": {"drafters.registry"},
     "placement": {"machine", "forward"},
     "drafters": {"engine", "forward"},

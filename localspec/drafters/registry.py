@@ -10,6 +10,7 @@ method, and one entry here. The contract tests then cover it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
@@ -20,7 +21,7 @@ Family = Literal["model", "lookup", "self", "head", "foreign"]
 Needs = Literal["nothing", "draft", "copy", "head", "foreign"]
 TokenKind = Literal["draft", "self", "ngram"]
 
-PLAIN_COLOUR = "#879696"  # of plain decoding in plots
+PLAIN, PLAIN_COLOUR = "without drafting", "#879696"  # of plain decoding
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,14 @@ def drafter_class(name: str) -> Any:
 
 
 def label_of(name: str) -> str:
-    """The drafter's label; the name itself where the log holds one that is not registered."""
-    return REGISTRY[name].label if name in REGISTRY else name
+    """The drafter's label, or what writes without one; the name itself where the log holds one that
+    is not registered."""
+    return PLAIN if name == OFF else REGISTRY[name].label if name in REGISTRY else name
+
+
+def labelled(sentence: str) -> str:
+    """A sentence of the engine's with each drafter by its label."""
+    return re.sub(rf"\b({'|'.join(REGISTRY)})\b", lambda found: label_of(found[1]), sentence)
 
 
 def colour_of(name: str) -> str | None:

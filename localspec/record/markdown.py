@@ -8,13 +8,17 @@ settings as YAML, where unknown is null. Other branches of a conversation are on
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from localspec.backend import PRECISIONS
+from localspec.drafters.registry import label_of, labelled
 from localspec.leniency import label
 from localspec.record.contents import Contents
 from localspec.record.rows import Conversation, StoredMessage, clean
+from localspec.turn_stats import NO_GAIN
 from localspec.units import DASH, size, took
+from localspec.workloads import kind_words
 
 SPEAKERS = {"user": "You", "assistant": "Reply", "system": "System"}
 SETTINGS = (
@@ -63,6 +67,15 @@ ENDED = {
     "error": "failed",
     "interrupted": "cut short",
 }
+SAID: Mapping[str, Callable[[str], str]] = {
+    "finish_reason": lambda value: ENDED.get(value, value),
+    "dtype": lambda value: PRECISIONS.get(value, value),
+    "drafter": label_of,
+    "drafter_requested": label_of,
+    "workload": kind_words,
+    "no_speedup": lambda value: NO_GAIN.get(value, value),
+    "reason": labelled,
+}
 
 
 def heading(column: str) -> str:
@@ -71,12 +84,14 @@ def heading(column: str) -> str:
 
 
 def in_words(column: str, value: Any) -> Any:
-    """Times and sizes with their unit, the end of a reply as the page says it."""
-    if column == "finish_reason":
-        return ENDED.get(value, value)
-    if value is None or not column.endswith(("_ms", "_bytes")):
-        return value
-    return took(value) if column.endswith("_ms") else size(value)
+    """Times and sizes with their unit, the names of the log as the page says them."""
+    if value is None:
+        return None
+    if column in SAID:
+        return SAID[column](value)
+    if column.endswith("_ms"):
+        return took(value)
+    return size(value) if column.endswith("_bytes") else value
 
 
 def markdown_lines(contents: Contents) -> Iterator[str]:
@@ -106,7 +121,8 @@ def _front_matter(contents: Contents) -> Iterator[str]:
     # A copied reply has a model but no turn.
     yield _setting("model", [message.model for message in shown if message.role == "assistant"])
     for column in FRONT_MATTER:
-        yield _setting(YAML_NAMES.get(column, column), [turn[column] for turn in turns])
+        values = [in_words(column, turn[column]) for turn in turns]
+        yield _setting(YAML_NAMES.get(column, column), values)
     yield "---"
     yield ""
 

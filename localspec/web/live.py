@@ -21,24 +21,22 @@ from typing import Any
 from localspec.backend import Description, Server
 from localspec.chat.turn import Status, TurnView
 from localspec.core import OFF
-from localspec.drafters.registry import label_of
+from localspec.drafters.registry import label_of, labelled
 from localspec.leniency import label
 from localspec.machine.sources import DEMO
 from localspec.record.rows import counts
-from localspec.turn_stats import TurnStats
+from localspec.turn_stats import NO_GAIN, TurnStats
 from localspec.units import DASH, clock, counted, size, took
 from localspec.web.words import (
     at_least,
     capital,
     direction,
     gain_words,
-    kind_words,
-    labelled,
-    named,
     number,
     percent,
     rate,
 )
+from localspec.workloads import kind_words
 
 REFRESH_S = 5.0  # of the hardware line
 
@@ -54,7 +52,6 @@ PHASES = {
     "queued": "Waiting",
     "ready": "Ready",
 }
-NO_GAIN = {"load_changed": "gain unknown: uneven", "too_short": "gain unknown: too short"}
 UNTIMED = ("ready", "failed", "unloaded")
 
 log = logging.getLogger(__name__)
@@ -227,7 +224,7 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
 def credited(drafted_by: Mapping[str, int]) -> str:
     """The drafters of a reply, the one with the most guesses first."""
     first, *others = sorted(drafted_by, key=lambda name: -drafted_by[name]) or (OFF,)
-    return named(first) + (f" + {len(others)} more" if others else "")
+    return label_of(first) + (f" + {len(others)} more" if others else "")
 
 
 def drafters_of(row: Mapping[str, Any]) -> str:

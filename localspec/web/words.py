@@ -5,16 +5,9 @@ Contract: pure functions. An unknown number is a dash, never 0.
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 
-from localspec.core import OFF
-from localspec.drafters.registry import REGISTRY, label_of
 from localspec.units import DASH
-from localspec.workloads import REWORK
-
-PLAIN = "without drafting"
-DRAFTER_NAME = re.compile(rf"\b({'|'.join(REGISTRY)})\b")
 
 
 def gain_words(speedup: float) -> str:
@@ -47,23 +40,8 @@ def percent(value: float | None) -> str:
     return DASH if value is None else f"{100 * value:.0f} %"
 
 
-def kind_words(workload: str) -> str:
-    """A kind of text by a name that says what it is."""
-    return "editing" if workload == REWORK else workload
-
-
 def capital(phrase: str) -> str:
     return phrase[:1].upper() + phrase[1:]
-
-
-def named(drafter: str) -> str:
-    """A drafter's label, or what wrote without one."""
-    return PLAIN if drafter == OFF else label_of(drafter)
-
-
-def labelled(sentence: str) -> str:
-    """A sentence of the engine's with each drafter by its label."""
-    return DRAFTER_NAME.sub(lambda found: label_of(found[1]), sentence)
 
 
 def rate(tokens_per_second: float) -> str:

@@ -14,6 +14,7 @@ from tests.record.samples import (
     LENIENT_SETTINGS,
     LENIENT_STATS,
     SETTINGS,
+    STATS,
     begin,
     finish,
     open_store,
@@ -121,6 +122,23 @@ def test_how_a_reply_ended_is_said_in_the_words_of_the_page(tmp_path: Path) -> N
     assert first.split(" | ")[end] == "done"
     ends = [line.split(" | ")[end] for line in lines if line.startswith("| 2 | complete |")]
     assert ends == ["done (max tokens)"]
+
+
+def test_names_of_the_log_are_said_in_the_words_of_the_page(tmp_path: Path) -> None:
+    asked = replace(SETTINGS, dtype="float32", drafter_requested="draft_tree", workload="rework")
+    drafted = replace(STATS, drafted_by={"draft_tree": 7}, no_speedup="load_changed")
+    with closing(open_store(tmp_path)) as store:
+        finish(store, begin(store, "hi", asked), stats=drafted)
+        finish(store, begin(store, "hi"), stats=replace(STATS, drafted_by={}))
+        text = "\n".join(report(store))
+        with reading(store, Scope(conversation_id=1)) as contents:
+            (front,) = [line for line in markdown_lines(contents) if line.startswith("drafter:")]
+    for words in ("fp32", "the small model's tree", "editing", "gain unknown: uneven"):
+        assert f"| {words} |" in text
+    assert "| without drafting |" in text
+    assert front == 'drafter: "the small model\'s tree"'
+    for name in ("draft_tree", "float32", "rework", "load_changed", "| off |"):
+        assert name not in text
 
 
 def test_a_lenient_reply_says_so_where_it_stands(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from localspec import __version__
 from localspec.backend import Description
 from localspec.chat.service import ChatService
-from localspec.drafters.registry import label_of
+from localspec.drafters.registry import label_of, labelled
 from localspec.errors import StoreError
 from localspec.plots import standalone
 from localspec.record.markdown import heading, in_words, table
@@ -28,7 +28,7 @@ from localspec.units import DASH, size, took
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
 from localspec.web.stats.selection import WEEK, Selection, rounds_of, selection_of
-from localspec.web.words import labelled, number, percent
+from localspec.web.words import number, percent
 
 Row = dict[str, Any]
 SETTINGS = (
@@ -192,7 +192,7 @@ def _loaded(loaded: Description | None) -> Iterator[str]:
 
 def _settings(rows: Sequence[Row]) -> Iterator[str]:
     """Each combination that was used, and how often."""
-    counts = Counter(tuple(row[name] for name in SETTINGS) for row in rows)
+    counts = Counter(tuple(in_words(name, row[name]) for name in SETTINGS) for row in rows)
     yield from ("## Settings", "")
     headings = (*map(heading, SETTINGS), "turns")
     yield from table(headings, [(*key, count) for key, count in counts.items()])

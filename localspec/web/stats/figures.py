@@ -15,11 +15,13 @@ from operator import itemgetter
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
+from localspec.drafters.registry import label_of
 from localspec.record.markdown import ENDED
 from localspec.speculation import MIN_COMPARED_TOKENS, DecodeCounts, speedup
 from localspec.units import DASH, took
 from localspec.web.live import badge, drafters_of
-from localspec.web.words import direction, gain_words, kind_words, named, number, percent
+from localspec.web.words import direction, gain_words, number, percent
+from localspec.workloads import kind_words
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
@@ -102,7 +104,7 @@ def by_drafter(rows: Sequence[Row], rounds: Sequence[Row]) -> dict[str, Summary]
     for one in sorted(rounds, key=lambda one: str(one["drafter"])):
         groups.setdefault((one["drafter"], one["turn_id"] in lenient), []).append(one)
     return {
-        named(drafter) + (" (lenient)" if is_lenient else ""): _of_rounds(members)
+        label_of(drafter) + (" (lenient)" if is_lenient else ""): _of_rounds(members)
         for (drafter, is_lenient), members in groups.items()
     }
 
@@ -171,7 +173,7 @@ def _line(turn: int, row: Row) -> list[Any]:
 
 def arm(row: Row) -> str:
     """What a turn is compared as: its drafter, lenient turns apart."""
-    return named(row["drafter"]) + (" (lenient)" if row["exact"] is False else "")
+    return label_of(row["drafter"]) + (" (lenient)" if row["exact"] is False else "")
 
 
 def verdict(
@@ -221,7 +223,7 @@ def _most(rounds: Sequence[Row]) -> str:
     best = max(saved, key=lambda name: saved[name], default=None)
     if best is None or len(saved) < 2 or saved[best] <= 0.0:
         return ""
-    return f"; {named(best)} brought the most"
+    return f"; {label_of(best)} brought the most"
 
 
 @dataclass(frozen=True)

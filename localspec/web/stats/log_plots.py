@@ -23,7 +23,7 @@ from localspec.plots import Axes, Group, Series, bars, lines
 from localspec.speculation import interpolated
 from localspec.units import axis_unit
 from localspec.web.stats import figures as stats
-from localspec.web.words import kind_words
+from localspec.workloads import kind_words
 
 Row = Mapping[str, Any]
 MAX_ROUNDS = 300  # of γ over time: the newest

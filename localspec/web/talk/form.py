@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from localspec.backend import LARGEST_FIXED_LENGTH
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.core import AUTO, OFF, TOO_LARGE_A_SEED, SamplingParams
-from localspec.drafters.registry import REGISTRY
+from localspec.drafters.registry import REGISTRY, labelled
 from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.leniency import THRESHOLD
-from localspec.web.words import capital, labelled
+from localspec.web.words import capital
 from localspec.workloads import AS_SET, EXACT
 
 if TYPE_CHECKING:

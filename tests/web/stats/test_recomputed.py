@@ -37,7 +37,7 @@ from localspec.web.proof.tokens import token_view
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import make_plots
 from localspec.web.stats.panels import waits_html
-from localspec.web.words import DASH, capital, gain_words, named, number, percent, rate
+from localspec.web.words import DASH, capital, gain_words, number, percent, rate
 from tests.chat.services import close, ended, open_service
 from tests.fakes import FakeBackend, Script, session_info
 from tests.waiting import until
@@ -231,20 +231,21 @@ def from_markdown(out: Path) -> dict[int, dict[str, Any]]:
     names, _, *rows = (line.strip("| ").split(" | ") for line in table if line.startswith("|"))
     assert names == [heading(name) for name in STATISTICS]
     found = [dict(zip(STATISTICS, row, strict=True)) for row in rows]
-    return {
-        int(row["turn_id"]): {
-            n: Timed(cell) if n.endswith("_ms") else Rounded.of(parsed(cell))
-            for n, cell in row.items()
-        }
-        for row in found
-    }
+    return {int(row["turn_id"]): {n: of_cell(n, one) for n, one in row.items()} for row in found}
 
 
-class Timed(str):
-    """A time of a table, in its words."""
+def of_cell(name: str, cell: str) -> Any:
+    if name == "drafter" or name.endswith("_ms"):
+        return InWords(cell)
+    return Rounded.of(parsed(cell))
+
+
+class InWords(str):
+    """A time or a drafter of a table."""
 
     def __eq__(self, other: object) -> bool:
-        return str(self) == took(getattr(other, "expected", other))
+        wanted = getattr(other, "expected", other)
+        return str(self) == (label_of(wanted) if isinstance(wanted, str) else took(wanted))
 
     __hash__ = str.__hash__
 
@@ -330,7 +331,7 @@ def test_guesses_of_the_page_are_the_drafters_of_their_steps(service: ChatServic
         compared = [step for step in its if step["plain_ms"] is not None and drafter != OFF]
         wanted["decode_speedup"] = of_steps(compared, None)["decode_speedup"]
         names = ("acceptance_rate", "decode_speedup", "num_output_tokens", "tokens_per_second")
-        check_summary(shown[named(drafter)], {name: wanted[name] for name in names})
+        check_summary(shown[label_of(drafter)], {name: wanted[name] for name in names})
 
 
 def test_the_page_and_the_report_write_what_the_steps_say(
