@@ -36,10 +36,12 @@ class Action:
     applies: Callable[[PlacedMessage], bool]
 
 
-def _can_go_on(place: PlacedMessage) -> bool:
+def can_go_on(place: PlacedMessage) -> bool:
+    """Whether it is the last reply, and was cut short in its answer or in its thought."""
+    is_begun = bool(place.message.text or place.message.thinking)
     is_cut = place.row is not None and place.row["finish_reason"] == "length"
     is_open = place.message.state in CAN_GO_ON or is_cut
-    return place.is_last and place.message.role == "assistant" and is_open
+    return place.is_last and place.message.role == "assistant" and is_open and is_begun
 
 
 def _can_be_answered(place: PlacedMessage) -> bool:
@@ -51,7 +53,7 @@ ACTIONS = (
     Action("again", "Answer again", _can_be_answered),
     Action("several", "Answer four ways", _can_be_answered),
     Action("edit", "Edit", lambda place: bool(place.message.text)),
-    Action("continue", "Continue", lambda place: bool(place.message.text) and _can_go_on(place)),
+    Action("continue", "Continue", can_go_on),
     Action("fork", "Fork the chat from here", lambda place: True),
     Action("remove", "Delete this message", lambda place: True),
 )

@@ -18,7 +18,13 @@ from localspec.chat.service import Reply, ShownMessage, clean
 from localspec.chat.turn import TurnView
 from localspec.units import counted, took
 from localspec.web.live import badge, footer, short
-from localspec.web.talk.actions import CAN_GO_ON, PlacedMessage, actions_html, link
+from localspec.web.talk.actions import (
+    CAN_GO_ON,
+    PlacedMessage,
+    actions_html,
+    can_go_on,
+    link,
+)
 from localspec.web.talk.plain_markdown import MARK, as_text
 from localspec.web.words import time_of_day
 from localspec.workloads import FILE
@@ -27,6 +33,8 @@ MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more w
 SHORTENED_TO = 2_000
 THOUGHT_MARK = 2 * MARK  # around a thought, also in static/live.js
 THINKING = "Thinking…"
+NO_ANSWER = "The reply ended while the model was still thinking, so there is no answer."
+GO_ON = "“Continue” lets it think on; more Max tokens in the settings leave room for an answer."
 
 ChatMessage = dict[str, Any]
 
@@ -138,6 +146,8 @@ def _reply(place: PlacedMessage) -> ChatMessage:
         error = error or "The reply failed. Send the message again."
     if error and message.state in ("error", "interrupted"):
         notes.append(f'<p class="ls-error">{html.escape(error)}</p>')
+    if message.thinking and not message.text and message.state != "draft":
+        notes.append(_note("ls-footer", [f"{NO_ANSWER} {GO_ON if can_go_on(place) else ''}"]))
     if row is not None and (label := badge(row)):
         notes.append(f'<p class="ls-lenient">{html.escape(label)}</p>')
     parts = [message.state] if message.state in CAN_GO_ON else []

@@ -56,7 +56,7 @@ def reply(state: str = "complete", text: str = "hello") -> ShownMessage:
 
 def notes(message: ShownMessage, row: dict[str, Any] | None = None, running: bool = False) -> str:
     shown = chat_messages([message], {} if row is None else {message.message_id: row}, running)
-    parts = shown[0]["content"]
+    parts = shown[-1]["content"]
     return str(parts[-1]["text"]) if len(parts) > 1 or not message.text else ""
 
 
@@ -157,6 +157,18 @@ def test_what_was_thought_is_folded_above_its_reply() -> None:
     assert "Copy without the thinking" in str(answer["content"][1]["text"])
     (imported, _) = chat_messages([thinking], {}, False)
     assert imported["metadata"]["title"].strip(MARK) == "Thought"
+
+
+def test_a_reply_that_ended_within_its_thought_says_so_and_how_to_go_on() -> None:
+    thought = replace(reply(text=""), thinking="Is it 3?")
+    row = {**ROW, "num_thinking_tokens": 34, "thinking_ms": 12_400.0}
+    cut, stopped = {**row, "finish_reason": "length"}, replace(thought, state="stopped")
+    for said in (notes(thought, cut), notes(stopped, row)):
+        assert "still thinking, so there is no answer. “Continue” lets it think on" in said
+        assert actions(said) == ["again", "several", "continue", *ALWAYS]
+    said = notes(thought, cut, running=True)
+    assert "so there is no answer." in said and "“Continue”" not in said
+    assert "no answer" not in notes(replace(thought, text="3"), cut)
 
 
 def test_a_thought_that_is_being_written_says_so() -> None:
