@@ -86,6 +86,10 @@ NO_TEMPLATE = (
     "This model has no chat template, so it was not trained to chat: it continues the text of the "
     "conversation as it stands. Its instruct or chat variant would answer."
 )
+THOUGHT_IS_TEXT = (
+    "What ends a thought is no token of its own in this model, so Thinking tokens cannot end one: "
+    "they are added to Max tokens, and thought and answer share both."
+)
 THREADS = re.compile(r" \| \d+ threads")  # in what earlier versions called a combination
 KERNELS_KEPT = 256  # of some 0.6 MB; the thousand that are usual come with prompts of all lengths
 SPENT_ON_SLOTS = 0.25  # of the free memory, where nobody asked for slots
@@ -206,8 +210,9 @@ def _begun(
         _choose_threads(found.apart, report, beside_page)
     # A computer without an NVIDIA card has no fault; only `doctor` mentions it.
     of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
-    raw = [NO_TEMPLATE] if template.is_raw and not options.raw else []
-    return _Begun(source, place, target, template, found, (*of_machine, *notices, *raw))
+    told = [NO_TEMPLATE] if template.is_raw and not options.raw else []
+    told += [THOUGHT_IS_TEXT] if template.thinks and template.thought_limit is None else []
+    return _Begun(source, place, target, template, found, (*of_machine, *notices, *told))
 
 
 def quiet_torch(report: Report) -> Any:

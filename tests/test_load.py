@@ -280,6 +280,14 @@ def test_a_4_bit_output_head_is_kept_where_it_is_asked_for_and_said(tmp_path: Pa
         opened(options_of(odd, dtype="4-bit-head"))
 
 
+def test_a_model_whose_thoughts_cannot_be_ended_says_so(tmp_path: Path) -> None:
+    target = save_model(tmp_path / "target", tiny_llama(vocab_size=VOCAB_SIZE))
+    assert not opened(options_of(target)).describe().notices
+    with (target / "chat_template.jinja").open("a") as template:
+        template.write("{# <think> #}")  # it knows the mark, and the tokenizer has no token of it
+    assert opened(options_of(target)).describe().notices == (load_module.THOUGHT_IS_TEXT,)
+
+
 def test_a_draft_without_room_beside_the_target_goes_to_the_next_device_and_it_is_said(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
