@@ -94,7 +94,7 @@ REMOTE = ["bench", "--remote", "http://127.0.0.1:1", "--limit", "1"]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["plan", "--model", LONG], "too long for the name of a file"),
+        (["plan", "--model", LONG], "cannot be looked up on this disk: File name too long"),
         (["plan", "--home", LONG], "too long for the name of a file"),
         (["plan", "--vram-gib", "8", "--device", "cpu"], "plans for a GPU, and --device cpu"),
         (["bench", "--out", LONG], "too long|cannot be written"),

@@ -53,13 +53,20 @@ class KnownModel:
 
 def named_path(name: str) -> Path:
     """What a person named: for a file in a model folder that folder, for a model in the hub's cache
-    its newest snapshot."""
+    its newest snapshot. Raises ModelError for what the disk cannot look up."""
     path = Path(name).expanduser()
     newest = path / "refs" / "main"
-    if newest.is_file():
-        return path / "snapshots" / newest.read_text(encoding="utf-8").strip()
-    is_part = path.suffix in (".safetensors", ".json") and path.is_file()
-    return path.parent if is_part and (path.parent / "config.json").is_file() else path
+    try:
+        if newest.is_file():
+            return path / "snapshots" / newest.read_text(encoding="utf-8").strip()
+        is_part = path.suffix in (".safetensors", ".json") and path.is_file()
+        return path.parent if is_part and (path.parent / "config.json").is_file() else path
+    except OSError as error:
+        shown = name if len(name) < 80 else f"{name[:40]}…"
+        raise ModelError(
+            f"{shown} cannot be looked up on this disk: {error.strerror}. Name a folder that can "
+            "be read, or a model of the hub."
+        ) from error
 
 
 def find_entry(name: str, profiles: Mapping[str, Profile]) -> ModelEntry | None:

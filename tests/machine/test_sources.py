@@ -303,6 +303,14 @@ def test_a_folder_that_a_profile_names_brings_that_profiles_drafts_and_heads(
     assert ahead.heads == (Path(other), tmp_path / "head"), "what was named comes first"
 
 
+def test_a_name_that_no_file_can_have_is_refused_in_words() -> None:
+    name = "x" * 300
+    with pytest.raises(ModelError, match=r"^x{40}… cannot be looked up .*: File name too long"):
+        resolve(LoadOptions(model=name))
+    with pytest.raises(ModelError, match="Name a folder that can be read"):
+        find_model(name, {})
+
+
 @pytest.mark.parametrize("named", ["", "model.safetensors", "config.json"])
 def test_a_file_of_a_model_stands_for_its_folder(named: str, models: dict[str, Path]) -> None:
     folder = models[TARGET]
