@@ -48,7 +48,7 @@ def _lane(lane: Lane, race_phase: RacePhase) -> str:
         ("Tokens", DASH if stats is None else str(stats.num_output_tokens)),
         ("Tokens / s", _of_runs(runs, lambda stats: stats.tokens_per_second)),
         ("First token", _of_runs(runs, lambda stats: stats.ttft_ms, took)),
-        ("Checks", DASH if stats is None else str(stats.num_steps)),
+        ("Checks", _of_runs(runs, lambda stats: stats.num_steps, lambda num: number(num, "", 0))),
         ("Decoding", _of_runs(runs, lambda stats: stats.decode_ms, took)),
         ("Energy, J", _of_runs(runs, lambda stats: stats.energy_joules)),
         ("Drafter", _drafter(lane)),
@@ -93,8 +93,8 @@ def _clock(lane: Lane) -> str:
 
 
 def _middle(values: Sequence[float], say: Callable[[float | None], str]) -> str:
-    """The one in the middle, and beside several the range."""
-    if len(values) < 2:
+    """The one in the middle, and beside several that differ the range."""
+    if len(set(values)) < 2:
         return say(values[0] if values else None)
     low, high = say(min(values)), say(max(values))
     low = low.removesuffix(f" {high.rpartition(' ')[2]}")  # one unit is said once

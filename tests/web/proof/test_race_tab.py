@@ -57,7 +57,17 @@ def test_a_race_in_which_nothing_was_drafted_tells_no_gain() -> None:
         lanes = tuple(replace(lane, runs=its) for lane, its in zip(lanes, both, strict=True))
         said = race_html(RaceView(True, *lanes, phase="done", is_same=True))
         assert "<dd>word lookup</dd>" in said
-    assert "2.00 times as fast" in said and "<small>1.00 to 1.00 s</small>" in said
+    assert "2.00 times as fast" in said and "<dt>Clock</dt><dd>1.00 s</dd>" in said
+
+
+def test_the_figures_of_a_lane_are_of_all_its_runs() -> None:
+    """Auto may draft in one run and not in another."""
+    made = [TurnStats(9, num_output_tokens=8, num_steps=num, decode_ms=900.0) for num in (3, 3, 8)]
+    runs = tuple(RaceRun(2.0, (1, 2), stats) for stats in made)
+    lane = Lane("speculative", stats=made[-1], runs=runs)
+    said = race_html(RaceView(True, lane, lane, phase="done", is_same=True))
+    assert said.count("<dt>Checks</dt><dd>3 <small>3 to 8</small></dd>") == 2
+    assert said.count("<dt>Clock</dt><dd>2.00 s</dd>") == 2, "no range where all are alike"
 
 
 def test_stop_and_closing_the_page_end_the_race(site: Site, visit: Open) -> None:
