@@ -122,7 +122,7 @@ class ChatTemplate:
     ) -> list[int]:
         """Ids of the conversation and the beginning of the reply. thinks: what the template is
         told, where it has a switch. Raises RequestError where the template refuses the
-        conversation, knows no tools, or a text cannot be encoded."""
+        conversation, knows no tools or writes nothing, or a text cannot be encoded."""
         if "tools" not in self._source and (tools or any(one.role == "tool" for one in messages)):
             raise RequestError(
                 "This model's chat format knows no tools. Load a model that was trained to call "
@@ -139,7 +139,9 @@ class ChatTemplate:
             tools=[self._shielded_data(tool, shield) for tool in tools],
             switched=self._switched(thinks),
         )
-        return self._encode_shielded(text, shield)
+        if tokens := self._encode_shielded(text, shield):
+            return tokens
+        raise RequestError("No text comes of this chat format. Write more, or load another model.")
 
     def encode_reply(self, text: str, thinking: str = "", has_begun: bool = False) -> list[int]:
         """Ids of a reply as it follows `render`; typed control tokens stay text. thinking: what was

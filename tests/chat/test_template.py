@@ -299,6 +299,14 @@ def test_a_template_that_fails_in_its_own_way_is_a_sentence_too(source: str) -> 
         ChatTemplate(tokenizer).render((Message("user", "Hi"),))
 
 
+@pytest.mark.parametrize(("source", "said"), [("{{ nothing }}", "Hi"), (None, "")])
+def test_a_prompt_of_no_token_is_refused(source: str | None, said: str) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = source
+    with pytest.raises(RequestError, match="No text comes of this chat format"):
+        ChatTemplate(tokenizer).render((Message("user", said),))
+
+
 CONVERSATION = (Message("user", "The café "), Message("assistant", "is "), Message("user", "open"))
 
 
