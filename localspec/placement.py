@@ -30,7 +30,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from localspec.errors import ConfigError, MemoryShortage, ModelError
-from localspec.formats.folder_files import check_folder, name_of, weight_files
+from localspec.formats.folder_files import check_folder, name_of, require_tokenizer, weight_files
 from localspec.formats.lengths import longest_of
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.hardware import (
@@ -95,6 +95,7 @@ class Place:
 
 def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: Any) -> Place:
     found = check_folder(source.target)
+    require_tokenizer(source.target)
     longest, stored = longest_of(found.config), found.stored
     wanted = options.context
     if wanted is None:

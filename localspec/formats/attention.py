@@ -12,23 +12,40 @@ RECURRENT_KINDS = STATE_KINDS | {"hybrid"}
 OTHER_KINDS = frozenset(("mlp", "moe"))  # beside them, in the words of such families
 # Families without any layer of attention.
 ALL_STATES = frozenset(("mamba", "mamba2", "falcon_mamba"))
-# Of these transformers loses the state between pieces of several tokens (forward.recurrent finds it
-# out when a model is loaded).
-TOKEN_BY_TOKEN = frozenset(("mamba", "mamba2", "falcon_mamba", "jamba"))
+# Of these transformers begins with an empty state at every piece of several tokens.
+TOKEN_BY_TOKEN = frozenset(("mamba", "falcon_mamba", "jamba"))
+# Attention of their own in transformers, which cannot check several drafted tokens at once.
+CHECKS_NO_DRAFTS = frozenset(
+    ("bloom", "codegen", "cpmant", "git", "gptj", "hrm_text", "mpt", "openai-gpt",
+     "recurrent_gemma")
+)  # fmt: skip
+# They read whole texts and continue none.
+ENCODERS = frozenset(
+    ("albert", "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "deberta",
+     "deberta-v2", "distilbert", "electra", "ernie", "megatron-bert", "modernbert", "mpnet",
+     "nomic_bert", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer",
+     "xlm-roberta", "xlm-roberta-xl", "xmod")
+)  # fmt: skip
 RECURRENT_FAMILIES = ALL_STATES | {
     "bamba", "falcon_h1", "granitemoehybrid", "jamba", "lfm2", "lfm2_moe", "nemotron_h",
     "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next",
 }  # fmt: skip
 
 
+def layer_kinds(text: Mapping[str, Any]) -> list[str]:
+    """Of each layer; empty where nothing says them."""
+    return [str(kind) for kind in text.get("layer_types") or text.get("layers_block_type") or ()]
+
+
 def is_recurrent(text: Mapping[str, Any]) -> bool:
     """Whether a model keeps a state that cannot go back, and can be run plainly. Of hybrid families
     some models have layers of attention alone, as Granite 4 Micro."""
-    kinds = {str(kind) for kind in text.get("layer_types") or ()}
+    kinds = {*layer_kinds(text)}
     known = RECURRENT_KINDS | OTHER_KINDS | {*KNOWN_KINDS}
     family = str(text.get("model_type"))
     is_hybrid = family in RECURRENT_FAMILIES and (not kinds or family in ALL_STATES)
-    return (is_hybrid or bool(kinds & RECURRENT_KINDS)) and kinds <= known
+    has_states = is_hybrid or bool(kinds & RECURRENT_KINDS)
+    return has_states and kinds <= known and family not in CHECKS_NO_DRAFTS
 
 
 def no_drafts_for(family: str) -> str:
@@ -49,12 +66,27 @@ def chains_for(family: str) -> str:
     )
 
 
+def cannot_check(family: str) -> str:
+    """Why nothing of a family of CHECKS_NO_DRAFTS is loaded."""
+    return (
+        f"{family} has an attention of its own that cannot check several tokens at once here. "
+        "Choose a model of another family, such as Llama, Qwen or Gemma."
+    )
+
+
+def does_not_continue(family: str) -> str:
+    return (
+        f"{family} does not continue a text. Choose a model that chats, such as one of Llama, Qwen "
+        "or Gemma."
+    )
+
+
 def count_attention_layers(text: Mapping[str, Any], num_layers: int) -> int:
     """Layers that keep keys and values; all where nothing says otherwise."""
     if str(text.get("model_type")) in ALL_STATES:
         return 0
-    if kinds := text.get("layer_types"):
-        return sum(kind not in STATE_KINDS for kind in kinds)
+    if kinds := layer_kinds(text):
+        return sum(kind not in STATE_KINDS | OTHER_KINDS for kind in kinds)
     every = text.get("full_attention_interval") or text.get("attn_layer_period")
     return num_layers // every if isinstance(every, int) and every > 0 else num_layers
 
@@ -82,8 +114,12 @@ def count_key_width(text: Mapping[str, Any], num_layers: int, width: int) -> int
 def attention_fault(text: Mapping[str, Any]) -> str | None:
     """Why not, as sentences; None where nothing is against it. text: the config of the part that
     reads text."""
-    family = text.get("model_type")
-    others = sorted({str(kind) for kind in text.get("layer_types") or ()} - set(KNOWN_KINDS))
+    family = str(text.get("model_type"))
+    if family in ENCODERS or text.get("is_encoder_decoder"):
+        return does_not_continue(family)
+    if family in CHECKS_NO_DRAFTS:
+        return cannot_check(family)
+    others = sorted({*layer_kinds(text)} - set(KNOWN_KINDS))
     if others:
         return (
             f"{family} has layers of the kind {', '.join(others)}. Their state cannot take back a "

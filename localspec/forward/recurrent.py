@@ -7,9 +7,9 @@ taken up again and the accepted tokens are read a second time, within the round 
 a text goes on from neither, it is read again from its start. So every method of the cache keeps its
 promise, at the cost of time.
 
-A text may be read in pieces. Some families of transformers lose the state between pieces of several
-tokens: `reads_pieces` is compared once, and where it is False later tokens are read one by one, so
-that no draft pays. Where that gives other logits too the model is refused.
+A text may be read in pieces, except by the families of TOKEN_BY_TOKEN: there, and where pieces give
+other logits when a model is loaded, `reads_pieces` is False and later tokens are read one by one,
+so that no draft pays. Where that gives other logits too the model is refused.
 
 Not here: which families these are (formats.attention), loading (weights).
 Source: Mamba (arXiv 2312.00752), Gated DeltaNet (arXiv 2412.06464), Jamba (arXiv 2403.19887).
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from localspec.errors import ModelError
-from localspec.formats.attention import chains_for, no_drafts_for
+from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import Features
 from localspec.forward.model import AGREEMENT, PREFILL_CHUNK, ModuleLM
@@ -55,15 +55,14 @@ class RecurrentLM(ModuleLM):
 
     def __init__(self, module: Any, capacity: int) -> None:
         super().__init__(module, StateCache(KVShape(0, 1, 1, capacity), module, self._settle))
-        parameters = inspect.signature(module.forward).parameters
-        self._state_name = "cache_params" if "cache_params" in parameters else "past_key_values"
-        self._keeps_few = "logits_to_keep" in parameters
+        self._names = inspect.signature(module.forward).parameters
+        self._state_name = "cache_params" if "cache_params" in self._names else "past_key_values"
         self._state: Any = None
         self._read = list[int]()  # the tokens that the state has read
         self._held: tuple[list[int], Any] = ([], None)  # as they were before several tokens
-        self.reads_pieces = True
-        self._compare_pieces()
         family = str(module.config.model_type)
+        self.reads_pieces = family not in TOKEN_BY_TOKEN
+        self._compare_pieces()
         self.refusal = chains_for(family) if self.reads_pieces else no_drafts_for(family)
 
     def suits(self, sends_chains: bool) -> bool:
@@ -101,25 +100,34 @@ class RecurrentLM(ModuleLM):
 
     def _run(self, tokens: Sequence[int], wanted: int) -> torch.Tensor:
         """Logits after the last tokens, [wanted, V] fp32."""
-        few = {"logits_to_keep": wanted} if self._keeps_few else {}
         if len(tokens) > 1 and self.reads_pieces and self._state is not None:
             self._held = ([*self._read], _copied(self._state))
         is_whole = self.reads_pieces or self._state is None
         pieces = [tokens] if is_whole else [[token] for token in tokens]
         rows = list[torch.Tensor]()
-        state, read = self._state, self._read
+        state, read = self._state, [*self._read]
         self._state, self._read = None, []  # nothing is left of them where the forward fails
         for piece in pieces:
-            output = self.module(
-                input_ids=indices([piece], self.device),
-                use_cache=True,
-                **{self._state_name: state},
-                **few,
-            )
+            named = self._arguments(piece, state, len(read), wanted)
+            output = self.module(**named, use_cache=True)
             state = getattr(output, self._state_name)
+            read.extend(piece)
             rows.append(output.logits[0].float())
-        self._state, self._read = state, [*read, *tokens]
+        self._state, self._read = state, read
         return torch.cat(rows)[-wanted:]
+
+    def _arguments(
+        self, tokens: Sequence[int], state: Any, start: int, wanted: int
+    ) -> dict[str, Any]:
+        """Of the module's forward, as far as it takes them. Left out, the positions of Bamba begin
+        at 0 in every piece."""
+        known = {
+            "input_ids": indices([tokens], self.device),
+            self._state_name: state,
+            "position_ids": indices([range(start, start + len(tokens))], self.device),
+            "logits_to_keep": wanted,
+        }
+        return {name: value for name, value in known.items() if name in self._names}
 
     def _compare_pieces(self) -> None:
         """Find out how text may be read on. Raises ModelError where neither way gives the logits of
@@ -127,7 +135,8 @@ class RecurrentLM(ModuleLM):
         ids = [(7 * place + 1) % self.vocab_size for place in range(sum(PIECES))]
         whole, allowed = self.forward(ids), AGREEMENT[self.module.dtype]
         self.cache.rollback(0)
-        for self.reads_pieces in (True, False):
+        for is_tried in (True, False) if self.reads_pieces else (False,):
+            self.reads_pieces = is_tried
             self._held = ([], None)
             found = self._answers_in_pieces(ids)
             if float((found - whole).norm(dim=(1, 2)).max() / whole.norm()) <= allowed:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 
 from localspec.errors import MemoryShortage, ModelError, first_line
+from localspec.formats.attention import cannot_check, does_not_continue
 from localspec.formats.bitsandbytes_layers import check_bitsandbytes
 from localspec.formats.folder_files import ModelFolder, check_folder
 from localspec.formats.native import KNOWN_AS, LAYOUTS, TOWERS
@@ -103,7 +104,7 @@ def load_model(
             module = load_module(folder, dtype, device, bits)
         model = CausalLM(module, KVCache(shape, module.dtype, device))
         with _saying(found, *CANNOT_RUN):
-            _require_checking(model, found)
+            _require_checking(model)
         return Opened(model, refusal, False, repacked)
 
 
@@ -170,7 +171,7 @@ def _fastest(native: Decoder, spare_bytes: int | None) -> Decoder:
     return Decoder(native.weights, native.cache, is_fastest=True)
 
 
-def _require_checking(model: CausalLM, found: ModelFolder) -> None:
+def _require_checking(model: CausalLM) -> None:
     """Raise ModelError unless a text read in pieces gives the logits of the same read at once, and
     its last token the same as a branch: drafts could not be checked. What quantised kernels make of
     one row and of several differs by as much as bf16 rounds."""
@@ -181,7 +182,7 @@ def _require_checking(model: CausalLM, found: ModelFolder) -> None:
     whole, pieces = _answers(model, len(ids)), _answers(model, *CHECKED)
     off = torch.cat((pieces, branch)) - torch.cat((whole, whole[-1:]))
     if float(off.norm() / whole.norm()) > AGREEMENT[torch.bfloat16]:
-        raise _cannot_check(found, model.module.config.model_type)
+        raise ModelError(cannot_check(model.module.config.model_type))
 
 
 @contextmanager
@@ -205,14 +206,6 @@ def _saying(found: ModelFolder, fault: str, remedy: str) -> Iterator[None]:
     except Exception as error:
         reason = first_line(error).rstrip(".")
         raise ModelError(f"{found.name} {fault}: {reason}. Fetch it again, or {remedy}") from error
-
-
-def _cannot_check(found: ModelFolder, family: Any) -> ModelError:
-    return ModelError(
-        f"The family of {found.name} ({family}) has an attention of its own that cannot check "
-        "several tokens at once here. Choose a model of another family, such as Llama, Qwen or "
-        "Gemma."
-    )
 
 
 def _probe(model: LanguageModel, length: int) -> list[int]:
@@ -283,7 +276,7 @@ def _by_transformers(
             raise
         # A mask describes all of an attention only where positions are told apart by rotation.
         if not getattr(known.get_text_config(), "rope_parameters", None) and not has_state(known):
-            raise _cannot_check(found, known.model_type) from error
+            raise ModelError(cannot_check(known.model_type)) from error
         module, info = opened("eager")
     _require_all(found, info)
     drop_towers(module)
@@ -338,10 +331,7 @@ def _opener(found: ModelFolder, known: Any, dtype: torch.dtype) -> tuple[Any, di
         untyped = AutoModelForImageTextToText, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     auto, classes = untyped
     if type(known) not in classes:
-        raise ModelError(
-            f"{found.name} is a {known.model_type} model, which does not continue a text. Choose "
-            "a model that chats, such as one of Llama, Qwen or Gemma."
-        )
+        raise ModelError(does_not_continue(known.model_type))
     weights = stored_weights(found, dtype)
     if weights is None:
         files = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}

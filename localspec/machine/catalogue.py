@@ -17,10 +17,9 @@ from pathlib import Path
 
 from localspec.config import Profile, Settings, load_profiles
 from localspec.errors import ConfigError, LocalspecError, ModelError
-from localspec.formats.folder_files import check_folder, require_tokenizer
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Downloads
-from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.folder_shapes import shape_to_load
 from localspec.machine.gguf_models import gguf_of, shape_of_gguf
 from localspec.machine.hardware import Device, Hardware, on_device, probe
 from localspec.machine.hub_files import Survey
@@ -189,7 +188,7 @@ def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[Av
 def cached_model(cached: CachedModel) -> AvailableModel:
     """A model of the cache that no profile knows: its page states its licence."""
     return AvailableModel(
-        shape=shape_from_folder(cached.folder, cached.id),
+        shape=shape_to_load(cached.folder, cached.id),
         license=None,
         family="from the cache",
         page=f"https://huggingface.co/{cached.id}",
@@ -202,10 +201,7 @@ def folder_model(folder: Path) -> AvailableModel:
     file = gguf_of(folder)
     if file is not None:
         return _own_model(shape_of_gguf(file, str(file)), "a file of yours")
-    shape = shape_from_folder(folder, str(folder))
-    require_tokenizer(folder)
-    check_folder(folder)
-    return _own_model(shape, "a folder of yours")
+    return _own_model(shape_to_load(folder, str(folder)), "a folder of yours")
 
 
 def _own_model(shape: ModelShape, family: str) -> AvailableModel:

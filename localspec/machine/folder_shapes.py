@@ -2,6 +2,7 @@
 
 Contract: `shape_from_folder` reads config.json and, for families that shapes.py does not know, the
 parameters from the headers of the weight files; ModelError where these do not say enough.
+`shape_to_load` is what plans and the Models tab ask, so that they refuse what loading refuses.
 What a layer's activations need is then taken as of a Llama of the same width.
 
 Not here: the arithmetic (shapes), whether the model can run (forward.model).
@@ -21,11 +22,14 @@ from localspec.formats.attention import (
     count_attention_layers,
     count_key_width,
     is_recurrent,
+    layer_kinds,
 )
 from localspec.formats.folder_files import (
+    check_folder,
     gguf_file,
     name_of,
     read_config_json,
+    require_tokenizer,
     weight_files,
 )
 from localspec.formats.gguf_file import read_header
@@ -65,6 +69,13 @@ def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
             f"{folder / 'config.json'} holds a value that cannot be understood ({error}). Fetch "
             "the folder again."
         ) from error
+
+
+def shape_to_load(folder: Path, name: str | None = None) -> ModelShape:
+    """The same of a whole model. Raises ModelError also for what loading refuses by its files."""
+    check_folder(folder)
+    require_tokenizer(folder)
+    return shape_from_folder(folder, name)
 
 
 def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
@@ -134,6 +145,7 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
     if fault is not None and not is_recurrent(text):
         raise ModelError(fault)
     sizes = {key: _first(text, names) for key, names in NAMES.items()}
+    sizes["num_layers"] = sizes["num_layers"] or len(layer_kinds(text)) or None
     longest = longest_of(config)
     lacking = [NAMES[key][0] for key, size in sizes.items() if size is None]
     lacking += ["max_position_embeddings"] * (longest is None)
@@ -143,8 +155,10 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
             "the memory it needs is not known. Choose a model of another family."
         )
     layers, width, heads = (int(sizes[key] or 0) for key in NAMES)
+    is_tied = text.get("tie_word_embeddings", not any("lm_head" in key for key in tensors))
     beside = {key for key in tensors if _is_beside(key)}
-    own = {key: shape for key, shape in tensors.items() if key not in beside}
+    twice = {key for key in tensors if is_tied and "lm_head" in key}  # some write it all the same
+    own = {key: shape for key, shape in tensors.items() if key not in beside | twice}
     linear = sum(prod(shape) for key, shape in own.items() if _is_linear(key, shape))
     known = {
         **text,
@@ -154,9 +168,7 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
         "intermediate_size": text.get("intermediate_size") or 4 * width,
         "vocab_size": text.get("vocab_size") or 0,
         "max_position_embeddings": longest,
-        "tie_word_embeddings": text.get(
-            "tie_word_embeddings", not any("lm_head" in key for key in own)
-        ),
+        "tie_word_embeddings": is_tied,
     }
     shape = decoder_shape(known, name, family)
     return replace(
@@ -166,7 +178,7 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
         not_native="" if is_recurrent(text) else why_not_native(text, own) or "",
         extra_params=sum(prod(tensors[key]) for key in beside),
         num_state_layers=layers - count_attention_layers(text, layers),
-        counted=Counted(sum(prod(shape) for shape in tensors.values()), linear),
+        counted=Counted(sum(prod(tensors[key]) for key in tensors.keys() - twice), linear),
     )
 
 

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError
+from localspec.load import open_local_backend
+from localspec.machine.catalogue import folder_model
 from localspec.machine.hardware import Hardware, gib, probe
 from localspec.machine.plan_report import machine_for, make_plans, render
 from localspec.machine.plans import full_precision, room_for
@@ -47,6 +51,7 @@ def model_folder(folder: Path, layers: int = 12, tokens: dict[str, int] | None =
     (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
     content = {"model": {"vocab": tokens or TOKENS}, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(content))
+    save_file({"norm.weight": torch.zeros(1)}, str(folder / "model.safetensors"))
     return str(folder)
 
 
@@ -146,6 +151,39 @@ def test_a_folder_with_one_swapped_id_is_refused_as_draft(
 def test_a_folder_without_a_config_says_what_it_lacks(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no config\.json"):
         plans_of(settings, model=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("lost", "changed"),
+    [
+        ("tokenizer.json", {}),
+        ("model.safetensors", {}),
+        ("", {"auto_map": {"AutoModelForCausalLM": "code.Model"}}),
+        ("", {"quantization_config": {"quant_method": "torchao"}}),
+        ("", {"model_type": "bloom"}),
+        ("", {"model_type": "bert"}),
+        ("", {"model_type": "bart", "is_encoder_decoder": True}),
+        ("", {"model_type": "deepseek_v3", "kv_lora_rank": 8}),
+    ],
+)
+def test_what_loading_refuses_the_plan_and_the_models_tab_refuse_in_the_same_words(
+    settings: Settings, tmp_path: Path, lost: str, changed: dict[str, Any]
+) -> None:
+    folder = Path(model_folder(tmp_path / "target"))
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    if lost:
+        (folder / lost).unlink()
+    said = set[str]()
+    for asked in (
+        lambda: open_local_backend(LoadOptions(model=str(folder)), tmp_path, print),
+        lambda: plans_of(settings, CPU, model=str(folder)),
+        lambda: folder_model(folder),
+    ):
+        with pytest.raises(ModelError) as raised:
+            asked()
+        said.add(str(raised.value))
+    assert len(said) == 1, said
 
 
 def test_one_drafter_can_be_asked_for(settings: Settings) -> None:
