@@ -86,8 +86,13 @@ def read_host(group: Path = Path("/sys/fs/cgroup")) -> Host:
         num_cpu_cores=_usable_cores(),
         ram_total_bytes=min(memory.total, limit),
         ram_available_bytes=min(memory.available, room),
-        multiplies_bf16=not BF16_FLAGS.isdisjoint((_cpu_info("flags") or "").split()),
+        multiplies_bf16=not BF16_FLAGS.isdisjoint(cpu_flags()),
     )
+
+
+def cpu_flags() -> frozenset[str]:
+    """The instruction sets of the CPU, as Linux spells them; empty where they are not known."""
+    return frozenset((_cpu_info("flags") or "").split())
 
 
 def _cpu_info(key: str) -> str | None:

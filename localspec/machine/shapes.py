@@ -20,6 +20,7 @@ from localspec.errors import ModelError
 from localspec.formats.attention import count_key_heads
 from localspec.formats.native import KNOWN_AS, LAYOUTS, NATIVE, SIZED
 from localspec.formats.stored import stored_of
+from localspec.machine.hardware import cpu_flags
 
 # 4-bit-head: the output head in 4 bits too, which otherwise keeps its full precision.
 Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit", "4-bit-head"]
@@ -39,6 +40,8 @@ def kv_precision(full: Precision, device: str) -> Precision:
 # Whether torch has FBGEMM, by which the native decoder keeps weights that were published in 16 bits
 # in 2 bytes where it computes in fp32 (weight_layout.Fp16Linear).
 HAS_FBGEMM = platform.machine().lower() in ("x86_64", "amd64")
+# Whether oneDNN lays weights in bf16 out anew (weight_layout.PackedLinear); unknown counts as yes.
+PACKS_BF16 = not cpu_flags() or not {"avx512bw", "avx_ne_convert"}.isdisjoint(cpu_flags())
 # bitsandbytes NF4: half a byte, and one fp32 scale for each block of 64 weights.
 NF4_BYTES = 0.5 + 4 / 64
 # Beside them bitsandbytes keeps a code table of 16 and one of 256 fp32 values for each matrix.
@@ -187,10 +190,11 @@ class ModelShape:
         """Bytes of all weights that stay loaded. full: what the unquantised part is kept in."""
         num_params, head = self.num_params - self.extra_params, self.vocab_size * self.hidden_size
         # The native decoder lays a head out for a processor: beside an embedding it is tied to.
+        is_kept = precision == self.kept_as  # its head in bf16, whatever is computed in
         is_copied = self.is_tied and device == "cpu" and self.is_native
-        if precision == self.kept_as:  # in bf16, also where the processor does not compute in it
-            copied = head if is_copied and full == "bf16" else 0
-            return self.kept_bytes + copied * FULL_BYTES["bf16"]
+        is_copied = is_copied and (PACKS_BF16 or not (is_kept or full == "bf16"))
+        if is_kept:
+            return self.kept_bytes + is_copied * head * FULL_BYTES["bf16"]
         num_params += head if is_copied else 0
         in_full: Precision = precision if precision in FULL_BYTES else full
         shrunk, held = (0, 0) if precision in FULL_BYTES else self._shrunk(precision, device)
