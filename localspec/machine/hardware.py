@@ -25,9 +25,10 @@ from localspec.machine.nvml import Gpu, read_gpus, shown_by_cuda
 
 Device = Literal["cuda", "mps", "cpu"]
 
-# Left free on a GPU: 512 MiB for fragmentation and, where a screen or Windows uses it too, as much
-# again for what the desktop may take back at any time (there an overrun does not fail but runs some
-# ten times slower; loading sets torch a limit). llama.cpp keeps 1 GiB, Ollama 457 MiB.
+# Left free on a GPU: 512 MiB for fragmentation and the spare slots of caches (at most 271 tokens),
+# and, where a screen or Windows uses it too, as much again for what the desktop may take back at
+# any time (there an overrun does not fail but runs some ten times slower; loading sets torch a
+# limit). llama.cpp keeps 1 GiB, Ollama 457 MiB.
 MARGIN_HEADLESS_BYTES = 512 * 2**20
 MARGIN_DISPLAY_BYTES = 2**30
 # Left free in RAM: a computer that swaps is worse than a model that was refused (our choice).
