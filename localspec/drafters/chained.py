@@ -16,17 +16,19 @@ from dataclasses import replace
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, Sequence
+from localspec.core import DraftPlan, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import Drafting, catch_up, room_of
+from localspec.drafters.drafting import Drafting, DraftSteps, catch_up, room_of
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import DrafterBase, Parts
+from localspec.engine.batch import Stepwise
+from localspec.forward.model import Rows
 from localspec.forward.upload import indices
 
 KEPT_SHARE = 0.5
 
 
-class ChainedDrafter(DrafterBase):
+class ChainedDrafter(Stepwise, DrafterBase):
     """n-gram lookup continued by the draft model. Shares the model with `draft_model`."""
 
     name = "chained"
@@ -54,21 +56,22 @@ class ChainedDrafter(DrafterBase):
             return None
         return self._lookup.signal(sequence)
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         plan = plan.shortened(room_of(self.model, sequence))
         copied = self._lookup.propose(sequence, plan).tokens
         if not copied:
-            alone = self._drafting.propose(sequence, plan)
+            alone = yield from self._drafting.steps(sequence, plan)
             return replace(alone, makers=(self._drafting.name,) * len(alone.tokens))
         catch_up(self.model, sequence.tokens)
         draft = Drafting(sequence, plan, self._drafting.target_vocab_size)
         pending = sequence.tokens[self.model.cache.length :]
-        logits = self.model.forward([*pending, *copied], num_logits=len(copied) + 1)  # [g + 1, V]
+        read = [*pending, *copied]
+        logits = yield Rows(self.model, read, num_logits=len(copied) + 1)  # [g + 1, V]
         goes_on, num_agreed = _copy(draft, copied, logits)
         num_copied = len(draft.tokens)
         self.model.cache.rollback(len(sequence.tokens) + num_agreed)
         if goes_on:
-            self._drafting.go_on(draft, logits[num_agreed])
+            yield from self._drafting.go_on(draft, logits[num_agreed])
         num_drafted = len(draft.tokens) - num_copied
         makers = (self._lookup.name,) * num_copied + (self._drafting.name,) * num_drafted
         # The step that checked the copy also gives the first token behind it.

@@ -9,19 +9,28 @@ Not here: taking a token from its row (drafting).
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Self
 
 import torch
 
 from localspec.core import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
-from localspec.drafters.drafting import Drafting, autoregress, catch_up, draft_on, room_of
+from localspec.drafters.drafting import (
+    Drafting,
+    DraftSteps,
+    autoregress,
+    catch_up,
+    draft_on,
+    room_of,
+)
 from localspec.drafters.parts import DrafterBase, Parts
+from localspec.engine.batch import Stepwise
 from localspec.forward.graphs import CapturedDecoder, Capturing
-from localspec.forward.model import LanguageModel
+from localspec.forward.model import LanguageModel, Rows
 
 
-class DraftModelDrafter(DrafterBase):
+class DraftModelDrafter(Stepwise, DrafterBase):
     """Drafts with `model`, whose token ids are the target's. chunks: its captured draft loop.
     share: of the noise (drafting)."""
 
@@ -58,7 +67,7 @@ class DraftModelDrafter(DrafterBase):
     def signal(self, sequence: Sequence) -> str | None:
         return "model" if room_of(self.model, sequence) else None
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         plan = plan.shortened(room_of(self.model, sequence))
         if plan.num_draft_tokens == 0:
             return Proposal()
@@ -66,12 +75,14 @@ class DraftModelDrafter(DrafterBase):
         drafted = None if self.chunks is None else self.chunks.propose(sequence, plan)
         if drafted is not None:
             return drafted
-        return autoregress(self.model, sequence, plan, self.target_vocab_size, self.share)
+        return (
+            yield from autoregress(self.model, sequence, plan, self.target_vocab_size, self.share)
+        )
 
-    def go_on(self, draft: Drafting, logits: torch.Tensor) -> None:
+    def go_on(self, draft: Drafting, logits: torch.Tensor) -> Generator[Rows, torch.Tensor]:
         """Draft until the draft ends. logits: [V_draft], those after all that the cache holds."""
         if self.chunks is None or not self.chunks.serves(draft):
-            draft_on(self.model, draft, logits)
+            yield from draft_on(self.model, draft, logits)
             return
         self.model.cache.rollback(self.model.cache.length - 1)  # a chunk reads the last token
         self.chunks.draft_on(draft)

@@ -18,6 +18,7 @@ Not here: which nodes (tree_growth), drafting a chain (draft_model), acceptance 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from collections.abc import Sequence as Several
 from typing import Self
 
@@ -26,7 +27,15 @@ import torch
 from localspec.core import DraftPlan, Growth, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import Drafting, Level, catch_up, chances, likeliest, room_of
+from localspec.drafters.drafting import (
+    Drafting,
+    DraftSteps,
+    Level,
+    catch_up,
+    chances,
+    likeliest,
+    room_of,
+)
 from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import (
     SMOOTHING,
@@ -38,7 +47,7 @@ from localspec.drafters.tree_growth import (
     steps_that_pay,
 )
 from localspec.forward.graphs import Capturing
-from localspec.forward.model import LanguageModel
+from localspec.forward.model import LanguageModel, Rows
 from localspec.forward.upload import indices
 
 NUM_CHILDREN = 4  # candidates of one node
@@ -67,7 +76,7 @@ class DraftTreeDrafter(DraftModelDrafter):
         """Its own chunks; `draft_model` captures the model's steps."""
         return () if self.chunks is None else (self.chunks,)
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         size = plan.shortened(room_of(self.model, sequence)).num_draft_tokens
         if size == 0:
             return Proposal()
@@ -79,7 +88,7 @@ class DraftTreeDrafter(DraftModelDrafter):
         tree = TreeGrowth(growth, size, end_ids=ends, forced=forced)
         steps = _Steps(self.model, sequence, tree)
         try:
-            return self._grown(sequence, tree, steps)
+            return (yield from self._grown(sequence, tree, steps))
         finally:
             steps.keep_a_path()
 
@@ -95,10 +104,10 @@ class DraftTreeDrafter(DraftModelDrafter):
         self._typical += SMOOTHING * (tree.typical - self._typical)
         return tree.proposal(num_steps)
 
-    def _grown(self, sequence: Sequence, tree: TreeGrowth, steps: _Steps) -> Proposal:
+    def _grown(self, sequence: Sequence, tree: TreeGrowth, steps: _Steps) -> DraftSteps:
         num_steps, wanted = 0, tree.start()
         while wanted:
-            logits = steps.run(wanted)  # [w, V_draft]
+            logits = yield from steps.run(wanted)  # [w, V_draft]
             num_steps += 1
             texts = [tree.text(node) for node in wanted]
             rows = chances(logits, self.target_vocab_size, sequence, texts)  # [w, V]
@@ -127,21 +136,20 @@ class _Steps:
         self._base = len(sequence.tokens)
         self._held = list[int]()  # nodes in the slots after the sequence, in slot order
 
-    def run(self, wanted: Several[int]) -> torch.Tensor:
+    def run(self, wanted: Several[int]) -> Generator[Rows, torch.Tensor, torch.Tensor]:
         """Logits after each wanted node, [w, V_draft]; the first one is wanted alone."""
         if self._model.cache.length < self._base:
             (first,) = wanted
             self._held = self._tree.path(first)
             text = [*self._sequence.tokens, *self._tree.text(first)]
-            return self._model.forward(text[self._model.cache.length :], num_logits=1)
+            return (yield Rows(self._model, text[self._model.cache.length :], num_logits=1))
         paths = [self._tree.path(node) for node in wanted]
         self._keep(_common(paths, self._held))
         missing = sorted({node for path in paths for node in path} - set(self._held))
         place = {node: index for index, node in enumerate(missing)}
         nodes = [self._tree.nodes[node] for node in missing]
-        logits = self._model.forward(
-            [node.token for node in nodes], [place.get(node.parent, -1) for node in nodes]
-        )
+        parents = [place.get(node.parent, -1) for node in nodes]
+        logits = yield Rows(self._model, [node.token for node in nodes], parents)
         self._held += missing
         return logits.index_select(0, indices([place[node] for node in wanted], logits.device))
 

@@ -20,6 +20,7 @@ Not here: which rows (the drafters), acceptance (engine.verify).
 from __future__ import annotations
 
 import math
+from collections.abc import Generator
 from collections.abc import Sequence as Several
 from dataclasses import replace
 
@@ -36,10 +37,11 @@ from localspec.engine.sampling import (
     scores,
     warp_of,
 )
-from localspec.forward.model import LanguageModel, prefill
+from localspec.forward.model import LanguageModel, Rows, prefill
 from localspec.forward.upload import indices
 
 Level = tuple[list[int], list[float]]  # tokens, chances
+DraftSteps = Generator[Rows, torch.Tensor, Proposal]  # see engine.batch.Stepwise
 HEAD_SHARE = 0.6  # of the noise, for heads and early exits
 RULED_SIZE = 2  # tokens read at once under a stop rule, which wastes those beyond its stop
 MAX_PENDING = 8  # tokens that the first draft step takes along; more are prefilled before it
@@ -207,18 +209,21 @@ def autoregress(
     plan: DraftPlan,
     target_vocab_size: int,
     share: float = 1.0,
-) -> Proposal:
+) -> DraftSteps:
     """Draft up to plan.num_draft_tokens tokens from where the model's cache stands."""
     draft = Drafting(sequence, plan, target_vocab_size, share)
     if not draft.is_full and draft.take_forced():
         pending = [*sequence.tokens, *draft.tokens][model.cache.length :]
-        draft_on(model, draft, model.forward(pending, num_logits=1)[0])
+        logits = yield Rows(model, pending, num_logits=1)  # [1, V_draft]
+        yield from draft_on(model, draft, logits[0])
     return draft.proposal()
 
 
-def draft_on(model: LanguageModel, draft: Drafting, logits: torch.Tensor) -> None:
+def draft_on(
+    model: LanguageModel, draft: Drafting, logits: torch.Tensor
+) -> Generator[Rows, torch.Tensor]:
     """Draft until the draft ends. logits: [V_draft], those after all that the cache holds."""
     num_read = len(draft.tokens)
     while not draft.is_full and draft.take(draft.row(logits)) and draft.take_forced():
-        logits = model.forward(draft.tokens[num_read:], num_logits=1)[0]
+        (logits,) = yield Rows(model, draft.tokens[num_read:], num_logits=1)
         num_read = len(draft.tokens)

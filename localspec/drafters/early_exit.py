@@ -29,10 +29,10 @@ from statistics import median
 from time import perf_counter
 from typing import Self
 
-from localspec.core import DraftPlan, Proposal, Sequence
+from localspec.core import DraftPlan, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import HEAD_SHARE, room_of
+from localspec.drafters.drafting import HEAD_SHARE, DraftSteps, room_of
 from localspec.drafters.parts import Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
@@ -92,13 +92,13 @@ class EarlyExitDrafter(DraftModelDrafter):
     def signal(self, sequence: Sequence) -> str | None:
         return f"exit {self.depth}" if room_of(self.model, sequence) else None
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         held = self.model.cache.length
         assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"
         if sequence is not self._sequence:
             self._sequence = sequence
             self._compare_exits()
-        return super().propose(sequence, plan)
+        return (yield from super().steps(sequence, plan))
 
     def _compare_exits(self) -> None:
         """In the first turns and seldom later, on the text that the target's cache holds."""

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from typing import Self
 
-from localspec.core import DraftPlan, Proposal, Sequence
+from localspec.core import DraftPlan, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.drafters.drafting import DraftSteps
 from localspec.drafters.parts import Parts
 from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel
@@ -53,7 +54,7 @@ class SelfQuantDrafter(DraftModelDrafter):
     def memory_bytes(self) -> int:
         return self._weight_bytes + (0 if self.chunks is None else self.chunks.buffer_bytes)
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         held = self.model.cache.length
         assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"
-        return super().propose(sequence, plan)
+        return (yield from super().steps(sequence, plan))

@@ -36,7 +36,8 @@ from functools import partial
 from localspec.core import OFF, DraftPlan, Growth, Outcome, Sequence, Step
 from localspec.engine.acceptance import Situation, situation_in
 from localspec.engine.controller import Controller, Lesson
-from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
+from localspec.engine.cost_snapshot import CostSnapshot
+from localspec.engine.costs import MAX_DRAFT_TOKENS
 from localspec.engine.options import (
     PLAIN_FIRST,
     PLAIN_LOOK,

@@ -3,10 +3,11 @@
 Contract: the *steps* of a sequence are a generator. It yields `Rows` where it needs the target, and
 goes on with `Forwarded`; None where it has to wait for another sequence; and anything else for its
 reader. `Batch.run` gives a reader what its sequence yields. Whoever reads next drives all: every
-sequence goes on until it needs the target, then one forward serves them all. Readers take turns in
-the order in which they came, a forward at a time. So a sequence joins and leaves between any two
-forwards, a reader who waits holds up nobody, and a sequence alone is the batch of one. An error in
-one sequence's steps ends that one.
+sequence goes on until it needs the target, then one forward serves them all. Drafts come first: the
+sequences that draft with the same model share its forwards too. Readers take turns in the order in
+which they came, a forward at a time. So a sequence joins and leaves between any two forwards, a
+reader who waits holds up nobody, and a sequence alone is the batch of one. An error in one
+sequence's steps ends that one.
 
 Not here: what a step is (engine), text and requests (chat), the forward itself (forward.decoder).
 Source: scheduling by iteration as in Orca (Yu et al. 2022), a prompt in pieces beside the rounds of
@@ -16,16 +17,18 @@ others as in Sarathi (arXiv 2308.16369).
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from time import perf_counter
 from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from localspec.core import ALONE, Others
-from localspec.forward.decoder import forward_together
+from localspec.core import ALONE, DraftPlan, Others, Proposal
+from localspec.core import Sequence as Turn
+from localspec.forward.decoder import forward_together, weights_of
 from localspec.forward.model import PREFILL_CHUNK, Rows
 
 SHARED_CHUNK = 32  # rows of a prompt in a forward that others wait for
@@ -35,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class Forwarded(NamedTuple):
-    """What the target says after each row, [n, V] (see `Rows`), and who else was in the forward."""
+    """What the model says after each row, [n, V] (see `Rows`), and who else was in the forward."""
 
     logits: torch.Tensor
     others: Others = ALONE
@@ -55,10 +58,43 @@ def alone(steps: Generator[Rows, Forwarded, Result]) -> Result:
         return result
 
 
+class Stepwise(ABC):
+    """A drafter whose model's forwards several sequences may share: a part of `core.Drafter`."""
+
+    @abstractmethod
+    def steps(self, sequence: Turn, plan: DraftPlan) -> Generator[Rows, torch.Tensor, Proposal]:
+        """`propose`, yielding the rows that it needs a model to run; goes on with their logits."""
+
+    def propose(self, sequence: Turn, plan: DraftPlan) -> Proposal:
+        """See core.Drafter."""
+        return drafted_alone(self.steps(sequence, plan))
+
+
+def with_waits(
+    steps: Generator[Rows, torch.Tensor, Result],
+) -> Generator[Rows, Forwarded, tuple[Result, float]]:
+    """What the steps of a draft give, and the ms in which others drafted."""
+    waited_ms = 0.0
+    with closing(steps):
+        try:
+            rows = next(steps)
+            while True:
+                logits, others = yield rows._replace(is_draft=True)
+                waited_ms += others.took_ms
+                rows = steps.send(logits)
+        except StopIteration as end:
+            return end.value, waited_ms
+
+
+def drafted_alone(steps: Generator[Rows, torch.Tensor, Result]) -> Result:
+    """Drive the steps of a draft to their end."""
+    return alone(with_waits(steps))[0]
+
+
 class _Member(Generic[Item]):
     """A sequence in the batch. asked: the rows that it waits for, since asked_s. answer: their
-    logits, or the error of the forward, which took forward_s. items: what its reader has not read
-    yet."""
+    logits, or the error of the forward. forward_s: what counts of that as its own, of a draft
+    (was_draft) its share. items: what its reader has not read yet."""
 
     def __init__(self, steps: Steps[Item]) -> None:
         self.steps = steps
@@ -66,7 +102,7 @@ class _Member(Generic[Item]):
         self.asked: Rows | None = None
         self.asked_s = self.forward_s = 0.0
         self.answer: Forwarded | Exception | None = None
-        self.waits = False
+        self.was_draft = self.waits = False
         self.is_over = False
         self.error: BaseException | None = None
 
@@ -93,7 +129,7 @@ class _Member(Generic[Item]):
         if isinstance(answer, Exception):
             return self.steps.throw(answer)
         others = answer.others
-        if others.num_sequences:
+        if others.num_sequences or self.was_draft:
             took_s = perf_counter() - self.asked_s - self.forward_s
             answer = Forwarded(answer.logits, others._replace(took_ms=1000.0 * took_s))
         return self.steps.send(answer)
@@ -165,9 +201,18 @@ class Batch(Generic[Item]):
             return
         asking = [each for each in members if each.asked is not None]
         assert asking, "a sequence waits, and none goes on"
-        _forward(asking)
+        _forward(_first_of(asking))
         for member in members:
             member.waits = False
+
+
+def _first_of(asking: Sequence[_Member[Item]]) -> Sequence[_Member[Item]]:
+    """Those who go first: who drafts with the model of the first that drafts, else all."""
+    drafting = [(each, each.asked) for each in asking if each.asked and each.asked.is_draft]
+    if not drafting:
+        return asking
+    first = weights_of(drafting[0][1].model)
+    return [member for member, asked in drafting if weights_of(asked.model) is first]
 
 
 def _forward(members: Sequence[_Member[Item]]) -> None:
@@ -183,7 +228,8 @@ def _forward(members: Sequence[_Member[Item]]) -> None:
     num_rows = sum(len(part.tokens) for part in parts)
     for member, part, logits in zip(members, parts, found, strict=True):
         others = Others(len(parts) - 1, num_rows - len(part.tokens))
-        member.asked, member.forward_s = None, forward_s
+        member.asked, member.was_draft = None, part.is_draft
+        member.forward_s = forward_s / len(parts) if part.is_draft else forward_s
         member.answer = Forwarded(logits, others) if isinstance(logits, torch.Tensor) else logits
 
 

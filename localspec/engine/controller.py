@@ -32,7 +32,8 @@ from localspec.core import (
 )
 from localspec.engine.acceptance import LENIENT, Acceptance, Situation, bucket_of
 from localspec.engine.catch_up import CatchUp
-from localspec.engine.costs import Costs, CostSnapshot
+from localspec.engine.cost_snapshot import CostSnapshot
+from localspec.engine.costs import Costs
 from localspec.engine.options import Option, option_of
 from localspec.speculation import Measurement
 
@@ -211,11 +212,12 @@ class Controller:
         if plan.drafter == OFF or not was_asked(step):
             return
         num_steps = lesson.proposal.num_draft_steps if step.num_draft_tokens else 1
-        usual_ms = costs.draft_ms(plan.drafter, num_steps, step.context_length) or step.draft_ms
+        known_ms = costs.draft_ms(plan.drafter, num_steps, step.context_length, step.others)
+        usual_ms = known_ms or step.draft_ms
         self.catch_up.observe(plan.drafter, num_missed, step.draft_ms - usual_ms)
         if step.num_draft_tokens:
             if not num_missed:
-                costs.observe_draft(plan.drafter, num_steps, step.context_length, step.draft_ms)
+                costs.observe_draft(plan.drafter, num_steps, step)
             self._learn_acceptance(situation, lesson)
         else:  # one token, and the cost of asking
             steps = 1.0 if num_missed else step.draft_ms / usual_ms

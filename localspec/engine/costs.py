@@ -12,9 +12,9 @@ again. State is plain data.
 
 `at(context)` reads everything at one moment (`CostSnapshot`), so that costs compared with each
 other are consistent, and keeps the reading until a cost has MOVED: reading takes host time. Beside
-other sequences a draft token is priced as one more row of the forward that all share, and a plain
-round as an equal share of one in which nobody drafts: so a draft pays where it raises the tokens
-per ms of all together.
+other sequences a draft token is priced as one more row of the forward that all share, a draft step
+as its part of the draft's forward, as was seen, and a plain round as an equal share of one in which
+nobody drafts: so a draft pays where it raises the tokens per ms of all together.
 
 Not here: taking the measurements (calibrate), deciding (controller).
 Source: the clamped innovation follows the cost model of Ollama's speculative depth controller.
@@ -25,11 +25,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping
-from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
 from localspec.core import ALONE, Others, Step
+from localspec.engine.cost_snapshot import CostSnapshot
 
 WIDTHS = (1, 2, 4, 8, 16)
 MAX_DRAFT_TOKENS = WIDTHS[-1] - 1  # with the root as wide as the widest width measured
@@ -40,7 +40,7 @@ MAX_SURPRISE = 0.25  # a round disturbed by something else must not count for mo
 REFUTING = 0.6  # of the believed cost: rounds that took less refute it
 REFUTING_DRAFT = 0.4  # steps of one drafter are less alike
 REFUTED_TO = 0.9  # of what is believed then, such rounds have taken
-MOST_ROW_SHARE = 2.0  # see Costs._row_share
+MOST_SHARE = 2.0  # see Costs._row_share and _draft_shares
 MOVED = 0.03  # share by which a cost may move before readings are renewed
 CONTEXT_RATIO = 0.25  # of the logarithm: contexts within 28 % share a reading
 NEAR_CONTEXT = 256  # tokens: below it a context is short
@@ -107,6 +107,7 @@ class Costs:
         self._readings: dict[tuple[int, int, int], CostSnapshot] = {}
         self._sequence_ms: float | None = None  # what one more sequence adds to a forward, as seen
         self._row_share = 1.0  # what a row beyond the widest width takes, to what each of it does
+        self._draft_shares: dict[str, float] = {}  # what a step takes beside others, to one alone
         self._moved: dict[int | str, float] = {}  # since then, what its costs were multiplied by
 
     @property
@@ -131,7 +132,7 @@ class Costs:
         known = [self.verify_ms(width, context) for width in range(first, first + WIDTHS[-1])]
         rounds_ms = [ms for ms in known if ms is not None]
         share_ms = self._shared_ms(1 + others.num_sequences, context) / (1 + others.num_sequences)
-        steps = {name: self.draft_ms(name, 1, context) for name in self._draft_step}
+        steps = {name: self.draft_ms(name, 1, context, others) for name in self._draft_step}
         fresh = CostSnapshot(
             tuple(share_ms + ms - rounds_ms[0] for ms in rounds_ms),
             {name: ms for name, ms in steps.items() if ms is not None},
@@ -162,7 +163,7 @@ class Costs:
         if width > widest:
             over_ms -= step.others.num_sequences * before_ms
             before, more = self._row_share, width / widest - 1.0
-            share = min(MOST_ROW_SHARE, max(0.0, over_ms / rows_ms / more))
+            share = min(MOST_SHARE, max(0.0, over_ms / rows_ms / more))
             self._row_share += SLOWER_RATE * min(1.0, more) * (share - before)
             self._note("row", (1.0 + self._row_share) / (1.0 + before))
         else:
@@ -209,10 +210,15 @@ class Costs:
         """One token of plain decoding at this context."""
         return self.verify_ms(1, context) if 1 in self._verify else None
 
-    def draft_ms(self, drafter: str, num_steps: float, context: int) -> float | None:
+    def draft_ms(
+        self, drafter: str, num_steps: float, context: int, others: Others = ALONE
+    ) -> float | None:
         """Cost of so many steps of the drafter; None for one that was never measured."""
         curve = self._draft_step.get(drafter)
-        return None if curve is None else num_steps * curve.at(context) * self._common
+        if curve is None:
+            return None
+        share = self._draft_shares.get(drafter, 1.0) if others.num_sequences else 1.0
+        return share * num_steps * curve.at(context) * self._common
 
     def observe(self, width: int, context: int, verify_ms: float) -> None:
         """Refine from one round of normal running. One wider than all that was measured says
@@ -282,12 +288,21 @@ class Costs:
             self._common *= factor
             self._note("", factor)
 
-    def observe_draft(self, drafter: str, num_steps: int, context: int, draft_ms: float) -> None:
-        """Refine a drafter's step the same way."""
-        expected = self.draft_ms(drafter, num_steps, context)
-        if expected is not None and expected > 0.0:
+    def observe_draft(self, drafter: str, num_steps: int, step: Step) -> None:
+        """Refine a drafter's step the same way; beside others, which draft in the same forwards,
+        its share."""
+        expected = self.draft_ms(drafter, num_steps, step.context_length, step.others)
+        if expected is None or expected <= 0.0:
+            return
+        share = step.draft_ms / expected
+        if not step.others.num_sequences:
             curve = self._draft_step[drafter]
-            self._learn(drafter, curve, context, draft_ms / expected, REFUTING_DRAFT)
+            self._learn(drafter, curve, step.context_length, share, REFUTING_DRAFT)
+            return
+        factor = 1.0 + FASTER_RATE * (min(MOST_SHARE, share) - 1.0)
+        before = self._draft_shares.get(drafter, 1.0)
+        self._draft_shares[drafter] = min(MOST_SHARE, before * factor)
+        self._note(drafter, factor)
 
     def _cell(self, width: int, context: int) -> float:
         return self._verify[width].at(context) * self._common
@@ -323,74 +338,6 @@ class Costs:
 def _moved_by(surprise: float) -> float:
     """What a cost is multiplied by after a round that took so much more of it than believed."""
     return 1.0 + (SLOWER_RATE if surprise > 0.0 else FASTER_RATE) * surprise
-
-
-class CostSnapshot:
-    """All costs at one context. verify_ms[γ]: a round of γ draft tokens without drafting, for γ of
-    0 to MAX_DRAFT_TOKENS. step_ms: one step of each drafter that was measured.
-
-    jump_ms: what a draft of any size takes besides its places; place_ms[i]: what place i takes.
-    Together they are the convex curve below verify_ms, which it touches where stopping can be best:
-    between two widths of one kernel a place is free, and none is worth stopping at."""
-
-    def __init__(self, verify_ms: tuple[float, ...], step_ms: Mapping[str, float]) -> None:
-        self.verify_ms = verify_ms
-        self.step_ms = step_ms
-        self.plain_ms = verify_ms[0]
-        self._rounds: dict[tuple[str, float], tuple[list[float], float]] = {}
-
-    @property
-    def jump_ms(self) -> float:
-        return self._jump_and_places[0]
-
-    @property
-    def place_ms(self) -> tuple[float, ...]:
-        return self._jump_and_places[1]
-
-    @cached_property
-    def _jump_and_places(self) -> tuple[float, tuple[float, ...]]:
-        """Only a tree in use asks for them."""
-        return _jump_and_places(self.verify_ms)
-
-    def round_ms(self, drafter: str, num_tokens: float, num_steps: float) -> float:
-        """A round of this drafter; a mean number of tokens lies between two widths."""
-        return self.verified_ms(num_tokens) + num_steps * self.step_ms[drafter]
-
-    def verified_ms(self, num_tokens: float) -> float:
-        low = min(int(num_tokens), len(self.verify_ms) - 2)
-        share = num_tokens - low
-        return (1.0 - share) * self.verify_ms[low] + share * self.verify_ms[low + 1]
-
-    def rounds(self, drafter: str, steps_a_token: float) -> tuple[list[float], float]:
-        """The round with 0, 1, … MAX_DRAFT_TOKENS draft tokens, at least one step for a draft; and
-        tokens per ms if every draft token were accepted."""
-        key = drafter, steps_a_token
-        if key not in self._rounds:
-            step_ms = self.step_ms[drafter]
-            round_ms = [
-                ms + step_ms * (max(1.0, steps_a_token * length) if length else 0.0)
-                for length, ms in enumerate(self.verify_ms)
-            ]
-            ceiling = max((n + 1) / ms for n, ms in enumerate(round_ms) if n)
-            self._rounds[key] = round_ms, ceiling
-        return self._rounds[key]
-
-
-def _jump_and_places(verify_ms: tuple[float, ...]) -> tuple[float, tuple[float, ...]]:
-    """The convex curve below the costs of 1, 2, … draft tokens as steps, and how far its start
-    lies above plain decoding and one such step."""
-    plain_ms, *drafted = verify_ms
-    for place in reversed(range(len(drafted) - 1)):  # a dear width may be passed by
-        drafted[place] = min(drafted[place], drafted[place + 1])
-    slopes = list[float]()
-    start = 0
-    while start < len(drafted) - 1:
-        ahead = range(start + 1, len(drafted))
-        slope, end = min(((drafted[n] - drafted[start]) / (n - start), -n) for n in ahead)
-        slopes += [max(0.0, slope)] * (-end - start)
-        start = -end
-    first = min(max(0.0, drafted[0] - plain_ms), slopes[0] if slopes else math.inf)
-    return max(0.0, drafted[0] - plain_ms - first), (first, *slopes)
 
 
 def _positive(ms: Any) -> float:

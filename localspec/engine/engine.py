@@ -39,7 +39,7 @@ from localspec.core import (
     TokenLogprob,
     Verdict,
 )
-from localspec.engine.batch import Forwarded, alone
+from localspec.engine.batch import Forwarded, Stepwise, alone, with_waits
 from localspec.engine.lenient import allowed
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, masked, scores
@@ -146,13 +146,16 @@ class Engine:
         started = perf_counter()
         plan = self._within_reach(policy.plan(sequence), sequence)
         planned = perf_counter()
-        proposal = self._propose(sequence, plan)
+        proposal, waited_ms = yield from self._propose(sequence, plan)
         drafted = perf_counter()
         self.target.cache.rollback(base)  # erases anything a self-draft wrote
-        logits, sequence.others = yield self._rows(sequence, proposal)
+        logits, others = yield self._rows(sequence, proposal)
+        if others.num_sequences:
+            others = others._replace(took_ms=others.took_ms + waited_ms)
+        sequence.others = others
         verdict = self._judge(sequence, proposal, logits)
         kept = self._commit(sequence, base, proposal, verdict)
-        times = _Times(started, planned, drafted, perf_counter())
+        times = _Times(started, planned, drafted, perf_counter(), waited_ms)
         step = replace(
             _measured(plan, proposal, verdict, kept, times, base), others=sequence.others
         )
@@ -196,10 +199,16 @@ class Engine:
             plan = replace(plan, growth=None)
         return plan.shortened(limit)
 
-    def _propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def _propose(
+        self, sequence: Sequence, plan: DraftPlan
+    ) -> Generator[Rows, Forwarded, tuple[Proposal, float]]:
+        """The proposal, and the ms in which others drafted."""
         if plan.drafter == OFF or plan.num_draft_tokens == 0:
-            return Proposal()
-        return self.drafters[plan.drafter].propose(sequence, plan)
+            return Proposal(), 0.0
+        drafter = self.drafters[plan.drafter]
+        if not isinstance(drafter, Stepwise):
+            return drafter.propose(sequence, plan), 0.0
+        return (yield from with_waits(drafter.steps(sequence, plan)))
 
     def _rows(self, sequence: Sequence, proposal: Proposal) -> Rows:
         """The root and each draft token."""
@@ -234,12 +243,13 @@ class Engine:
 
 
 class _Times(NamedTuple):
-    """Moments of one round, in seconds."""
+    """Moments of one round, in seconds. waited_ms: for the drafts of others, while it drafted."""
 
     started: float
     planned: float
     drafted: float
     ended: float
+    waited_ms: float
 
 
 def _measured(
@@ -251,8 +261,8 @@ def _measured(
         num_draft_tokens=len(proposal.tokens),
         num_accepted_tokens=min(verdict.accepted_length, len(kept)),
         num_output_tokens=len(kept),
-        draft_ms=1000.0 * (times.drafted - times.planned),
-        verify_ms=1000.0 * (times.ended - times.drafted) + plan_ms,
+        draft_ms=1000.0 * (times.drafted - times.planned) - times.waited_ms,
+        verify_ms=1000.0 * (times.ended - times.drafted) + plan_ms + times.waited_ms,
         context_length=base,
         is_probe=plan.is_probe and (bool(proposal.tokens) or plan.drafter == OFF),
         signal=plan.signal,

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from random import Random
 
 from localspec.engine.acceptance import PRIOR_WEIGHT, Estimate
-from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
+from localspec.engine.cost_snapshot import CostSnapshot
+from localspec.engine.costs import MAX_DRAFT_TOKENS
 from localspec.speculation import NEGLIGIBLE, best_length, expected_tokens
 from localspec.units import counted
 

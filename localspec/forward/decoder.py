@@ -24,7 +24,7 @@ from localspec.forward.attention import Attend, cached_attention, each_its_own
 from localspec.forward.block import Block, Weights
 from localspec.forward.cache import KVCache, PartialForward
 from localspec.forward.features import LAST, Features
-from localspec.forward.model import Rows
+from localspec.forward.model import LanguageModel, Rows
 from localspec.forward.tree import additive_mask, depths
 from localspec.forward.upload import indices
 from localspec.forward.weight_layout import Linear, padded
@@ -277,11 +277,16 @@ def forward_together(parts: Sequence[Rows]) -> list[torch.Tensor]:
     """The logits of each part, as its own forward gives them. Rows of decoders that share weights
     run through every linear layer together; other models run one after the other. After an error
     no cache holds anything of it."""
-    decoders = [part.model for part in parts if isinstance(part.model, Decoder)]
-    is_shared = len(decoders) == len(parts) > 1 and decoders[0].shares_forwards
-    if is_shared and all(each.weights is decoders[0].weights for each in decoders):
+    weights = {id(weights_of(part.model)) for part in parts}
+    if len(parts) > 1 and len(weights) == 1:
         return [output.logits for output in run_together(parts)]
     return [part.forward() for part in parts]
+
+
+def weights_of(model: LanguageModel) -> object:
+    """What rows of several sequences must have in common to run together; of a model whose rows
+    run alone the model itself."""
+    return model.weights if isinstance(model, Decoder) and model.shares_forwards else model
 
 
 @torch.inference_mode()

@@ -66,6 +66,7 @@ class Rows(NamedTuple):
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
     num_logits: int | None = None
+    is_draft: bool = False  # for a draft, on which a forward of the target waits
 
     def forward(self) -> torch.Tensor:
         return self.model.forward(self.tokens, self.parents, self.num_logits)

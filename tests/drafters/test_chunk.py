@@ -20,6 +20,7 @@ from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, Step
 from localspec.drafters.chunk import SIZES, ChunkedDraft, Cuts, cuts_of
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import autoregress
+from localspec.engine.batch import drafted_alone
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
@@ -104,7 +105,7 @@ def check_equal(
     caught_up(draft.model, sequences[0], num_pending)
     caught_up(reference, sequences[1], num_pending)
     found = draft.propose(sequences[0], plan)
-    wanted = autoregress(reference, sequences[1], plan, VOCAB_SIZE)
+    wanted = drafted_alone(autoregress(reference, sequences[1], plan, VOCAB_SIZE))
     assert_same(found, wanted)
     assert draft.model.cache.tokens == reference.cache.tokens
 
@@ -151,7 +152,7 @@ def test_vocabularies_of_different_size(name: str, draft_size: int) -> None:
         caught_up(model, sequence, 1)
     plan = DraftPlan("d", 7)
     found = draft.propose(sequences[0], plan)
-    assert_same(found, autoregress(reference, sequences[1], plan, VOCAB_SIZE))
+    assert_same(found, drafted_alone(autoregress(reference, sequences[1], plan, VOCAB_SIZE)))
     assert found is not None and max(found.tokens) < min(64, draft_size)
 
 
@@ -333,9 +334,10 @@ def test_turns_are_the_same_with_and_without_graphs(name: str) -> None:
 def test_drafts_thrown_away_leave_no_trace() -> None:
     draft, reference_model = shared("greedy"), eager(CAPACITY)
     reference_model.cache.rollback(0)
-    reference = autoregress(
+    steps = autoregress(
         reference_model, sequence_of(SamplingParams()), DraftPlan("d", 6), VOCAB_SIZE
     )
+    reference = drafted_alone(steps)
     for _ in range(3):
         caught_up(draft.model, sequence_of(SamplingParams()), 1)
         draft.propose(sequence_of(SamplingParams()), DraftPlan("d", 8))
@@ -361,6 +363,6 @@ def test_real_chunks_are_the_draft_token_by_token(name: str) -> None:
         caught_up(reference, sequences[1], num_pending)
         plan = DraftPlan("d", length)
         found = draft.propose(sequences[0], plan)
-        wanted = autoregress(reference, sequences[1], plan, VOCAB_SIZE)
+        wanted = drafted_alone(autoregress(reference, sequences[1], plan, VOCAB_SIZE))
         assert found is not None and found.tokens == wanted.tokens
         assert found.confidences == pytest.approx(wanted.confidences, abs=1e-3)

@@ -11,6 +11,7 @@ from localspec.core import DraftPlan, SamplingParams, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import autoregress
 from localspec.drafters.parts import Parts
+from localspec.engine.batch import drafted_alone
 from localspec.errors import ModelError
 from tests.drafters.stages import assert_chosen
 from tests.tiny import TableModel, remembered, tiny_llama, turn_of, with_cache
@@ -95,7 +96,7 @@ def test_vocabularies_of_different_size(draft_size: int, temperature: float) -> 
 
     sampling = SamplingParams(temperature)
     sequence, model = sequence_of(sampling), TableModel(logits, draft_size)
-    proposal = autoregress(model, sequence, DraftPlan("d", 20), 64)
+    proposal = drafted_alone(autoregress(model, sequence, DraftPlan("d", 20), 64))
     assert max(proposal.tokens) < min(64, draft_size)
 
 

@@ -134,6 +134,51 @@ def test_a_forward_serves_all_and_says_who_else_was_in_it(
     assert steps[2][-1].others == core.ALONE
 
 
+def test_those_who_draft_with_one_model_share_its_forwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two do here, beside one that leaves early and one that looks up. The forwards of others are
+    no part of a sequence's draft, but of its round; of one that is shared each has its share."""
+    drafted, forward = list[int](), batches.forward_together
+    planned, known = list[float](), Plans.plan
+
+    def slow(asked: Sequence[Rows]) -> list[torch.Tensor]:
+        if asked[0].is_draft:
+            drafted.append(len(asked))
+            time.sleep(0.01)
+        return forward(asked)
+
+    def plan(self: Plans, sequence: core.Sequence) -> core.DraftPlan:
+        planned.append(time.perf_counter())
+        return known(self, sequence)
+
+    def joined(steps: Steps[Round]) -> Steps[Round | str]:
+        yield "in"
+        yield from steps
+
+    monkeypatch.setattr(Plans, "plan", plan)
+    monkeypatch.setattr(batches, "forward_together", slow)
+    monkeypatch.setattr(batches, "_logits_of", lambda part: slow([part])[0])
+    together, never = Batch[Round | str](), threading.Event()
+    places = (1, 1, 3, 0)
+    open_ones = [
+        together.run(joined(steps_of(engine, place, never)))
+        for place, engine in zip(places, engines(torch.float32, len(places)), strict=True)
+    ]
+    assert [next(each) for each in open_ones] == ["in"] * 4
+    heads = [next(each) for each in open_ones]
+    passed_ms = 1000.0 * (time.perf_counter() - planned[0])
+    assert drafted == [2, 2, 2, 1, 1, 1, 1, 1]
+    steps = [each.step for each in heads if isinstance(each, Round)]
+    least_ms = [each.others.took_ms for each in steps]
+    assert all(took > wanted for took, wanted in zip(least_ms, (65, 65, 30, 80), strict=True))
+    assert all(each.draft_ms + each.others.took_ms < each.round_ms for each in steps)
+    assert all(each.round_ms < passed_ms + 20.0 for each in steps), "nothing counts twice"
+    for place, head, each in zip(places, heads, open_ones, strict=True):
+        found = [head, *each]
+        assert [token for one in found for token in one.tokens] == alone(torch.float32, place)  # type: ignore[union-attr]
+
+
 def test_a_reader_who_waits_holds_up_nobody() -> None:
     together, never = Batch[Round](), threading.Event()
     first, second = engines(torch.float32, 2)

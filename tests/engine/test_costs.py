@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 
 from localspec.core import ALONE, OFF, Others, Step
-from localspec.engine.costs import (
-    MAX_DRAFT_TOKENS,
-    WIDTHS,
-    Costs,
-    CostSnapshot,
-    Curve,
-)
+from localspec.engine.cost_snapshot import CostSnapshot
+from localspec.engine.costs import MAX_DRAFT_TOKENS, WIDTHS, Costs, Curve
 
 
 def measured() -> Costs:
@@ -28,13 +23,17 @@ def measured() -> Costs:
     return costs
 
 
+def drafted(draft_ms: float, others: Others = ALONE) -> Step:
+    return Step("small", 4, 4, 5, draft_ms, 20.0, 100, others=others)
+
+
 def test_nothing_is_known_before_it_is_measured() -> None:
     costs = Costs()
     assert not costs.is_measured
     assert costs.verify_ms(1, 0) is None and costs.plain_ms(0) is None
     assert costs.draft_ms("small", 1, 0) is None
     costs.observe(1, 10, 5.0)
-    costs.observe_draft("small", 1, 10, 5.0)
+    costs.observe_draft("small", 1, drafted(5.0))
     assert costs.verify_ms(1, 0) is None
 
 
@@ -148,7 +147,7 @@ def test_measuring_again_after_a_drift_gives_what_was_measured() -> None:
 def test_draft_steps_are_followed_too() -> None:
     costs = measured()
     for _ in range(100):
-        costs.observe_draft("small", 4, 100, 16.0)
+        costs.observe_draft("small", 4, drafted(16.0))
     assert costs.draft_ms("small", 1, 100) == pytest.approx(4.0, rel=0.02)
 
 
@@ -345,6 +344,23 @@ def test_what_one_more_sequence_adds_is_learnt_from_rounds_beside_others() -> No
     found = costs.at(100, Others(3, 3))
     assert found is not None and found.plain_ms == pytest.approx((13.0 + 3 * 2.0) / 4, rel=0.02)
     assert costs.plain_ms(100) == pytest.approx(10.0)  # alone it takes what it took
+
+
+def test_beside_others_a_draft_step_is_priced_as_what_it_took_of_the_time_of_all() -> None:
+    """Four that draft in the same forwards take a little more than one. One alone still takes
+    what it did."""
+    costs, others = measured(), Others(3, 15)
+    assert prices(costs, others).step_ms == {"small": 2.0}, "as alone, until something is seen"
+    for _ in range(50):
+        costs.observe_draft("small", 4, drafted(4 * 0.6, others))
+    assert prices(costs, others).step_ms == {"small": pytest.approx(0.6, rel=0.05)}
+    assert prices(costs, ALONE).step_ms == {"small": 2.0}
+
+
+def prices(costs: Costs, others: Others) -> CostSnapshot:
+    found = costs.at(100, others)
+    assert found is not None
+    return found
 
 
 def test_what_a_row_beyond_the_widest_width_takes_is_learnt_from_rounds_beside_others() -> None:

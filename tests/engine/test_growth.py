@@ -17,7 +17,8 @@ from localspec.core import (
 )
 from localspec.engine.acceptance import Situation
 from localspec.engine.controller import Controller, Lesson, judged, was_tried_beyond
-from localspec.engine.costs import MAX_DRAFT_TOKENS, CostSnapshot
+from localspec.engine.cost_snapshot import CostSnapshot
+from localspec.engine.costs import MAX_DRAFT_TOKENS
 from localspec.engine.options import USUAL_NODES
 from localspec.engine.policy import policy_of
 from tests.engine.simulation import WIDTH_MS, Simulated, World, best_fixed_rate

@@ -16,7 +16,8 @@ from typing import Any
 
 from localspec.core import OFF
 from localspec.engine.acceptance import Acceptance, Situation, temperature_bucket
-from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs, CostSnapshot
+from localspec.engine.cost_snapshot import CostSnapshot
+from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
 from tools.replay.logged import CONCENTRATION
 from tools.replay.worlds import Stretch, Track, World
 
