@@ -148,7 +148,7 @@ MODELS_HTML = (
 # bridges were ready wait in a queue.
 BRIDGE_JS = """
 const moving = new Set(['open', 'show', 'continue', 'again', 'several', 'takeback', 'rewrite',
-  'fork', 'remove', 'bring_back', 'duplicate', 'delete', 'restore']);
+  'fork', 'remove', 'bring_back', 'duplicate', 'delete', 'restore', 'earlier']);
 const isMine = (command) => moving.has(command.do) === MOVES;
 const pass = (command) => { if (isMine(command)) trigger('click', command); };
 window.addEventListener('ls-command', (event) => pass(event.detail));

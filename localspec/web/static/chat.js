@@ -9,7 +9,7 @@ const ASKED_MS = 1500; // a scroll this soon after a wheel, key or finger is the
 
 // Small buttons under messages (actions.py): the address names the command, the class the message.
 const numberIn = (link) => Number(/\bls-m-(\d+)\b/.exec(link.className)?.[1]);
-const HERE = { copy: copyMessage }; // what this page does itself; the server does the others
+const HERE = { copy: copyMessage, earlier: showEarlier }; // what this page does itself; the server does the others
 
 let asked = ""; // by the click before
 let steppedIn = -1; // the place of the message of which another version was asked for last
@@ -38,6 +38,18 @@ function arrowAgain(lost) {
   if (!lost.matches("a.ls-show")) return null;
   const arrows = [...(messageRows()[steppedIn]?.querySelectorAll("a.ls-show") ?? [])];
   return arrows.find((one) => one.title === lost.title) ?? arrows[0];
+}
+
+// All messages; the first of those that were shown stays on top.
+function showEarlier() {
+  const num = messageRows().length - 1; // but for the link's own
+  const drawn = new MutationObserver(() => {
+    if (document.querySelector("a.ls-earlier")) return;
+    drawn.disconnect();
+    requestAnimationFrame(() => messageRows().at(-num)?.scrollIntoView());
+  });
+  drawn.observe(byId("ls-written"), { childList: true, subtree: true });
+  command({ do: "earlier" });
 }
 
 // Gradio's own button, which is not shown, has the text of the message.

@@ -90,6 +90,8 @@ class Command:
             self.service.delete_message(handle, message_id)
             gone = {"removed": {"handle": handle, "message": message_id}}
             return (handle if self.service.messages(handle) else None), gone
+        elif name == "earlier" and (reader := self.handlers.presence.reader(self.page)):
+            reader.is_whole = True
         elif name == "bring_back":
             wanted = self._number("handle")
             self.service.restore_message(wanted, self._number("message"))

@@ -34,6 +34,7 @@ from localspec.web.talk.messages import (
     chat_messages,
     growing,
     growing_together,
+    hidden,
     together_line,
     waiting,
 )
@@ -149,7 +150,7 @@ class Handlers:
         """The conversation with this reply under way; nothing where another one was chosen
         meanwhile."""
         history = await asyncio.to_thread(self.history, page, reader)
-        chat = await asyncio.to_thread(self._chat, handle, reply)
+        chat = await asyncio.to_thread(self._chat, handle, reply, reader.is_whole)
         if not self.presence.is_reading(page, reader):
             return Shown()
         growing, is_running = self._growing(reply), reply is not None
@@ -349,14 +350,18 @@ class Handlers:
         number = reply.number if reply is not self.service.current else 0
         return [*growing(reply.view, number), *later]
 
-    def _chat(self, handle: int | None, reply: Reply | None) -> list[ChatMessage]:
-        """The messages that stand: without the reply that is still being written."""
+    def _chat(
+        self, handle: int | None, reply: Reply | None, is_whole: bool = False
+    ) -> list[ChatMessage]:
+        """The messages that stand: without the reply that is still being written, and without the
+        first ones of a long chat."""
         service = self.service
         shown = service.messages(handle) if reply is None else service.messages_before(reply)
         if not shown:
             return []
         rows = {row["message_id"]: row for row in service.turn_rows(handle)}
-        return chat_messages(shown, rows, is_running=reply is not None)
+        num_hidden = 0 if is_whole else hidden(len(shown))
+        return chat_messages(shown, rows, is_running=reply is not None, num_hidden=num_hidden)
 
 
 def _num_characters(view: TurnView) -> int:

@@ -31,6 +31,7 @@ from localspec.workloads import FILE
 
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
 SHORTENED_TO = 2_000
+SHOWN_AT_ONCE, HIDDEN_AT_ONCE = 100, 50  # messages; a browser takes some 10 ms for each
 THOUGHT_MARK = 2 * MARK  # around a thought, also in static/live.js
 THINKING = "Thinking…"
 NO_ANSWER = "The reply ended while the model was still thinking, so there is no answer."
@@ -40,18 +41,31 @@ ChatMessage = dict[str, Any]
 
 
 def chat_messages(
-    shown: Sequence[ShownMessage], rows: Mapping[int | None, dict[str, Any]], is_running: bool
+    shown: Sequence[ShownMessage],
+    rows: Mapping[int | None, dict[str, Any]],
+    is_running: bool,
+    num_hidden: int = 0,
 ) -> list[ChatMessage]:
     """Every message with its notes. rows: the logged turn of each reply, by message id.
-    is_running: a reply is under way, so the last message is not the end."""
+    is_running: a reply is under way, so the last message is not the end. num_hidden: of the first
+    ones that are not shown; a link asks for them."""
     found = []
-    for index, message in enumerate(shown):
+    if num_hidden:
+        asked = link(f"Show the {num_hidden:,} earlier messages", 0, "earlier")
+        found.append(_text("assistant", "", _note("ls-footer", [asked])))
+    for index, message in enumerate(shown[num_hidden:], num_hidden):
         row = rows.get(message.message_id)
         place = PlacedMessage(message, row, index == len(shown) - 1 and not is_running)
         if message.thinking:
             found.append(_thought(message.thinking, _thought_title(row)))
         found.append(_person(place) if message.role == "user" else _reply(place))
     return found
+
+
+def hidden(num_messages: int) -> int:
+    """How many of the first messages of a chat are not shown unasked. Always some at once, so that
+    a chat that grows does not begin anew with each message."""
+    return max(0, num_messages - SHOWN_AT_ONCE) // HIDDEN_AT_ONCE * HIDDEN_AT_ONCE
 
 
 def waiting(reply: Reply) -> ChatMessage:

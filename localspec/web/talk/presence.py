@@ -32,14 +32,15 @@ LEAVE_S = 1.0  # a browser may have gone without a word, and its reader with it
 
 class Reader:
     """Reads one reply for one page. number: its own on this server. handle: of the conversation
-    that the page shows. messages: of the row of the list when it was shown. reply: None while none
-    is being written. is_claimed: its text is being sent. is_settled: the end of the reply was
-    shown."""
+    that the page shows. messages: of the row of the list when it was shown. is_whole: all messages
+    are shown, however many. reply: None while none is being written. is_claimed: its text is being
+    sent. is_settled: the end of the reply was shown."""
 
     def __init__(self, number: int, handle: int | None) -> None:
         self.number = number
         self._handle = handle
         self.messages: tuple[int, int] | None = None
+        self.is_whole = False
         self.reply: Reply | None = None
         self.is_claimed = False
         self.is_settled = False
@@ -85,6 +86,7 @@ class Presence:
         reader = Reader(next(self._numbers), handle)
         with self._lock:
             before = self._readers.get(page)
+            reader.is_whole = before is not None and before.is_whole and before.handle == handle
             self._readers[page] = reader
         if before is not None:
             await before.end()

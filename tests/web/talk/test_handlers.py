@@ -140,6 +140,37 @@ def test_a_chat_with_half_a_character_opens_and_can_go_on(service: ChatService) 
     assert asked.is_running, asked.warning
 
 
+def test_of_a_long_chat_the_newest_are_shown_and_the_others_when_asked_for(
+    service: ChatService,
+) -> None:
+    """Until another chat is opened, also when it goes on."""
+    said = [{"role": ("user", "assistant")[n % 2], "content": f"said {n}"} for n in range(260)]
+    long, other = (
+        service.import_conversations(json.dumps({"title": "", "messages": messages}).encode())[0]
+        for messages in (said, said[:100])
+    )
+    handlers = handlers_of(service)
+
+    def texts(shown: Shown) -> list[str]:
+        return [str(one["content"][0]["text"]) for one in shown.chat or []]
+
+    def opened(handle: int) -> list[str]:
+        return texts(asyncio.run(handlers.open("page", handle)))
+
+    async def asked_for() -> Shown:
+        return await Command(handlers, "page", long, {"do": "earlier", "message": 0}, FORM).move()
+
+    first, *shown = opened(long)
+    assert "Show the 150 earlier messages" in first and shown == [
+        f"said {n}" for n in range(150, 260)
+    ]
+    whole = [f"said {n}" for n in range(260)]
+    assert texts(asyncio.run(asked_for())) == whole == opened(long)
+    sent = asyncio.run(handlers.send("page", long, "and?", FORM))
+    assert texts(sent) == [*whole, "and?"]
+    assert len(opened(other)) == 100 and "earlier messages" in opened(long)[0]
+
+
 def handlers_of(service: ChatService) -> Handlers:
     return Handlers(service, Presence(service.stop, grace_s=0.05))
 
