@@ -274,10 +274,11 @@ ENDS = """<div class="ls-ends"><button type="button" id="ls-defaults-back">Back 
 
 def _thinking() -> str:
     """Shown where the model that is loaded thinks."""
-    choices = ((AUTO, "as the model does"), ("on", "on"), ("off", "off"))
+    choices = ((AUTO, "as usual"), ("on", "on"), ("off", "off"))
     return (
         '<div id="ls-thinking" hidden>'
-        + _choice("thinking", "Thinking", choices, "Whether the model thinks before it answers.")
+        + _choice("thinking", "Thinking", choices, "Whether the model thinks before it answers. "
+                  "As usual: as it does by itself.")
         + _text("thinking_budget", "Thinking tokens", "After so many tokens it stops thinking and "
                 "answers. Empty: thinking and answer share Max tokens.", 'inputmode="numeric"')
         + "</div>"
