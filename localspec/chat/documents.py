@@ -101,7 +101,8 @@ def _pdf(name: str, data: bytes) -> ReadFile:
             f"{name} has {pages}, but no text: they are pictures, as of a scan. Let a program "
             "that recognises text (OCR) read it, then attach what it wrote."
         )
-    return ReadFile(name, "\n\n".join(text for text in texts if text), pages)
+    without = f", {texts.count('')} without text" if "" in texts else ""
+    return ReadFile(name, "\n\n".join(filter(None, texts)), f"{pages}{without}")
 
 
 def _docx(name: str, data: bytes) -> ReadFile:

@@ -52,6 +52,8 @@ def test_a_pdf_gives_the_text_of_its_pages() -> None:
     found = read_file("a/report.pdf", pdf("first page", "second page"))
     assert (found.name, found.said) == ("report.pdf", "2 pages")
     assert found.text == "first page\n\nsecond page"
+    partly = read_file("report.pdf", pdf("first page", "", "third page"))
+    assert (partly.text, partly.said) == ("first page\n\nthird page", "3 pages, 1 without text")
 
 
 def test_a_docx_gives_paragraphs_and_tables() -> None:

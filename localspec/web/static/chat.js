@@ -163,7 +163,10 @@ function calm(column) {
       const language = /\blanguage-([\w+#.-]+)/.exec(code.className)?.[1];
       if (language && language !== "none") code.parentElement.dataset.language = language;
     }
-    for (const list of column.querySelectorAll(":is(ul, ol, table):not([dir])")) list.dir = "auto"; // its signs are on its side
+    for (const list of column.querySelectorAll(":is(ul, ol, table):not([dir])")) {
+      list.dir = "auto"; // its signs are on its side
+      list.classList.toggle("ls-boxes", /^\s*[☐☑]\u2063/.test(list.textContent)); // as plain_markdown.py writes them
+    }
     for (const act of column.querySelectorAll("a.ls-act:not([role])")) act.setAttribute("role", "button");
   };
   quiet();

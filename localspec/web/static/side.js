@@ -72,7 +72,7 @@ onNews("folders", async ({ handle, folders }) => {
   const chosen = await question({
     title: "Move to a folder",
     body,
-    choices: [...choices, ["No folder", { folder: null }], ["New folder", "new", true]],
+    choices: [["Cancel", null], ...choices, ["No folder", { folder: null }], ["New folder", "new", true]],
   });
   if (chosen === "new") await newFolder(handle);
   else if (chosen) command({ do: "place", handle, folder: chosen.folder });
@@ -84,7 +84,7 @@ onNews("when_full", async ({ handle, value }) => {
   const chosen = await question({
     title: "When the context is full",
     body: make("p", { textContent: "Ask each time, go on without the oldest messages (they stay in the chat), or stop. This chat keeps what you choose." }),
-    choices: WHEN_FULL.map(([label, name]) => [name === value ? `${label} (now)` : label, name, name === value]),
+    choices: [["Cancel", null], ...WHEN_FULL.map(([label, name]) => [name === value ? `${label} (now)` : label, name, name === value])],
   });
   if (chosen && chosen !== value) command({ do: "when_full", handle, value: chosen });
 });
@@ -93,7 +93,7 @@ async function exportChat(handle) {
   const format = await question({
     title: "Export this chat",
     body: make("p", { textContent: "JSONL has everything and can be imported again; Markdown is for reading; CSV has the figures of the replies that were written in this chat, and none of copied or imported ones; SQLite is the database." }),
-    choices: [["Markdown", "markdown", true], ["JSONL", "jsonl"], ["CSV", "csv"], ["SQLite", "sqlite"]],
+    choices: [["Cancel", null], ["Markdown", "markdown", true], ["JSONL", "jsonl"], ["CSV", "csv"], ["SQLite", "sqlite"]],
   });
   if (format) download(`/export?scope=conversation&conversation=${handle}&format=${format}`);
 }
