@@ -132,14 +132,14 @@ def download_html(each: Download) -> str:
 def buttons_html(card: Card) -> str:
     """What can be done with it now."""
     if card.is_here:
-        return _load_buttons(card)
+        return load_buttons(card)
     missing = [part for part in card.parts if not part.is_here]
     what = "Download" if len(missing) == len(card.parts) else "Download its draft"
     fetch = button(what, "download", card.id, main="1")
-    return fetch + (_load_buttons(card) if card.parts[0].is_here else "")
+    return fetch + (load_buttons(card) if card.parts[0].is_here else "")
 
 
-def _load_buttons(card: Card) -> str:
+def load_buttons(card: Card) -> str:
     if card.refusal is not None:
         return button("Load anyway", "load", card.id, anyway="1", confirm=ANYWAY)
     return button("Load", "load", card.id, main="1")

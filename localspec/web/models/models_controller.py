@@ -104,7 +104,6 @@ class ModelsController:
         found, downloads = state.recommendation, self.catalogue.downloads.downloads
         loaded = None if status.description is None else status.description.target
         around = Around(downloads, self._faults, loaded, self._lately)
-        here = [card.id for card in found.here]
         results = {each.id for each in self._results()}
         parts = {
             "found": page.found_html(state, CONTEXTS),
@@ -112,7 +111,7 @@ class ModelsController:
             "first": page.first_html(found, state.hardware.device, around),
             "here": page.here_html(found, around),
             "search": page.search_html(*self._searched),
-            "results": page.results_html(self._found, downloads, here, state.free_bytes),
+            "results": page.results_html(self._found, downloads, found.here, state.free_bytes),
             "downloads": page.downloads_html(
                 [each for each in downloads if each.model_id not in results], self.cards()
             ),

@@ -25,7 +25,15 @@ from localspec.machine.other_programs import OtherModel
 from localspec.machine.recommend import Card, Recommendation
 from localspec.options import LoadOptions
 from localspec.units import DASH
-from localspec.web.models.card import Around, button, download_html, fault_html, link, row_html
+from localspec.web.models.card import (
+    Around,
+    button,
+    download_html,
+    fault_html,
+    link,
+    load_buttons,
+    row_html,
+)
 from localspec.web.words import number
 
 DEVICES = {"cuda": "this GPU", "mps": "this Mac", "cpu": "this computer"}
@@ -193,24 +201,27 @@ def search_html(words: str, most_params: str) -> str:
 def results_html(
     found: Sequence[HubModel] | DownloadFault | None,
     downloads: Sequence[Download],
-    here: Sequence[str],
+    here: Sequence[Card],
     free_bytes: int | None,
 ) -> str:
-    """What the search found, most fetched first."""
+    """What the search found, most fetched first. here: what can be loaded."""
     if found is None:
         return ""
     if isinstance(found, DownloadFault):
         return fault_html(found)
     if not found:
         return "<p>No model with .safetensors weights has this name and size.</p>"
-    by_id = {each.model_id: each for each in downloads}
-    return _list([_result_html(one, by_id.get(one.id), here, free_bytes) for one in found])
+    by_id, cards = {each.model_id: each for each in downloads}, {card.id: card for card in here}
+    lines = [_result_html(one, by_id.get(one.id), cards.get(one.id), free_bytes) for one in found]
+    return _list(lines)
 
 
 def _result_html(
-    one: HubModel, download: Download | None, here: Sequence[str], free_bytes: int | None
+    one: HubModel, download: Download | None, card: Card | None, free_bytes: int | None
 ) -> str:
     params = DASH if one.num_params is None else f"{one.num_params / 1e9:.1f} B parameters"
+    if one.num_params is not None and one.num_params < 1e9:
+        params = f"{one.num_params / 1e6:.0f} M parameters"
     size = "size unknown" if one.num_bytes is None else gb(one.num_bytes)
     page = f"https://huggingface.co/{one.id}"
     state = ""
@@ -218,8 +229,8 @@ def _result_html(
         state = (
             f'<span class="ls-mfine">of the family {html.escape(str(one.family))}: not yet</span>'
         )
-    elif one.id in here:
-        state = '<span class="ls-mtag">on this machine</span>'
+    elif card is not None:
+        state = f'<span class="ls-mtag">on this machine</span> {load_buttons(card)}'
     elif download is None:
         state = button("Download", "download", one.id)
     gated = " · terms to accept on its page first" if one.is_gated else ""

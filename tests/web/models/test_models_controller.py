@@ -163,7 +163,8 @@ def test_a_search_of_the_hub_finds_by_name_and_size_and_what_it_finds_can_be_fet
     assert "else/unlisted" in shown and "should fit as published" in shown and TARGET not in shown
     act(controller, "download", "else/unlisted")
     wait(lambda: controller.catalogue.downloads.find("else/unlisted").state == "done")  # type: ignore[union-attr]
-    assert "on this machine" in parts(controller)["results"]
+    shown = parts(controller)["results"]
+    assert "on this machine" in shown and 'data-act="load" data-id="else/unlisted"' in shown
     assert "else/unlisted" in parts(controller)["here"]
     act(controller, "load", "else/unlisted")
     assert wait(lambda: len(place.opened) > 1 and place.opened[-1]).model == "else/unlisted"
