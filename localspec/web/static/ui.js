@@ -175,6 +175,6 @@ export function setMessage(text) {
 // The size of a file, as file_size in messages.py says it.
 export function inWords(numBytes) {
   if (numBytes < 1000) return `${numBytes} byte${numBytes === 1 ? "" : "s"}`;
-  if (numBytes < 1_000_000) return `${Math.round(numBytes / 1000)} KB`;
+  if (numBytes < 1_000_000) return `${Math.round(numBytes / 1000)} kB`;
   return `${(numBytes / 1_000_000).toFixed(1)} MB`;
 }

@@ -148,7 +148,7 @@ def file_size(num_bytes: int) -> str:
     if num_bytes < 1000:
         return counted(num_bytes, "byte")
     if num_bytes < 1_000_000:
-        return f"{num_bytes / 1000:.0f} KB"
+        return f"{num_bytes / 1000:.0f} kB"
     return f"{num_bytes / 1_000_000:.1f} MB"
 
 

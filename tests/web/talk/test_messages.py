@@ -126,7 +126,7 @@ def test_half_a_character_never_reaches_the_page() -> None:
 
 
 def test_a_file_has_one_size_everywhere() -> None:
-    sizes = {1: "1 byte", 999: "999 bytes", 1000: "1 KB", 999_000: "999 KB", 1_200_000: "1.2 MB"}
+    sizes = {1: "1 byte", 999: "999 bytes", 1000: "1 kB", 999_000: "999 kB", 1_200_000: "1.2 MB"}
     assert {size: file_size(size) for size in sizes} == sizes
 
 
