@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from localspec.errors import ConfigError
+from localspec.files import place_of
 from localspec.options import LoadOptions, RemoteServer
 
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
@@ -190,7 +191,7 @@ def load_profiles(folders: Iterable[Path]) -> dict[str, Profile]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(place_of(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no profile file {path}.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,14 @@ def test_broken_toml_and_a_missing_file_are_plain_errors(tmp_path: Path) -> None
         load_profile(written(tmp_path, "= 3"))
     with pytest.raises(ConfigError, match="There is no profile file"):
         load_profile(tmp_path / "none.toml")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs pipes with a name")
+@pytest.mark.timeout(20)
+def test_a_pipe_among_the_profiles_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "own.toml")
+    with pytest.raises(ConfigError, match="it is a device or a pipe, not a file"):
+        load_profiles([tmp_path])
 
 
 def test_an_unknown_profile_names_the_nearest() -> None:
