@@ -329,15 +329,16 @@ class Store:
         """The kept choice; False where it cannot be read: what is not written can be switched on,
         what is written cannot be taken back."""
         try:
-            kept = self._read_state(PRIVACY_KEY) or {"logs_text": True}
+            kept = self._read_state(PRIVACY_KEY)
+            is_wanted = True if kept is None else kept.get("logs_text")
         except StoreError:
-            kept = {}
-        if not isinstance(kept.get("logs_text"), bool):
+            is_wanted = None
+        if not isinstance(is_wanted, bool):
             self._notify(
                 "Whether texts are to be logged could not be read, so none are written. To write "
                 "them again, start localspec once with --log-text."
             )
-        return kept.get("logs_text") is True
+        return is_wanted is True
 
     def _notify(self, notice: str) -> None:
         if notice not in self._notices:

@@ -338,12 +338,12 @@ def test_a_log_without_its_table_of_states_opens_all_the_same(tmp_path: Path) ->
         assert not again.logs_text and len(again.notices) == 2
 
 
-@pytest.mark.parametrize("kind", [*DAMAGED, "another value"])
+@pytest.mark.parametrize("kind", [*DAMAGED, "another value", "no value"])
 def test_no_text_is_written_where_the_choice_cannot_be_read(tmp_path: Path, kind: str) -> None:
     with closing(open_store(tmp_path)) as store:
         store.keep_text(True)
-        if kind == "another value":
-            store.save_state("privacy", {"logs_text": None})
+        if kind in ("another value", "no value"):
+            store.save_state("privacy", {"logs_text": None} if kind == "another value" else {})
         else:
             damage(store, kind)
     with closing(open_store(tmp_path)) as again:
