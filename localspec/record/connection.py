@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def connect(name: str, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Database:
         check_same_thread=False,
         uri=True,
     )
+    # One damaged byte would else make a whole list or export unreadable.
+    conn.text_factory = partial(str, encoding="utf-8", errors="replace")
     return Database(conn, execute_plugins=False)
 
 

@@ -332,6 +332,20 @@ def test_damaged_columns_are_left_out(store: Store, tmp_path: Path, format: Form
     assert b"alpha-answer" in (tmp_path / "out").read_bytes()
 
 
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_byte_that_is_no_text_costs_itself_alone(
+    store: Store, tmp_path: Path, format: Format
+) -> None:
+    with store._db.writing() as tables:
+        tables.execute("UPDATE step SET signal = CAST(x'7bff' AS TEXT)")
+        tables.execute("UPDATE turn SET reason = CAST(x'61ff62' AS TEXT)")
+        tables.execute("UPDATE conversation SET title = CAST(x'ff' || title AS TEXT)")
+    assert all(one.title.startswith("\ufffd") for one in store.conversations())
+    assert {row["reason"] for row in store.turn_rows()} == {"a\ufffdb"}
+    export(store, Scope(), format, tmp_path / "out")
+    assert b"alpha-answer" in (tmp_path / "out").read_bytes()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="file modes are POSIX")
 @pytest.mark.parametrize("format", FORMATS)
 def test_exports_are_private(store: Store, tmp_path: Path, format: Format) -> None:
