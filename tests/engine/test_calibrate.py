@@ -224,6 +224,21 @@ def test_widths_measured_under_any_load_cost_the_same_beside_each_other(
         assert share == pytest.approx((3.0 + 0.2 * width) / 3.2, rel=0.01)
 
 
+def test_one_row_costs_no_more_than_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain round was measured at 41 ms beside 15 ms for four tokens, on a busy machine; replies
+    were then said to have gained twice as much as they had."""
+    measured_ms = {1: 41.0, 2: 18.0, 4: 15.0, 8: 20.0, 16: 21.0}
+
+    def widths_ms(stage: Any, widths: Any, context: int, sampling: Any) -> list[float]:
+        return [measured_ms[each] for each in widths]
+
+    monkeypatch.setattr(calibration, "widths_ms", widths_ms)
+    engine, controller = set_up(capacity=300)
+    list(calibrate(engine, controller))
+    found = {width: controller.costs.verify_ms(width, 128) for width in measured_ms}
+    assert found == pytest.approx({**measured_ms, 1: 15.0})
+
+
 def test_what_reading_takes_is_measured_apart_from_a_step() -> None:
     class Reads(TimedDrafter):
         num_read = 0
