@@ -55,7 +55,9 @@ def cluster(
     sequences: Annotated[
         int, typer.Option(min=1, help="Replies at full context at the same time.")
     ] = 1,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16 or fp32.")] = "bf16",
+    dtype: Annotated[
+        str | None, typer.Option(help="bf16, fp16 or fp32. Default: what the device computes in.")
+    ] = None,
     host: Annotated[str, typer.Option()] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
     python: Annotated[
@@ -70,7 +72,7 @@ def cluster(
     from localspec.config import load_profiles, settings_for
     from localspec.engine.controller import measurements
     from localspec.machine.hardware import probe
-    from localspec.machine.plans import DEFAULT_CONTEXT, FULL_PRECISIONS
+    from localspec.machine.plans import DEFAULT_CONTEXT, FULL_PRECISIONS, full_precision
     from localspec.machine.sources import find_model
     from localspec.record.log_file import learnt_states
 
@@ -78,8 +80,9 @@ def cluster(
     if model is None:
         raise ConfigError("cluster needs a model: name a folder or a hub id with --model.")
     chosen: Method = method or ("draft_model" if draft else "ngram")
-    if dtype not in FULL_PRECISIONS:
+    if dtype not in (None, *FULL_PRECISIONS):
         raise ConfigError(f"--dtype {dtype!r} is none of bf16, fp16 and fp32.")
+    hardware = probe()
     profiles = load_profiles(settings_for(options.home).profile_folders)
     target = find_model(model, profiles)
     drafter = find_model(draft, profiles) if draft and chosen in WITH_MODEL else None
@@ -91,14 +94,14 @@ def cluster(
         method=chosen,
         num_draft_tokens=length,
         context_length=min(context, target.shape.context_length),
-        precision=FULL_PRECISIONS[dtype],
+        precision=full_precision(dtype, hardware),
         drafter=None if drafter is None or draft is None else _part(draft, drafter),
         num_sequences=sequences,
         host=host,
         port=port,
         python=python,
     )
-    made = command_for(wanted, probe().gpus)
+    made = command_for(wanted, hardware.gpus)
     if start:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         run(made)

@@ -113,7 +113,7 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
             f"{source.target_name} keeps its weights as {stored.title}, which are not quantised a "
             f"second time. Leave --dtype {options.dtype} out."
         )
-    dtype = dtype_of(None if asked else options.dtype, hardware, torch)
+    dtype = dtype_of(None if asked else options.dtype, hardware)
     bits = BITS.get((stored and stored.stays) or "") or asked
     return Place(hardware, device, dtype, bits, wanted, options.dtype == HEAD_TOO)
 
@@ -157,7 +157,7 @@ def draft_places(
 
 def _moved(place: Place, hardware: Hardware, torch: Any) -> Place:
     """The same on another device, in the precision in which that one computes."""
-    device, dtype = device_of(hardware, torch), dtype_of(None, hardware, torch)
+    device, dtype = device_of(hardware, torch), dtype_of(None, hardware)
     return replace(place, hardware=hardware, device=device, dtype=dtype)
 
 
@@ -167,15 +167,10 @@ def device_of(hardware: Hardware, torch: Any) -> Any:
     return torch.device(hardware.device) if index is None else torch.device("cuda", index)
 
 
-def dtype_of(name: str | None, hardware: Hardware, torch: Any) -> Any:
-    """The precision asked for; else the one that is planned for the device, as far as it has it."""
+def dtype_of(name: str | None, hardware: Hardware) -> torch.dtype:
+    """The precision asked for; else the one that is planned for the device."""
     from localspec.forward.weights import DTYPES
 
-    if name is None and hardware.device == "cuda":
-        with torch.cuda.device(device_of(hardware, torch)):
-            # Emulated, as on Turing, bf16 is slower than fp16.
-            if not torch.cuda.is_bf16_supported(including_emulation=False):
-                return torch.float16
     return DTYPES[TORCH_NAMES[full_precision(name, hardware)]]
 
 

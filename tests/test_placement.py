@@ -9,7 +9,6 @@ import mmap
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from transformers import (
 )
 
 from localspec import placement
+from localspec.config import SHIPPED_PROFILES, load_profiles
 from localspec.errors import ConfigError, MemoryShortage
 from localspec.forward import own_bits, weight_layout
 from localspec.forward.decoder import Decoder
@@ -35,10 +35,12 @@ from localspec.forward.layer_files import return_cached
 from localspec.forward.weights import Bits
 from localspec.load import open_local_backend
 from localspec.machine import shapes
+from localspec.machine.catalogue import profile_models
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
 from localspec.machine.hardware import Host, probe
-from localspec.machine.plans import Arrangement, PlanRequest, bytes_of, room_for
+from localspec.machine.plans import Arrangement, PlanRequest, bytes_of, full_precision, room_for
+from localspec.machine.recommend import Snapshot, recommend
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
 from localspec.placement import (
@@ -326,41 +328,33 @@ def test_on_a_mac_models_are_placed_on_mps_in_bfloat16_and_never_quantised() -> 
     apple = Host("Darwin", "25.0", "arm64", "Apple M4", 10, 32 * GIB, 20 * GIB, False)
     hardware = probe(FakeNvml(failing={"nvmlInit": 12}), apple, CPU_BUILD)
     assert device_of(hardware, torch) == torch.device("mps")
-    assert dtype_of(None, hardware, torch) == torch.bfloat16
-    assert (
-        dtype_of("fp16", hardware, torch) == dtype_of("float16", hardware, torch) == torch.float16
-    )
+    assert dtype_of(None, hardware) == torch.bfloat16
+    assert dtype_of("fp16", hardware) == dtype_of("float16", hardware) == torch.float16
     assert PlanRequest(LLAMA_8B, room_for(hardware), full="bf16").precisions == ("bf16",)
 
 
 def test_a_card_that_only_emulates_bfloat16_gets_float16() -> None:
-    """Turing: torch counts emulation unless it is told not to."""
-
-    class Cuda:
-        @staticmethod
-        def is_bf16_supported(including_emulation: bool = True) -> bool:
-            return including_emulation
-
-        device = staticmethod(lambda device: nullcontext())
-        device_count = staticmethod(lambda: 0)
-
-    turing = SimpleNamespace(cuda=Cuda, device=torch.device, float16=torch.float16)
-    assert dtype_of(None, probe(FakeNvml(), LINUX, CUDA_BUILD), turing) == torch.float16
+    """Turing; whether it is chosen in the Models tab, on the command line or by nobody."""
+    turing = probe(FakeNvml(capability=(7, 5)), LINUX, CUDA_BUILD)
+    assert dtype_of(None, turing) == torch.float16
+    models = profile_models(load_profiles((SHIPPED_PROFILES,)), [])
+    snapshot = Snapshot(room_for(turing), full_precision(None, turing))
+    cards = [card for card in recommend(snapshot, models, 4096).others if card.refusal is None]
+    asked = {card.load_options().dtype for card in cards}
+    assert "float16" in asked and "bfloat16" not in asked
 
 
 class TwoCards:
     """torch with both cards of FakeNvml, by UUID."""
 
-    device, float16 = torch.device, torch.float16
+    device = torch.device
 
     class cuda:
         is_available = staticmethod(lambda: True)
-        device = staticmethod(lambda device: nullcontext())
         device_count = staticmethod(lambda: 2)
         get_device_properties = staticmethod(lambda index: SimpleNamespace(uuid=f"0000-gpu{index}"))
         get_device_capability = staticmethod(lambda index: (8, 9))
         get_arch_list = staticmethod(lambda: ["sm_80", "sm_90"])
-        is_bf16_supported = staticmethod(lambda including_emulation: True)
 
 
 def test_a_draft_is_placed_beside_the_target_then_on_the_other_card_or_where_it_is_asked_for() -> (

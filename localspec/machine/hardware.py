@@ -330,6 +330,7 @@ def _gpu_from_torch(torch: Any) -> Gpu:
         driver=None,
         num_cuda_cores=None,
         has_display=False,
+        computes_bf16=torch.cuda.is_bf16_supported(including_emulation=False),
     )
 
 

@@ -41,6 +41,7 @@ SENTENCES: dict[int, str] = {
     "some versions. Update the driver or restart the computer (for WSL: wsl --shutdown).",
 }
 NO_PACKAGE = "The package nvidia-ml-py is missing, so no GPU can be read. Install it."
+BF16_GENERATION = 8  # the first compute capability that multiplies bf16
 MOST_NAMED = 3  # programs that hold memory of a GPU
 # Programs that draw the screen, as Linux, Windows and the servers of remote desktops call them.
 DESKTOP = (
@@ -69,7 +70,8 @@ class Gpu:
     users: the other programs that hold memory of it, the largest first; None where the driver does
     not tell. own_bytes: what this program and the engine that it started hold.
     has_display: a screen is connected to it, or Windows draws with it (WDDM).
-    has_unified_memory: it shares the RAM and has no memory figure of its own.
+    has_unified_memory: it shares the RAM and has no memory figure of its own. computes_bf16: it
+    does so itself, from Ampere on; emulated, bf16 is slower than fp16.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Gpu:
     has_unified_memory: bool = False
     users: tuple[GpuUser, ...] | None = None
     own_bytes: int | None = None
+    computes_bf16: bool = True
 
     @property
     def without_us_bytes(self) -> int:
@@ -161,6 +164,7 @@ class _Reader:
         memory, is_unified = self._memory(handle, name)
         total, free = memory or (None, None)
         users, own_bytes = self._users(handle)
+        capability = self.ask(nvml.nvmlDeviceGetCudaComputeCapability, parent)
         return Gpu(
             name=name,
             uuid=uuid,
@@ -174,6 +178,7 @@ class _Reader:
             has_display=self._has_display(parent),
             is_mig=is_mig,
             has_unified_memory=is_unified,
+            computes_bf16=capability is None or capability[0] >= BF16_GENERATION,
         )
 
     def _memory(self, handle: Any, name: str) -> tuple[tuple[int, int] | None, bool]:

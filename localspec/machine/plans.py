@@ -154,7 +154,7 @@ def full_precision(
             raise ConfigError(f"{dtype!r} is no precision. Choose one of: {known}.")
         return FULL_PRECISIONS[dtype]
     if vram_gib or (hardware.device == "cuda" and vram_gib is None):
-        return "bf16"
+        return "bf16" if hardware.gpu is None or hardware.gpu.computes_bf16 else "fp16"
     if hardware.device == "mps":
         return "bf16"
     return "bf16" if hardware.host.multiplies_bf16 else "fp32"

@@ -35,6 +35,7 @@ class FakeNvml:
         driver_model: int | None = None,
         num_gpus: int = 1,
         num_mig: int = 0,
+        capability: tuple[int, int] = (8, 9),
     ) -> None:
         self.free, self.total = int(free_gib * GIB), int(total_gib * GIB)
         self.failing = dict(failing or {})
@@ -42,6 +43,7 @@ class FakeNvml:
         self.driver_model = driver_model
         self.num_gpus = num_gpus
         self.num_mig = num_mig
+        self.capability = capability
         self.is_open = False
         self.millijoules = 2_500
 
@@ -115,6 +117,10 @@ class FakeNvml:
     def nvmlDeviceGetNumGpuCores(self, handle: str) -> int:
         self._maybe_fail("nvmlDeviceGetNumGpuCores")
         return 5888
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: str) -> tuple[int, int]:
+        self._maybe_fail("nvmlDeviceGetCudaComputeCapability")
+        return self.capability
 
     def nvmlDeviceGetDisplayActive(self, handle: str) -> int:
         self._maybe_fail("nvmlDeviceGetDisplayActive")

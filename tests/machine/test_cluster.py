@@ -11,6 +11,7 @@ import pytest
 
 from localspec.cluster_command import run
 from localspec.errors import ConfigError, MemoryShortage, SetupError
+from localspec.machine import hardware
 from localspec.machine.cluster import (
     ClusterCommand,
     GpuLayout,
@@ -19,10 +20,10 @@ from localspec.machine.cluster import (
     command_for,
     layout_for,
 )
+from localspec.machine.hardware import probe
 from localspec.machine.nvml import Gpu
 from localspec.machine.shapes import ModelShape
-
-GIB = 2**30
+from tests.machine.fake_nvml import CPU_BUILD, GIB, LINUX, FakeNvml
 
 
 def shape(layers: int, hidden: int, heads: int, kv_heads: int, name: str = "big") -> ModelShape:
@@ -126,6 +127,26 @@ def test_without_a_gpu_it_runs_on_the_processor_with_room_for_its_caches() -> No
     assert made.environment == {"VLLM_CPU_KVCACHE_SPACE": "1"}
     assert "--tensor-parallel-size" not in made.arguments
     assert "No GPU" in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("multiplies_bf16", "asked", "written"),
+    [(True, [], "bfloat16"), (False, [], "float32"), (False, ["--dtype", "bf16"], "bfloat16")],
+)
+def test_the_precision_is_what_the_machine_computes_in_unless_another_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, multiplies_bf16: bool, asked: list[str], written: str
+) -> None:
+    from typer.testing import CliRunner
+
+    from localspec.cli import app
+
+    host = replace(LINUX, multiplies_bf16=multiplies_bf16)
+    there = probe(FakeNvml(failing={"nvmlInit": 12}), host, CPU_BUILD)
+    monkeypatch.setattr(hardware, "probe", lambda: there)
+    shown = CliRunner().invoke(app, ["cluster", "--model", "localspec/demo", "--json", *asked])
+    assert shown.exit_code == 0, shown.output
+    command = json.loads(shown.stdout.splitlines()[-1])["command"]
+    assert command[command.index("--dtype") + 1] == written
 
 
 def test_a_program_that_does_not_start_is_explained() -> None:

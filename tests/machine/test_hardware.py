@@ -63,6 +63,9 @@ class FakeTorch:
     def get_device_capability(self, index: int) -> tuple[int, int]:
         return self.capability
 
+    def is_bf16_supported(self, including_emulation: bool = True) -> bool:
+        return including_emulation or self.capability >= (8, 0)
+
     def get_arch_list(self) -> list[str]:
         return ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 

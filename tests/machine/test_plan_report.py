@@ -104,6 +104,9 @@ def test_the_device_decides_the_full_precision() -> None:
     old = replace(CPU, host=replace(LINUX, multiplies_bf16=False))
     assert full_precision(None, old) == "fp32"
     assert full_precision("float32", GPU) == "fp32"
+    turing = probe(FakeNvml(capability=(7, 5)), LINUX, CUDA_BUILD)
+    assert full_precision(None, turing) == full_precision(None, turing, 12.0) == "fp16"
+    assert full_precision("bf16", turing) == "bf16"
     assert full_precision(None, replace(CPU, device="mps")) == "bf16"
     with pytest.raises(ConfigError, match="Choose one of: fp32, fp16, bf16"):
         full_precision("bfloat61", GPU)
