@@ -151,8 +151,9 @@ def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
         rounds_of(name, parts, SAMPLED, traffic, grammar=grammar)
         assert not traffic.uploads
         assert sum(traffic.reads.values()) <= max(most, 1 + LENGTH), traffic.reads
-        rounds_of(name, uncaptured, SAMPLED, traffic)
-        assert not traffic.uploads
+        for sampling in (SAMPLED, replace(SAMPLED, presence_penalty=0.5, frequency_penalty=0.5)):
+            rounds_of(name, uncaptured, sampling, traffic)
+            assert not traffic.uploads
 
 
 @pytest.mark.slow

@@ -157,8 +157,8 @@ def penalised(
     for row, history in zip(changed, kept, strict=True):
         written = Counter(history[prompt_length:])
         if written:
-            tokens = torch.tensor(list(written), device=logits.device)
-            counts = torch.tensor(list(written.values()), device=logits.device)
+            tokens = indices([*written], row.device)
+            counts = indices([*written.values()], row.device)
             row[tokens] -= once + each * counts
     return changed
 
