@@ -260,7 +260,7 @@ def test_a_folder_of_ones_own_is_offered_and_a_wrong_one_is_explained(
     assert "no config.json" in parts(controller)["folder"]
     (empty / "config.json").write_text(CONFIG)
     act(controller, "folder", value=str(empty))
-    assert "tokenizer" in parts(controller)["folder"]
+    assert "no weights" in parts(controller)["folder"]
     assert act(controller, "folder", value=" ") is None
 
 
