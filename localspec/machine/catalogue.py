@@ -196,27 +196,28 @@ def cached_model(cached: CachedModel) -> AvailableModel:
     )
 
 
-def folder_model(folder: Path) -> AvailableModel:
-    """A folder or GGUF file that was named. Raises ModelError for one that cannot be loaded."""
-    file = gguf_of(folder)
-    if file is not None:
-        return _own_model(shape_of_gguf(file, str(file)), "a file of yours")
-    return _own_model(shape_to_load(folder, str(folder)), "a folder of yours")
-
-
-def _own_model(shape: ModelShape, family: str) -> AvailableModel:
+def folder_model(folder: Path, name: str | None = None) -> AvailableModel:
+    """A folder or GGUF file that was named. name: to show, None for the path. Raises ModelError for
+    one that cannot be loaded."""
+    file, shown = gguf_of(folder), name or str(folder)
+    shape = shape_to_load(folder, shown) if file is None else shape_of_gguf(file, shown)
+    family = "a folder of yours" if file is None else "a file of yours"
     note = f"Its weights are kept as {shape.stored_as}." if shape.stored_as else ""
-    return AvailableModel(shape=shape, license=None, family=family, note=note)
+    place = str(file or folder)
+    return AvailableModel(shape=shape, license=None, family=family, note=note, place=place)
 
 
 def of_other_programs() -> tuple[list[AvailableModel], list[OtherModel]]:
     """What other programs keep: what can be loaded, and the rest with its reason."""
     models, rest = [], []
     for each in found_models():
+        if not each.place.exists():
+            gone = f"Its file is not there any more. Fetch it again with {each.program}."
+            rest.append(replace(each, reason=gone))
+            continue
         try:
-            found = folder_model(each.place)
-            note = f"{each.name}. {found.note}".rstrip()
-            models.append(replace(found, family=f"from {each.program}", note=note))
+            found = folder_model(each.place, each.name)
+            models.append(replace(found, family=f"from {each.program}"))
         except ModelError as error:
             rest.append(replace(each, reason=str(error)))
     return models, rest

@@ -4,22 +4,25 @@ Contract: `found_models` reads names and sizes, never weights, and raises nothin
 cannot be read holds nothing. A model is a folder with config.json and .safetensors, or a GGUF file;
 whether it can be loaded is not told here.
 
-Source: LM Studio keeps PUBLISHER/NAME/FILES below its models folder; Ollama keeps a manifest (JSON)
-for each name and tag, whose layer of the type MODEL_LAYER is a GGUF file in blobs/.
+Source: LM Studio keeps PUBLISHER/NAME/FILES below its models folder, which its settings may have
+moved; Ollama keeps a manifest (JSON) for each name and tag, whose layer of the type MODEL_LAYER is
+a GGUF file in blobs/.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec.files import read_json
-from localspec.machine.gguf_models import is_model_file
+from localspec.machine.gguf_models import is_model_file, title_of
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
 OF_THE_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Linux runs it as a service
+OLLAMA_HOST, OLLAMA_USER = "registry.ollama.ai", "library"  # left out of names
 MAX_FOUND = 200
 
 
@@ -40,10 +43,25 @@ def found_models(home: Path | None = None) -> tuple[OtherModel, ...]:
     home = home or Path.home()
     named = os.environ.get("OLLAMA_MODELS")
     ollama = [Path(named)] if named else [home / ".ollama" / "models", OF_THE_SERVICE]
-    places = (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models")
-    found = [each for place in places for each in _of_lm_studio(place)]
-    found += [each for place in ollama for each in _of_ollama(place)]
-    return tuple(found[:MAX_FOUND])
+    found = [each for place in _lm_studio_folders(home) for each in _of_lm_studio(place)]
+    by_place = {each.place: each for each in found}
+    for each in (each for place in ollama for each in _of_ollama(place)):
+        known = by_place.get(each.place)  # several tags may name one file
+        name = each.name if known is None else f"{known.name}, {each.name}"
+        by_place[each.place] = replace(each, name=name)
+    return tuple(by_place.values())[:MAX_FOUND]
+
+
+def _lm_studio_folders(home: Path) -> list[Path]:
+    """With models: in each folder that is or was its own, and where its settings moved them."""
+    own, found = [home / ".lmstudio", home / ".cache" / "lm-studio"], list[Path]()
+    with suppress(OSError, UnicodeError):
+        own.insert(0, Path((home / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()))
+    for folder in own:
+        found.append(folder / "models")
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            found.append(Path(read_json(folder / "settings.json")["downloadsFolder"]))
+    return list(dict.fromkeys(found))
 
 
 def _of_lm_studio(place: Path) -> Iterator[OtherModel]:
@@ -55,7 +73,7 @@ def _of_lm_studio(place: Path) -> Iterator[OtherModel]:
             continue
         for file in _children(folder):
             if file.suffix == ".gguf" and is_model_file(file):
-                yield OtherModel("LM Studio", f"{name}/{file.name}", _size(file), file)
+                yield OtherModel("LM Studio", f"{name}/{title_of(file)}", _size(file), file)
 
 
 def _of_ollama(place: Path) -> Iterator[OtherModel]:
@@ -63,9 +81,15 @@ def _of_ollama(place: Path) -> Iterator[OtherModel]:
         found = _layer(manifest)
         if found is not None:
             digest, num_bytes = found
-            name = f"{manifest.parent.name}:{manifest.name}"
+            name = _name_in_ollama(*manifest.parts[-4:])
             blob = place / "blobs" / digest.replace(":", "-")
             yield OtherModel("Ollama", name, num_bytes, blob)
+
+
+def _name_in_ollama(host: str, user: str, model: str, tag: str) -> str:
+    """As its own list shows it."""
+    parts = [host] * (host != OLLAMA_HOST) + [user] * (user != OLLAMA_USER or host != OLLAMA_HOST)
+    return "/".join([*parts, f"{model}:{tag}"])
 
 
 def _layer(manifest: Path) -> tuple[str, int] | None:

@@ -57,7 +57,7 @@ MOST_LOOKUP_GAIN = 2.0
 @dataclass(frozen=True)
 class AvailableModel:
     """A model that can be loaded or downloaded. page: on the hub, None for what ships or is in a
-    folder."""
+    folder. place: the path to load it by, where its name is none."""
 
     shape: ModelShape
     license: str | None
@@ -67,10 +67,11 @@ class AvailableModel:
     terms: str | None = None
     page: str | None = None
     note: str = ""
+    place: str = ""
 
     @property
     def id(self) -> str:
-        return self.shape.name
+        return self.place or self.shape.name
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,10 @@ class Card:
     @property
     def id(self) -> str:
         return self.model.id
+
+    @property
+    def name(self) -> str:
+        return self.model.shape.name
 
     @property
     def spare_bytes(self) -> int:

@@ -63,7 +63,7 @@ def row_html(card: Card, around: Around, kind: str = "") -> str:
     state = '<span class="ls-mtag ls-mon">loaded</span>' if is_loaded else ""
     state += "" if is_loaded or is_busy else buttons_html(card)
     facts = f"{precision_words(card)} · {_size_words(card)} · {fit_words(card)}"
-    name = html.escape(card.id)
+    name = html.escape(card.name)
     return (
         f'<li><div class="ls-mline"><span class="ls-mname"><b>{name}</b> {tag}'
         f'<span class="ls-mfine">{facts}</span></span><span>{state}</span></div>'

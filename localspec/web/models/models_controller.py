@@ -136,7 +136,7 @@ class ModelsController:
         ready = [
             {
                 "id": card.id,
-                "name": short(card.id),
+                "name": short(card.name),
                 "words": " · ".join(filter(None, (str(card.plan.precision), _draft_words(card)))),
                 "is_loaded": card.id == target,
             }
@@ -257,7 +257,7 @@ class ModelsController:
             return None
         card = self._card(said)
         if not card.parts[0].is_here:
-            raise RequestError(f"{card.id} is not on this machine yet. Download it first.")
+            raise RequestError(f"{card.name} is not on this machine yet. Download it first.")
         is_anyway = said.get("anyway") is True
         if card.refusal is not None and not is_anyway:
             raise RequestError(card.refusal)
@@ -271,7 +271,7 @@ class ModelsController:
         self.tuning = None
         draft = card.plan.draft_name
         if draft is not None and not has_draft:
-            return f"{draft} is not on this machine, so {card.id} is loaded without it."
+            return f"{draft} is not on this machine, so {card.name} is loaded without it."
         return None
 
     def cards(self) -> tuple[Card, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from localspec.config import settings_for
 from localspec.errors import ConfigError, RequestError
 from localspec.machine.catalogue import Catalogue
 from localspec.machine.hardware import TorchBuild, probe
+from localspec.machine.other_programs import found_models
 from localspec.web.models.models_controller import ModelsController
 from tests import waiting
 from tests.fakes import Script
@@ -207,6 +209,12 @@ def test_what_other_programs_keep_is_named_and_loaded_where_it_can_be(
     kind = "application/vnd.ollama.image.model"
     layer = {"mediaType": kind, "size": 3_000_000, "digest": "sha256:01"}
     manifest.write_text(json.dumps({"layers": [layer]}))
+    for other in ("library/tiny/latest", "anna/tiny/latest"):  # of the same file
+        (manifest.parents[2] / other).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(manifest, manifest.parents[2] / other)
+    hub = manifest.parents[3] / "hf.co" / "bert" / "Small-GGUF" / "Q4_0"
+    hub.parent.mkdir(parents=True)
+    shutil.copy(manifest, hub)
     (manifest.parent / "broken").write_text("{")
     gone = {"mediaType": kind, "size": 4_000_000, "digest": "sha256:02"}
     (manifest.parent / "7b").write_text(json.dumps({"layers": [gone]}))
@@ -215,10 +223,29 @@ def test_what_other_programs_keep_is_named_and_loaded_where_it_can_be(
     for file in (studio / "small" / "tiny.gguf", blob):
         assert card(controller, str(file)).is_here
     assert "Its weights are kept as GGUF (Q8_0)." in shown["here"]
-    assert "tiny:1b. Its weights are kept as GGUF (Q4_0)." in shown["here"]
-    for said in ("someone/small/small-Q4.gguf", "2 MB", "is no GGUF file", "tiny:7b", "4 MB"):
+    (names,) = re.findall("<b>([^<]*tiny:1b[^<]*)</b>", shown["here"])
+    assert {*names.split(", ")} == {
+        "tiny:1b", "tiny:latest", "anna/tiny:latest", "hf.co/bert/Small-GGUF:Q4_0"
+    }  # fmt: skip
+    assert "<b>someone/small/tiny</b>" in shown["here"]
+    for said in ("someone/small/small-Q4", "2 MB", "is no GGUF file", "tiny:7b", "4 MB",
+                 "Fetch it again with Ollama"):  # fmt: skip
         assert said in shown["elsewhere"]
     assert "broken" not in shown["elsewhere"]
+
+
+def test_what_lm_studio_was_told_to_keep_elsewhere_is_found_there(
+    place: ModelsSite, tmp_path: Path
+) -> None:
+    named, moved = tmp_path / "Größe", tmp_path / "moved"
+    named.mkdir()
+    (tmp_path / ".lmstudio-home-pointer").write_text(f"{named}\n", encoding="utf-8")
+    settings = json.dumps({"downloadsFolder": str(moved)})
+    (named / "settings.json").write_text(settings, encoding="utf-8")
+    for folder in (named / "models", moved):
+        shutil.copytree(place.hub.models[TARGET], folder / "someone" / folder.name)
+    found = {each.name for each in found_models(tmp_path)}
+    assert found == {"someone/models", "someone/moved"}
 
 
 def test_a_model_too_large_for_the_machine_says_so(controller: ModelsController) -> None:
