@@ -48,6 +48,7 @@ LONGROPE_FACTORS = {
     "long_factor": "rope_factors_long.weight",
 }
 NO_WEIGHTS = (ROTATION_FACTORS, *LONGROPE_FACTORS.values())
+TOWERS = ("v.", "mm.", "a.")  # begin what Ollama keeps for images and sound in the same file
 # How much Ministral 3 scales its queries with the length.
 QUERY_SCALE = "attention.temperature_scale"
 YARN = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
@@ -146,7 +147,8 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
 
 def _count_in_groups(header: GGUFHeader) -> int:
     """Weights of the layers' matrices that a processor can keep in their 4 bits."""
-    matrices = (each for each in header.tensors if len(each.shape) == 2 and "blk." in each.name)
+    blocks = (each for each in header.tensors if each.name.startswith("blk."))
+    matrices = (each for each in blocks if len(each.shape) == 2)
     return sum(prod(each.shape) for each in matrices if each.kind in GGUF_IN_GROUPS)
 
 
@@ -294,7 +296,7 @@ def tensor_names(header: GGUFHeader) -> dict[str, str]:
     found, unknown = dict[str, str](), list[str]()
     names = {**LAYER_NAMES, **family_of(header).renamed}
     for tensor in header.tensors:
-        if tensor.name in NO_WEIGHTS:
+        if tensor.name in NO_WEIGHTS or tensor.name.startswith(TOWERS):
             continue
         name = _name(tensor.name, names)
         if name is None:

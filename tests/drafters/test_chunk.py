@@ -236,6 +236,19 @@ def test_drafts_before_and_during_capture() -> None:
     assert pool.num_replays == 2
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_first_reply_of_a_new_chat_finds_its_graphs(temperature: float) -> None:
+    """Captured after loading, before anything was asked: with the settings that a chat begins
+    with, whatever its temperature."""
+    pool = TracingPool()
+    draft = ChunkedDraft(with_plain_cache(tiny_llama(), CAPACITY), VOCAB_SIZE, pool)
+    assert list(draft.capture())
+    pool.num_replays = 0
+    asked = SamplingParams(temperature=temperature, seed=3)
+    check_equal(draft, asked, DraftPlan("d", 7))
+    assert pool.num_replays == 3  # of four, of two and of one token
+
+
 def test_capturing_leaves_the_drafts_cache_as_it_is() -> None:
     reference, model = (with_plain_cache(tiny_llama(), CAPACITY) for _ in "ab")
     for each in (reference, model):

@@ -229,6 +229,24 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> No
         opened_gguf(file, tmp_path)
 
 
+def test_what_a_file_of_ollama_holds_for_images_is_left_out(tmp_path: Path) -> None:
+    """Gemma 3's vision tower and its projector are in the same file there."""
+    import numpy as np
+
+    def describe(writer: Any) -> None:
+        vocabulary_of(json.loads((DRAFT / "tokenizer.json").read_text("utf-8")), "gpt-2")(writer)
+        for name in ("v.blk.0.attn_k.weight", "mm.mm_input_projection.weight"):
+            writer.add_tensor(name, np.ones((64, 64), np.float32))
+
+    write_gguf(tmp_path / "text.gguf", tiny_llama(vocab_size=6144), "Q4_0", describe=vocabulary_of(
+        json.loads((DRAFT / "tokenizer.json").read_text("utf-8")), "gpt-2"))  # fmt: skip
+    write_gguf(tmp_path / "both.gguf", tiny_llama(vocab_size=6144), "Q4_0", describe=describe)
+    text, both = (shape_of_gguf(tmp_path / f"{name}.gguf", "a") for name in ("text", "both"))
+    assert both.weight_bytes("fp32", "fp32", "cpu") == text.weight_bytes("fp32", "fp32", "cpu")
+    options = LoadOptions(model=str(tmp_path / "both.gguf"), home=tmp_path, context=64)
+    assert open_local_backend(options, None, lambda phrase: None).describe().target
+
+
 @pytest.mark.parametrize("name", ["block_count", "feed_forward_length", "attention.head_count"])
 def test_a_size_that_is_not_that_of_its_tensors_is_damage(name: str, tmp_path: Path) -> None:
     """A model of two thousand million layers would take all memory."""
