@@ -25,6 +25,17 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
 TOKENIZERS, SENTENCEPIECE = ("tokenizer.json", "vocab.json"), "tokenizer.model"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+ONNX = ("*.onnx", "onnx/*.onnx")
+# What a folder without config.json is, by a file of it.
+NO_MODELS = {
+    "model_index.json": "is of diffusers, which makes images. Choose a model that chats.",
+    "mmproj*.gguf": "holds only what a model has for images (mmproj). Name the model's own file.",
+    "params.json": (
+        "is in the layout of its makers (params.json), which is not read. Choose its copy in the "
+        "layout of transformers, with config.json, or as GGUF."
+    ),
+}
+CLASSIFIERS = ("ForSequenceClassification']", "ForTokenClassification']")  # one, as a list
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,12 @@ def check_folder(folder: Path) -> ModelFolder:
         raise ModelError(
             f"{name_of(folder)} needs code of its own, which localspec never runs. Choose a model "
             "of a family that transformers knows."
+        )
+    architectures = str(config.get("architectures"))
+    if architectures.endswith(CLASSIFIERS):
+        raise ModelError(
+            f"{name_of(folder)} judges texts and continues none: its config.json says "
+            f"{architectures}. Choose a model that chats."
         )
     stored = stored_of(config, name_of(folder))  # raises for what is not read here
     if "quantization_config" not in config and (folder / "quant_config.json").is_file():
@@ -96,6 +113,11 @@ def weight_files(folder: Path) -> list[Path]:
             raise ModelError(
                 f"{name_of(folder)} has its weights as pickle ({pickles[0]}), which can run code "
                 "when opened and is refused. Choose a copy of the model with .safetensors files."
+            )
+        if onnx := sorted(path.name for kind in ONNX for path in folder.glob(kind)):
+            raise ModelError(
+                f"{name_of(folder)} has its weights as ONNX ({onnx[0]}), which is not read. Choose "
+                "a copy of the model with .safetensors files, or as GGUF."
             )
         others = sorted(path.name for path in folder.glob("*.safetensors"))
         if others:
@@ -184,6 +206,9 @@ def read_config_json(folder: Path) -> dict[str, Any]:
     _require_no_adapter(folder)
     path = folder / "config.json"
     if not path.is_file():
+        for pattern, what in NO_MODELS.items():
+            if any(folder.glob(pattern)):
+                raise ModelError(f"{name_of(folder)} {what}")
         raise ModelError(
             f"{folder} has no config.json, so it is not a model folder. Name the folder that holds "
             "config.json and the .safetensors files."

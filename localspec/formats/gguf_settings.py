@@ -65,10 +65,12 @@ LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positio
 
 def family_of(header: GGUFHeader) -> Family:
     """Raises ModelError for a family that is not read from GGUF files."""
-    if header.settings.get("general.type", "model") != "model":
+    kind = header.settings.get("general.type", "model")
+    kind = "mmproj" if header.family == "clip" else kind  # older files say only this
+    if kind != "model":
         raise ModelError(
-            f"{header.file.name} is a GGUF file of the kind {header.settings['general.type']}, a "
-            "part of a model and not one. Name the file of the model itself."
+            f"{header.file.name} is a GGUF file of the kind {kind}, a part of a model and not one. "
+            "Name the file of the model itself."
         )
     known = FAMILIES.get(header.family)
     if header.family == "mistral3" and f"mistral3.{QUERY_SCALE}" not in header.settings:

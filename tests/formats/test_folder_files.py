@@ -212,6 +212,37 @@ def test_a_tokenizer_that_is_not_read_is_told(name: str, said: str, folder: Path
     require_tokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("model_index.json", "of diffusers"),
+        ("params.json", "layout of its makers"),
+        ("mmproj-model-f16.gguf", "for images"),
+    ],
+)
+def test_a_folder_of_another_kind_is_told_by_its_files(
+    file: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(ModelError, match=said):
+        check_folder(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["model.onnx", "onnx/model_q4.onnx"])
+def test_weights_as_onnx_are_told_and_not_to_be_fetched_again(place: str, folder: Path) -> None:
+    (folder / SINGLE).unlink()
+    (folder / place).parent.mkdir(exist_ok=True)
+    (folder / place).write_bytes(b"")
+    with pytest.raises(ModelError, match=r"as ONNX \(model.*\.onnx\).*or as GGUF"):
+        check_folder(folder)
+
+
+def test_what_judges_texts_is_told(folder: Path) -> None:
+    with_config(folder, architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(ModelError, match=r"judges texts.*LlamaForSequenceClassification"):
+        check_folder(folder)
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
         check_folder(tmp_path / "nowhere")
