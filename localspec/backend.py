@@ -10,7 +10,7 @@ Not here: the figures of a turn (turn_stats), the types of the engine and the dr
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -22,6 +22,7 @@ from localspec.turn_stats import OffCode, TurnStats
 Role = Literal["system", "user", "assistant", "tool"]
 LARGEST_FIXED_LENGTH = 64  # γ
 Phase = Literal["loading", "prefill", "decode", "done"]
+Report = Callable[[str], None]  # told a phrase for the person before each long part of some work
 
 
 @dataclass(frozen=True)

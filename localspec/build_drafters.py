@@ -10,14 +10,14 @@ Not here: choosing among them (engine.controller).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from localspec.backend import DrafterStatus
+from localspec.backend import DrafterStatus, Report
 from localspec.chat.out_of_memory import fault_of
 from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from localspec.forward.graphs import Capturing, GraphPool
     from localspec.forward.model import LanguageModel
 
-Report = Callable[[str], None]
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,13 @@ import gc
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from localspec.backend import Report
 from localspec.build_drafters import (
     Gathered,
     beside_bytes,
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from localspec.engine.controller import Controller
     from localspec.forward.model import LanguageModel
 
-Report = Callable[[str], None]
 EQUAL_WITHIN_ROUNDING = (
     "Here one token and several at once are computed equal within rounding, not to the bit: in a "
     "near tie a reply may go on otherwise with drafting than without."

@@ -58,6 +58,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def capital(phrase: str) -> str:
+    """With its first letter large, the others as they are."""
+    return phrase[:1].upper() + phrase[1:]
+
+
 def enumerated(words: Sequence[str]) -> str:
     """One or more words as a list in a sentence: a, b and c."""
     *first, last = words

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.backend import DrafterStatus
+from localspec.backend import DrafterStatus, Report
 from localspec.core import AUTO, OFF
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # torch, which the names of arms do not need
     from localspec.bench.runs import BenchEngine, Runner
 
 MAX_FIXED_LENGTH = 64
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)

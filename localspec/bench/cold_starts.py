@@ -18,7 +18,7 @@ from statistics import median_low
 from threading import Event
 from typing import Any, TypeVar
 
-from localspec.bench.arms import Report
+from localspec.backend import Report
 from localspec.bench.cases import OWN_PROMPTS, load_prompts
 from localspec.bench.kept import KeptFile
 from localspec.bench.settings import BenchSettings

@@ -16,15 +16,8 @@ from typing import Any
 
 import torch
 
-from localspec.bench.arms import (
-    Arm,
-    OtherEngines,
-    Report,
-    parse_arms,
-    refusals,
-    require_known,
-    rotated,
-)
+from localspec.backend import Report
+from localspec.bench.arms import Arm, OtherEngines, parse_arms, refusals, require_known, rotated
 from localspec.bench.cases import (
     OWN_PROMPTS,
     Case,

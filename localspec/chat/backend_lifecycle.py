@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from localspec.backend import Backend, Description
+from localspec.backend import Backend, Description, Report
 from localspec.chat.turn import ServicePhase, unexpected
 from localspec.errors import EngineLost, LocalspecError
 from localspec.options import LoadOptions, Offer
@@ -36,7 +36,6 @@ NOTHING_LEFT = (
     "No draft is left that could be freed, and the context is as short as this conversation allows."
 )
 
-Report = Callable[[str], None]
 Opener = Callable[[Report], Backend]
 Smaller = Callable[[LoadOptions, Description], Offer | None]
 

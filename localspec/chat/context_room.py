@@ -13,6 +13,7 @@ from localspec.backend import Backend, Description, DrafterStatus, Message, Requ
 from localspec.core import AUTO, OFF
 from localspec.drafters.registry import label_of
 from localspec.errors import ContextOverflow, EngineLost, RequestError
+from localspec.units import capital
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ def check_drafter(drafters: Sequence[DrafterStatus], name: str) -> None:
         )
     if not known[name].is_available:
         named = label_of(name)
-        raise RequestError(
-            f"{named[:1].upper()}{named[1:]} cannot draft here: {known[name].reason}", "drafter"
-        )
+        raise RequestError(f"{capital(named)} cannot draft here: {known[name].reason}", "drafter")
 
 
 def check_room(backend: Backend, loaded: Description, request: Request) -> None:
@@ -86,7 +85,7 @@ def check_room(backend: Backend, loaded: Description, request: Request) -> None:
         max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)
 
 
-def counted(backend: Backend | None, messages: tuple[Message, ...]) -> int | None:
+def count_prompt(backend: Backend | None, messages: tuple[Message, ...]) -> int | None:
     """Tokens of a conversation as a prompt. None while nothing that counts is loaded, or where the
     chat format refuses the conversation."""
     with suppress(EngineLost, RequestError):

@@ -19,7 +19,7 @@ from functools import partial
 from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.backend_lifecycle import BackendLifecycle, Opener, Smaller
-from localspec.chat.context_room import ContextUsage, check_servable, counted
+from localspec.chat.context_room import ContextUsage, check_servable, count_prompt
 from localspec.chat.jobs import Task, no_task
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.log_service import LogService
@@ -296,13 +296,13 @@ class ChatService(LogService):
         messages = prompt_messages(settings.system_prompt, shown[settings.num_left_out :])
         if text.strip() or not shown:  # no chat format renders a system prompt alone
             messages = (*messages, Message("user", clean(text)))
-        if (num_tokens := counted(self.lifecycle.backend, messages)) is None:
+        if (num_tokens := count_prompt(self.lifecycle.backend, messages)) is None:
             return None
         return ContextUsage(num_tokens, settings.max_tokens or 0, loaded.context_length)
 
     def num_tokens(self, text: str) -> int | None:
         """Of a text, by the model's own tokenizer; None while it cannot count."""
-        return counted(self.lifecycle.backend, (Message("user", clean(text)),))
+        return count_prompt(self.lifecycle.backend, (Message("user", clean(text)),))
 
     def stop(self, reply: Reply) -> None:
         """End a reply within one round, or take it out of the queue. No effect once it is over."""

@@ -24,7 +24,7 @@ from localspec.backend import Backend, Message, Request, chunks_of
 from localspec.core import OFF, SamplingParams
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.turn_stats import TurnStats
-from localspec.units import enumerated
+from localspec.units import capital, enumerated
 from localspec.workloads import recognise
 
 BUDGET_S = 10.0
@@ -264,7 +264,7 @@ def _verdict(drafter: str, gains: Mapping[str, float]) -> str:
     wins = [f"{kind} ({gain:.1f} times)" for kind, gain in gains.items() if gain >= WINS]
     loses = [f"{kind} ({gain:.2f} times)" for kind, gain in gains.items() if gain <= LOSES]
     even = [kind for kind, gain in gains.items() if LOSES < gain < WINS]
-    verdict = f"{_name(drafter)} is faster on {enumerated(wins)}"
+    verdict = f"{capital(label_of(drafter))} is faster on {enumerated(wins)}"
     if loses:
         verdict += f"; it is slower on {enumerated(loses)}, so it is not used there"
     if even:
@@ -276,11 +276,6 @@ def _nothing_pays(gains: Mapping[str, float]) -> str:
     best = max(gains, key=lambda name: gains[name])
     return (
         "No drafter is faster here: without drafting every prompt was answered at least as fast. "
-        f"The best was {_name(best).lower()} with {gains[best]:.2f} times that speed. "
+        f"The best was {label_of(best)} with {gains[best]:.2f} times that speed. "
         "Drafting stays off and is tried again from time to time."
     )
-
-
-def _name(drafter: str) -> str:
-    label = label_of(drafter)
-    return label[0].upper() + label[1:]

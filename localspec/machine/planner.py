@@ -42,6 +42,7 @@ from localspec.machine.plans import (
 )
 from localspec.machine.shapes import ModelShape, Precision
 from localspec.speculation import Measurement
+from localspec.units import capital
 
 # Context lengths tried below the wanted one.
 CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024)
@@ -279,10 +280,9 @@ def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByt
             "download."
         )
     if draft is None:
-        summary = REGISTRY[arrangement.drafter].summary
         return (
-            f"{summary[0].upper()}{summary[1:]}. It loads nothing and takes no memory worth "
-            "counting."
+            f"{capital(REGISTRY[arrangement.drafter].summary)}. It loads nothing and takes no "
+            "memory worth counting."
         )
     candidate = next(each for each in request.drafts if each.shape == draft)
     held = draft_bytes_of(arrangement) or needed

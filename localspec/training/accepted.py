@@ -10,10 +10,11 @@ Not here: the file (engine.shipped_acceptance), the estimator (engine.acceptance
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localspec.backend import Report
 from localspec.bench.cases import Case
 from localspec.bench.runs import BenchEngine, EngineRunner, bench_engine_of
 from localspec.build_drafters import heads_of, marks_of
@@ -31,8 +32,6 @@ from localspec.machine.sources import resolve
 from localspec.options import LoadOptions
 from localspec.training.prompt_files import TrainingPrompt
 from localspec.workloads import recognise
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)

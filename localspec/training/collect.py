@@ -19,7 +19,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localspec.backend import Message
+from localspec.backend import Message, Report
 from localspec.chat.template import ChatTemplate
 from localspec.errors import ConfigError, MemoryShortage, RequestError, StoreError
 from localspec.training.prompt_files import TrainingPrompt
@@ -36,7 +36,6 @@ from localspec.training.rows import Answer
 from localspec.training.target import Target
 from localspec.units import clock
 
-Report = Callable[[str], None]
 SORTED_TOGETHER = 512  # questions that are sorted by length together
 REPORT_SECONDS = 10.0
 

@@ -10,13 +10,14 @@ Not here: training; choosing while chatting (engine.controller measures again as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
+from localspec.backend import Report
 from localspec.core import Drafter, DraftPlan, SamplingParams
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import drafter_class
@@ -31,7 +32,6 @@ from localspec.speculation import expected_tokens
 from localspec.training.artifact import Artifact, read_artifact
 from localspec.units import took
 
-Report = Callable[[str], None]
 CACHE_LENGTH = 1024  # tokens the cache holds while measuring, at most
 TEXT_LENGTH = 128  # tokens of text after which costs are measured, at most
 MIN_SPEEDUP = 1.03  # smaller gains are within the error of measuring

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from localspec.backend import Report
 from localspec.chat.template import ChatTemplate
 from localspec.errors import MemoryShortage
 from localspec.forward.fingerprint import NOTE, fingerprint
@@ -37,7 +38,6 @@ from localspec.training.target import Target, load_target, sizes_of
 from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop
 from localspec.training.work_folder import alone_in, claim, require_own
 
-Report = Callable[[str], None]
 FRESH_RATE, CONTINUED_RATE = 1e-3, 2e-4  # peak learning rates
 ANSWERS, OWN_ANSWERS = "answers.jsonl", "answers-own-chats.jsonl"
 # Rows of logits [tokens, V] in fp32 that a loss holds at once, with their gradients.

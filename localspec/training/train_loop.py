@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from localspec.backend import Report
 from localspec.errors import (
     ConfigError,
     MemoryShortage,
@@ -37,7 +38,6 @@ from localspec.training.rows import SplitRows, TokenRow, make_batches, padded
 from localspec.training.target import Target
 from localspec.units import clock
 
-Report = Callable[[str], None]
 BETAS, CLIP_NORM = (0.9, 0.95), 1.0
 EMBEDDING_RATE = 0.25  # relative; an embedding starts from the target's
 REPORT_SECONDS = 10.0

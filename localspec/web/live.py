@@ -26,10 +26,9 @@ from localspec.leniency import label
 from localspec.machine.sources import DEMO
 from localspec.record.rows import counts
 from localspec.turn_stats import NO_GAIN, TurnStats
-from localspec.units import DASH, clock, counted, size, took
+from localspec.units import DASH, capital, clock, counted, size, took
 from localspec.web.words import (
     at_least,
-    capital,
     direction,
     gain_words,
     number,

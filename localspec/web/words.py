@@ -40,10 +40,6 @@ def percent(value: float | None) -> str:
     return DASH if value is None else f"{100 * value:.0f} %"
 
 
-def capital(phrase: str) -> str:
-    return phrase[:1].upper() + phrase[1:]
-
-
 def rate(tokens_per_second: float) -> str:
     """Tokens per second, as exactly as they are felt."""
     return f"{tokens_per_second:.{0 if tokens_per_second >= 20 else 1}f}"

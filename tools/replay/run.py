@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.arithmetic import ratio
-from localspec.bench.arms import Report
+from localspec.backend import Report
 from localspec.bench.tables import aligned, number, shown, text
 from localspec.config import nearest
 from localspec.core import AUTO, OFF

@@ -18,6 +18,7 @@ from localspec.machine.hub_files import gb
 from localspec.machine.plans import Plan
 from localspec.machine.recommend import Card, CardPart, ExpectedGain
 from localspec.record.rows import RecentGain
+from localspec.units import capital
 
 ANYWAY = (
     "Load it all the same? The computer may become very slow, the system may end the engine or "
@@ -209,7 +210,7 @@ def gain_html(gain: ExpectedGain | None, lately: RecentGain | None = None) -> st
     return (
         f"<b>{_range(gain)}</b> the speed without drafting "
         '<span class="ls-mtag">estimate</span><br>'
-        f'<span class="ls-mfine">{html.escape(gain.basis[0].upper() + gain.basis[1:])}. Not '
+        f'<span class="ls-mfine">{html.escape(capital(gain.basis))}. Not '
         "measured here: the tune-up says what it really is.</span>"
     )
 

@@ -23,7 +23,7 @@ from localspec.drafters.registry import REGISTRY, labelled
 from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.leniency import THRESHOLD
-from localspec.web.words import capital
+from localspec.units import capital
 from localspec.workloads import AS_SET, EXACT
 
 if TYPE_CHECKING:

@@ -30,14 +30,14 @@ from localspec.drafters.registry import label_of
 from localspec.errors import EngineLost
 from localspec.record.markdown import STATISTICS, heading
 from localspec.record.store import Store
-from localspec.units import took
+from localspec.units import capital, took
 from localspec.web.live import credited, footer, live_state
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import token_view
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import make_plots
 from localspec.web.stats.panels import waits_html
-from localspec.web.words import DASH, capital, gain_words, number, percent, rate
+from localspec.web.words import DASH, gain_words, number, percent, rate
 from tests.chat.services import close, ended, open_service
 from tests.fakes import FakeBackend, Script, session_info
 from tests.waiting import until
