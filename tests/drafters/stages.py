@@ -38,6 +38,7 @@ from tests.tiny import (
 NAMES = tuple(REGISTRY)
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)  # repeats itself, so that lookup has something to say
 LENGTH = 24
+SHORT = 16  # of a sampled reply: several seeds are drawn
 SMALL_GAP = 1e-4  # below this two forwards of different width may name different tokens
 
 SMALL_VOCAB = 6
@@ -110,14 +111,14 @@ def plain_text(prompt: Context = PROMPT, length: int = LENGTH, seed: int = 0) ->
 
 
 @lru_cache
-def plain_reply(warp: str, seed: int, length: int = LENGTH) -> Context:
+def plain_reply(warp: str, seed: int, length: int = SHORT) -> Context:
     """What the engine writes without drafting."""
     engine, sampling = stage(()).engine, replace(WARPS[warp], seed=seed)
     return tuple(play(engine, PROMPT, Plans((OFF, 0)), length, sampling).tokens)
 
 
 def check_same(
-    engine: Engine, policy: Any, warp: str = "greedy", seed: int = 0, length: int = LENGTH
+    engine: Engine, policy: Any, warp: str = "greedy", seed: int = 0, length: int = SHORT
 ) -> core.Sequence:
     """The reply is that of plain decoding with the seed; returns its sequence."""
     sampling = replace(WARPS[warp], seed=seed)
@@ -129,8 +130,8 @@ def check_same(
 
 def check_greedy(engine: Engine, *plans: tuple[str, int]) -> list[Step]:
     policy = Plans(*plans)
-    check_same(engine, policy)
-    assert plain_reply("greedy", 0) == plain_text()
+    check_same(engine, policy, length=LENGTH)
+    assert plain_reply("greedy", 0, LENGTH) == plain_text()
     return policy.steps
 
 

@@ -63,11 +63,10 @@ class RandomPlans(RandomPolicy):
 # -- the same seed, the same reply ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("warp", QUICK_WARPS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_seed_gives_the_reply_of_plain_decoding(name: str, warp: str) -> None:
+def test_a_seed_gives_the_reply_of_plain_decoding(name: str) -> None:
     engine, accepted = stage((name,)).engine, 0
-    for seed, length in enumerate((9, 1, 4)):
+    for seed, (length, warp) in enumerate(((9, "all"), (4, "plain"), (1, "all"), (9, "plain"))):
         engine.target.cache.rollback(0)
         plans = Plans((name, length))
         check_same(engine, plans, warp, seed)
@@ -79,7 +78,7 @@ def test_a_seed_gives_the_reply_of_plain_decoding(name: str, warp: str) -> None:
 @warps
 def test_a_random_drafter_with_random_rules_every_round_changes_nothing(warp: str) -> None:
     engine = stage().engine
-    for seed in range(4):
+    for seed in range(2):
         plans = RandomPlans((*NAMES, OFF), seed)
         check_same(engine, plans, warp, seed)
         assert sum(step.num_accepted_tokens for step in plans.steps) > 0
@@ -94,7 +93,7 @@ def test_other_seeds_give_other_replies() -> None:
 def test_a_reply_that_is_continued_later_is_the_one_written_in_one_go(name: str) -> None:
     engine, whole = stage((name,)).engine, plain_reply("plain", 3)
     sampling = replace(WARPS["plain"], seed=3)
-    for cut in (1, 7, 20):
+    for cut in (1, 7, 12):
         text = whole[: len(PROMPT) + cut]
         rest = play(engine, text, Plans((name, 4)), len(whole) - len(text), sampling)
         assert tuple(rest.tokens) == whole
@@ -105,14 +104,14 @@ def test_a_drafts_acceptance_gains_from_the_noise_it_shares() -> None:
     """The draft model is accepted as often at temperature 1 as when greedy, within a fifth; with
     noise of its own it would be by chance only."""
 
-    def accepted(warp: str) -> float:
+    def accepted(warp: str, num_seeds: int) -> float:
         engine, plans = stage(("draft_model",)).engine, Plans(("draft_model", 1))
-        for seed in range(20):
+        for seed in range(num_seeds):
             play(engine, PROMPT, plans, 24, replace(WARPS[warp], seed=seed))
         drafted = sum(step.num_draft_tokens for step in plans.steps)
         return sum(step.num_accepted_tokens for step in plans.steps) / drafted
 
-    assert accepted("plain") > 0.8 * accepted("greedy")
+    assert accepted("plain", 20) > 0.8 * accepted("greedy", 1)
 
 
 # -- every outcome --------------------------------------------------------------------------------
