@@ -244,6 +244,7 @@ def test_steps_of_one_width_can_be_captured() -> None:
         assert len(list(target.capture())) == pool.num_captures == 1 and target.notice is None
 
 
+@pytest.mark.slow
 def test_a_long_prompt_waits_once_for_each_piece_and_uploads_without_a_wait() -> None:
     with fake_card() as traffic:
         target = on_card(2, capacity=4096)
@@ -263,6 +264,7 @@ QWEN3_4B = {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads
 QWEN3_06B = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "most"),
     # Weights of fewer than 10 MB share segments, which stay while a part of them is in use.
@@ -355,6 +357,7 @@ def test_the_plan_counts_the_weights_in_nf4_that_a_long_piece_unpacks(
         assert taken <= quantised - full <= 1.3 * taken
 
 
+@pytest.mark.slow
 def test_the_path_over_transformers_uploads_without_a_wait_too() -> None:
     with fake_card(number=0.9) as traffic:
         module = fake_module(tiny_llama(num_layers=2), DTYPE)

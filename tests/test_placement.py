@@ -130,6 +130,7 @@ def wide(folder: Path) -> Path:
     return folder / "wide"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "bits"),
     [(make, bits) for make in (tied, wide, packed, in_k_blocks) for bits in (None, 4)]

@@ -60,6 +60,7 @@ def ask(backend: LocalBackend, begun: str = "", tokens: tuple[int, ...] = (), **
     return text, tuple(token for chunk in chunks for token in chunk.tokens), chunks[-1]
 
 
+@pytest.mark.slow
 def test_cut_anywhere_and_gone_on_with_the_reply_is_the_same(template: ChatTemplate) -> None:
     script = template.encode_text(REPLY)
     prompt_length = len(template.render(ASKED))

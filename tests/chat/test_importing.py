@@ -213,6 +213,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_file_is_refused_with_its_place_and_brings_in_nothing(
     tmp_path: Path, name: str

@@ -106,6 +106,7 @@ REAL: dict[str, Callable[[Path, Path], Any]] = {
 BYTE_LEVEL = ("tiny", "qwen3", "llama3", "smollm")
 
 
+@pytest.mark.slow
 def test_other_threads_run_while_a_long_text_is_encoded() -> None:
     """An engine that says nothing for ten seconds is ended."""
     template, is_done, longest_s = ChatTemplate(tiny_tokenizer()), threading.Event(), 0.0

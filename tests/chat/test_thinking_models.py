@@ -138,6 +138,7 @@ def test_the_template_says_whether_an_earlier_thought_is_shown(source: str, is_s
     assert ANSWER in text and (THOUGHT in text) is is_shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", RAW, ids=["qwen3", "r1", "channels"])
 def test_a_reply_cut_anywhere_goes_on_in_its_thought_or_answer(source: str) -> None:
     template = template_of(source)

@@ -63,6 +63,7 @@ class RandomPlans(RandomPolicy):
 # -- the same seed, the same reply ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_seed_gives_the_reply_of_plain_decoding(name: str) -> None:
     engine, accepted = stage((name,)).engine, 0
@@ -214,6 +215,7 @@ def test_fault_the_noise_of_another_place_is_seen(
         check_same(stage((name,)).engine, Plans((name, 4)), "plain", 0)
 
 
+@pytest.mark.slow
 def test_fault_one_noise_for_all_places_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, start = small_stage("draft_model"), Engine.start
 

@@ -287,6 +287,7 @@ def by_way(monkeypatch: pytest.MonkeyPatch, is_translated: bool) -> tuple[Engine
     return found.engine, found.drafters[NAME]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_translated", [True, False])
 @pytest.mark.parametrize("warp", ["greedy", "plain", "all"])
 def test_either_way_the_reply_is_that_of_plain_decoding(

@@ -144,6 +144,7 @@ def test_a_row_of_one_token_has_no_second_sibling() -> None:
 # -- its cache --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_captured", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_afterwards_the_cache_holds_one_path_and_serves_the_next_round(

@@ -102,6 +102,7 @@ def test_greedy_output_is_that_of_plain_decoding(kind: Kind) -> None:
     assert rejected > 0 and any(step.num_accepted_tokens for step in steps)
 
 
+@pytest.mark.slow
 def test_a_copy_is_accepted_more_often_than_not() -> None:
     """Over three models, since one greedy text meets few contexts. Seeds 0, 1, 2."""
     policy = Fixed(NAME, 4)

@@ -57,6 +57,7 @@ def test_a_rule_at_its_strictest_is_the_exact_one(rule: Leniency, temperature: f
         assert found == exact
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rule", LENIENT, ids=str)
 def test_accepted_tokens_that_are_not_the_targets_choice_are_counted(

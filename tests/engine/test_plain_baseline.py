@@ -129,6 +129,7 @@ def test_a_fast_reply_of_few_rounds_is_compared_where_rounds_scatter_little() ->
     assert sum(abs(share - 1.0) < 0.15 for share in found) >= 0.85 * len(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rounds", [4, 6, 12])
 @pytest.mark.parametrize("noise", [0.3, 0.6])
 def test_what_plain_decoding_takes_at_least_holds_in_19_of_20_replies(
@@ -159,6 +160,7 @@ def test_a_long_reply_is_compared_although_its_rounds_scatter() -> None:
     assert len(found) == 10 and median(found) == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [30, 150])
 @pytest.mark.parametrize("factor", [0.5, 1.0, 1.2, 1.6, 3.0])
 @pytest.mark.parametrize("misjudged", [0.85, 1.0, 1.15])

@@ -106,6 +106,7 @@ def test_each_kind_of_text_has_the_drafter_that_wins_there() -> None:
                 assert world.share(name, last=60) > 0.75, (kind, _)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_ms", [0.5, 2.0, 6.0])
 def test_looking_costs_at_most_a_hundredth_of_the_time(step_ms: float) -> None:
     world = World({"d": Simulated(step_ms, 0.1)})
@@ -129,6 +130,7 @@ def test_a_drafter_that_becomes_good_is_found_again() -> None:
     assert world.share("d", last=200) > 0.8
 
 
+@pytest.mark.slow
 def test_a_loser_to_another_drafter_is_found_again_when_it_becomes_better() -> None:
     loser = Simulated(1.0, 0.1)
     world = World({"winner": Simulated(1.0, 0.7), "loser": loser})
@@ -328,6 +330,7 @@ def run_declining(draft_ms: float, num_rounds: int) -> tuple[int, World]:
     return num_asked, world
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft_ms", [0.3, 1.0, 3.0])
 def test_a_look_in_vain_costs_what_it_took_and_the_next_comes_later(draft_ms: float) -> None:
     num_asked, _ = run_declining(draft_ms, 4000)

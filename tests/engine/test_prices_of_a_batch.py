@@ -147,6 +147,7 @@ def gains(num: int, rates: Mapping[str, float], forward_ms: Callable[[int], floa
     return [plain_ms / turn_ms([Member(one) for one in slots], forward_ms) for _ in range(TURNS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward_ms", [as_measured, by_sixteen])
 @pytest.mark.parametrize("rates", [LIKELY, POSSIBLE, UNLIKELY])
 @pytest.mark.parametrize("num", [2, 8, 16])

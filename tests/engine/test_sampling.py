@@ -157,6 +157,7 @@ def integrated(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     return torch.bincount(chosen, minlength=3) / len(noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("params", INTEGRATED, ids=str)
 @pytest.mark.parametrize("logits", [[0.3, 1.0, -0.4], [2.0, 0.0, 1.9], [0.0, 0.0, 0.0]], ids=str)
 def test_over_all_noise_the_choice_is_distributed_as_the_warped_row(

@@ -185,7 +185,15 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     assert float((found - wanted).abs().max()) <= CLOSENESS * float(wanted.abs().max())
 
 
-@pytest.fixture(scope="module", params=list(SETTINGS))
+QUICK = ("llama", "phi3", "qwen3_moe", "gemma3_text")  # the others of these take seconds together
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SETTINGS
+    ],
+)
 def pair(request: pytest.FixtureRequest) -> tuple[CausalLM, Decoder]:
     module = small(request.param)
     return on_transformers(module, 64), with_cache(module, 64)

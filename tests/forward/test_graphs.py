@@ -93,6 +93,7 @@ def pair() -> tuple[CapturedDecoder, Decoder]:
     return captured(), with_plain_cache(tiny_llama(), CAPACITY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16])
 def test_every_width_gives_the_decoders_logits(
     pair: tuple[CapturedDecoder, Decoder], width: int
@@ -278,6 +279,7 @@ class Copier:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
 def test_the_engine_writes_the_same_text_over_graphs(is_tree: bool) -> None:
     """Across the first edge, 256, with plain rounds and drafts of several widths in turn."""

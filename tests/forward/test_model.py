@@ -262,6 +262,7 @@ def test_beyond_its_window_a_model_says_what_transformers_says(family: str) -> N
     assert not torch.allclose(plain(unlimited, TEXT)[-1], wanted[-1], atol=1e-3)  # it bites
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "made"),
     [*((each, on_transformers) for each in WINDOWED), *((each, with_cache) for each in NATIVE)],

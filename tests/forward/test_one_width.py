@@ -77,6 +77,7 @@ def read(model: Decoder, tokens: Sequence[int], widths: Sequence[int]) -> torch.
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("widths", [(3,), (1, 16, 2, 9, 5)], ids=str)
 @pytest.mark.parametrize("start", [0, STRETCH - 20, 2 * STRETCH - 20])
 def test_a_row_has_the_same_bits_at_every_width_and_in_every_window(
@@ -130,6 +131,7 @@ def engine() -> Engine:
     return Engine(target, {"draft_model": drafter_class("draft_model").build(parts)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("length", "temperature"), [(30, 0.0), (PREFILL_CHUNK - 12, 0.9), (PREFILL_CHUNK + 90, 0.9)]
 )

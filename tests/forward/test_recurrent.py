@@ -290,6 +290,7 @@ def test_what_reads_token_by_token_drafts_for_none_and_is_drafted_for_by_none() 
     assert replies[0].tokens == replies[1].tokens
 
 
+@pytest.mark.slow
 def test_a_hybrid_is_loaded_and_answers(tmp_path: Path) -> None:
     module = module_of("lfm2", vocab_size=VOCAB_SIZE)
     folder = save_model(tmp_path / "hybrid", module)

@@ -112,6 +112,7 @@ def test_with_two_threads_as_well(target: Decoder, widths: list[int]) -> None:
     assert_same(target, text(70), widths)
 
 
+@pytest.mark.slow
 def test_at_every_length_of_a_context(target: Decoder) -> None:
     """Keys are summed in steps; within and across them nothing changes."""
     tokens = text(CAPACITY)
@@ -132,6 +133,7 @@ def test_in_parts_as_well(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(torch.cat((target.forward(before), target.forward(nodes, TREE))), wanted)
 
 
+@pytest.mark.slow
 def test_threads_change_nothing(target: Decoder, two_threads: None) -> None:
     both = read(target, text(90), [1, 6])
     torch.set_num_threads(1)
@@ -139,6 +141,7 @@ def test_threads_change_nothing(target: Decoder, two_threads: None) -> None:
     assert torch.equal(read(target, text(90), [1, 6]), both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [0, 70, 123, 127, 382])
 def test_a_path_of_a_tree_has_the_bits_of_its_chain(target: Decoder, length: int) -> None:
     """Also where a tile of keys ends among its slots."""
@@ -152,6 +155,7 @@ def test_a_path_of_a_tree_has_the_bits_of_its_chain(target: Decoder, length: int
         assert torch.equal(found[list(path)], chain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [70, 124])
 def test_after_the_accepted_path_of_a_tree_was_compacted(target: Decoder, length: int) -> None:
     before, nodes, after = text(length), text(len(TREE), seed=2), text(9, seed=3)
@@ -165,6 +169,7 @@ def test_after_the_accepted_path_of_a_tree_was_compacted(target: Decoder, length
     assert torch.equal(read(target, after, [4]), wanted[-len(after) :])
 
 
+@pytest.mark.slow
 def test_after_other_texts_and_rollbacks(target: Decoder) -> None:
     tokens = text(80)
     wanted = read(target, tokens, [80])
@@ -179,6 +184,7 @@ def test_after_other_texts_and_rollbacks(target: Decoder) -> None:
     assert torch.equal(held(target.cache), cached)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_after_an_early_exit_computed_the_first_rows(target: Decoder, size: int) -> None:
     before, drafted = text(66), text(size + 1, seed=4)
@@ -264,6 +270,7 @@ def test_a_tree_that_is_summed_by_slot_is_seen(monkeypatch: pytest.MonkeyPatch) 
         test_a_path_of_a_tree_has_the_bits_of_its_chain(model("a key head each", FP32), 70)
 
 
+@pytest.mark.slow
 def test_sequences_of_one_forward_have_the_bits_of_forwards_of_their_own(target: Decoder) -> None:
     """A prompt, a draft, a tree and a single row, each over a cache of its own."""
     shape, dtype = target.cache.shape, target.cache.dtype

@@ -61,6 +61,7 @@ def wanted_logits(
     return logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", range(1, 17))
 def test_a_chain_of_every_width_gives_the_decoders_logits(width: int) -> None:
     decoder = native()

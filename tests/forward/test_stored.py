@@ -64,6 +64,7 @@ def test_a_llama_of_each_kind_answers_as_its_unpacked_weights_do(kind: str, tmp_
     assert torch.allclose(model.forward(TOKENS), wanted, atol=1e-4 * float(wanted.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_the_k_kinds_answer_as_their_unpacked_weights_do(

@@ -205,6 +205,7 @@ def packed_folder(folder: Path, pack: Pack, settings: dict[str, Any]) -> Any:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_packed_folder_answers_as_its_dense_weights_do(layout: str, tmp_path: Path) -> None:
     pack, settings, title = LAYOUTS[layout]

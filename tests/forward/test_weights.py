@@ -147,6 +147,7 @@ def test_a_damaged_folder_is_a_model_error_that_names_it(
     assert named in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(KNOWN_AS.keys() - {"mimo"}))  # mimo: test_mtp
 def test_a_family_that_is_known_by_its_own_name_is_opened_without_the_code_it_brings(
     family: str, tmp_path: Path

@@ -108,6 +108,7 @@ SHAPES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "shape"),
     [*((each, "all of it") for each in CONFIGS), *(("qwen3", shape) for shape in [*SHAPES][:-1])],

@@ -36,6 +36,7 @@ def plain_answer(target: Target, prompt: tuple[int, ...], ends: frozenset[int]) 
     return tokens[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_those_of_the_target_alone(
     target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
 ) -> None:

@@ -61,6 +61,7 @@ def new_run(
     return TrainLoop(recipe, target, rows, settings, {"kind": "linear"}, said)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_repeats_the_losses_of_a_whole_one(
     target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
@@ -150,6 +151,7 @@ def test_a_loss_that_is_no_number_is_said_and_the_checkpoint_stays(
     assert run.path.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_the_target_is_never_trained(
     target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:

@@ -357,6 +357,7 @@ def test_without_names_the_authors_choice_of_layers_is_read(tmp_path: Path) -> N
     assert read_eagle(tmp_path, target).layers == (1, 3, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("is_third", "changes", "said"),
     [

@@ -55,6 +55,7 @@ def test_a_tiny_model_learns(chats: Pack, tmp_path: Path) -> None:
     assert last < first - 1.5
 
 
+@pytest.mark.slow
 def test_resuming_gives_the_losses_of_an_uninterrupted_run(chats: Pack, tmp_path: Path) -> None:
     whole = new_run(chats, tmp_path / "whole", 12)
     expected = [whole.step(weighted_loss) for _ in range(12)]

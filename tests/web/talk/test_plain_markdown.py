@@ -58,6 +58,7 @@ def elements(tokens: list[Token]) -> Iterator[str]:
         yield from elements(token.children or [])
 
 
+@pytest.mark.slow
 def test_no_element_comes_out_of_any_text() -> None:
     """Held against CommonMark's reference, with tables and without. Gradio takes a common indent
     off a message before it parses it."""
