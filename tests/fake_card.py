@@ -200,9 +200,10 @@ def _nested(shape: list[int], value: float) -> Any:
 
 def _where() -> str:
     """The innermost line of the program."""
-    for frame in reversed(traceback.extract_stack()):
-        if "/localspec/" in frame.filename:
-            return f"{frame.filename.partition('/localspec/')[2]}:{frame.lineno}"
+    for frame, line in traceback.walk_stack(None):
+        file = frame.f_code.co_filename
+        if "/localspec/" in file:
+            return f"{file.partition('/localspec/')[2]}:{line}"
     return "?"
 
 

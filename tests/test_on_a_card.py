@@ -6,6 +6,7 @@ Numbers, streams and real captures are not covered: see fake_card.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -64,7 +65,7 @@ BY_TOKEN = tuple(name for name, info in REGISTRY.items() if info.needs == "forei
 
 
 def target_module() -> Any:
-    return tiny_llama(num_layers=3)
+    return tiny_llama()
 
 
 def on_card(
@@ -84,7 +85,7 @@ def drafter_on(name: str, parts: Parts) -> Any:
 
 def parts_on_card(captures: bool, heads: dict[str, Any], foreign: Foreign) -> Parts:
     """captures: as on CUDA; without, as on an Apple GPU."""
-    target, draft = on_card(3), on_card(1)
+    target, draft = on_card(2), on_card(1)
     size = foreign.model.vocab_size
     foreign = replace(foreign, model=on_card(1, vocab_size=size))
     if not captures:
@@ -100,9 +101,14 @@ def parts_on_card(captures: bool, heads: dict[str, Any], foreign: Foreign) -> Pa
 
 
 class Priced(Plans):
-    """As the controller plans: it may end a draft after every token, and prices a tree."""
+    """Where it is told so, as the controller plans: it may end a draft after every token, and
+    prices a tree."""
+
+    is_priced = False
 
     def plan(self, sequence: Sequence) -> DraftPlan:
+        if not self.is_priced:
+            return super().plan(sequence)
         growth = Growth(lambda confidence: 0.9 * confidence, (0.01,) * LENGTH, 0.02)
         return replace(super().plan(sequence), growth=growth, keep_drafting=lambda *_: True)
 
@@ -112,17 +118,21 @@ def rounds_of(
     parts: Parts,
     sampling: SamplingParams,
     traffic: Traffic,
-    plans: type[Plans] = Plans,
+    ways: tuple[bool, ...] = (False,),
     grammar: Grammar | None = None,
-) -> None:
-    """A prompt and two rounds; `traffic` holds those of the second, which finds all as it stays."""
+) -> Iterator[bool]:
+    """A prompt and a round, and then one that finds all as it stays for each of the ways, whether
+    it is priced; `traffic` holds that round while its way is given."""
     engine = Engine(parts.target, {name: drafter_on(name, parts)})
     sequence = engine.start(PROMPT, sampling, 64, frozenset(), grammar=grammar)
     engine.prefill(sequence, threading.Event())
-    rounds = engine.decode(sequence, plans((name, LENGTH)), threading.Event())
+    policy = Priced((name, LENGTH))
+    rounds = engine.decode(sequence, policy, threading.Event())
     next(rounds)
-    traffic.clear()
-    next(rounds)
+    for policy.is_priced in ways:
+        traffic.clear()
+        next(rounds)
+        yield policy.is_priced
     rounds.close()
     parts.target.cache.rollback(0)
 
@@ -144,16 +154,16 @@ def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
             most = MOST_GREEDY if sampling is GREEDY else MOST_SAMPLED
             most = FEWER.get(name, most) if name not in BY_TOKEN else 1 + 2 * LENGTH
             further = -(-LENGTH // RULED_SIZE) - 1  # a draft that may end early is read in pieces
-            for plans, allowed in ((Plans, most), (Priced, most + further)):
-                rounds_of(name, parts, sampling, traffic, plans)
+            for is_priced in rounds_of(name, parts, sampling, traffic, (False, True)):
                 assert not traffic.uploads, "the host waits while its memory is copied"
+                allowed = most + further if is_priced else most
                 assert sum(traffic.reads.values()) <= allowed, traffic.reads
-        rounds_of(name, parts, SAMPLED, traffic, grammar=grammar)
-        assert not traffic.uploads
-        assert sum(traffic.reads.values()) <= max(most, 1 + LENGTH), traffic.reads
-        for sampling in (SAMPLED, replace(SAMPLED, presence_penalty=0.5, frequency_penalty=0.5)):
-            rounds_of(name, uncaptured, sampling, traffic)
+        for _ in rounds_of(name, parts, SAMPLED, traffic, grammar=grammar):
             assert not traffic.uploads
+            assert sum(traffic.reads.values()) <= max(most, 1 + LENGTH), traffic.reads
+        for sampling in (SAMPLED, replace(SAMPLED, presence_penalty=0.5, frequency_penalty=0.5)):
+            for _ in rounds_of(name, uncaptured, sampling, traffic):
+                assert not traffic.uploads
 
 
 @pytest.mark.slow
@@ -167,15 +177,15 @@ def test_a_draft_on_another_device_hands_over_token_ids_alone(
     is_cpu = device.type == "cpu"
     with fake_card(number=0.9) as traffic:
         pool = UncapturedPool()
-        target, draft = CapturedDecoder(on_card(3), pool), on_card(1, device=device)
+        target, draft = CapturedDecoder(on_card(2), pool), on_card(1, device=device)
         draft_pool = None if is_cpu else UncapturedPool()
         if draft_pool is not None:
             draft = CapturedDecoder(draft, draft_pool)
         parts = Parts(target, draft, pool=pool, draft_pool=draft_pool)
         for sampling in (GREEDY, PENALISED):
-            rounds_of(name, parts, sampling, traffic)
-            assert not traffic.uploads and not traffic.crossings
-            assert sum(traffic.reads.values()) <= (1 if is_cpu else MOST_GREEDY)
+            for _ in rounds_of(name, parts, sampling, traffic):
+                assert not traffic.uploads and not traffic.crossings
+                assert sum(traffic.reads.values()) <= (1 if is_cpu else MOST_GREEDY)
 
 
 class WatchedPool(UncapturedPool):
@@ -231,9 +241,9 @@ def test_steps_of_one_width_wait_no_more_than_others(name: str) -> None:
         pool = UncapturedPool()
         parts = Parts(one_width(pool), CapturedDecoder(on_card(1), pool), pool=pool)
         for sampling, most in ((GREEDY, MOST_GREEDY), (SAMPLED, MOST_SAMPLED)):
-            rounds_of(name, parts, sampling, traffic)
-            assert not traffic.uploads
-            assert sum(traffic.reads.values()) <= FEWER.get(name, most)
+            for _ in rounds_of(name, parts, sampling, traffic):
+                assert not traffic.uploads
+                assert sum(traffic.reads.values()) <= FEWER.get(name, most)
 
 
 @pytest.mark.slow
@@ -363,5 +373,5 @@ def test_the_path_over_transformers_uploads_without_a_wait_too() -> None:
         module = fake_module(tiny_llama(num_layers=2), DTYPE)
         target = CausalLM(module, KVCache(kv_shape(module.config, 64), DTYPE, CUDA))
         for sampling in (GREEDY, SAMPLED):
-            rounds_of("ngram", Parts(target), sampling, traffic)
-            assert not traffic.uploads and sum(traffic.reads.values()) <= FEWER["ngram"]
+            for _ in rounds_of("ngram", Parts(target), sampling, traffic):
+                assert not traffic.uploads and sum(traffic.reads.values()) <= FEWER["ngram"]
