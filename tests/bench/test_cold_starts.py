@@ -91,6 +91,7 @@ def test_no_start_at_all_is_refused() -> None:
         run_cold_starts(LoadOptions(), SETTINGS, 0, print, NOWHERE)
 
 
+@pytest.mark.slow
 def test_first_replies_are_those_of_a_backend_that_has_measured_costs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -39,6 +39,7 @@ def measured(*stubs: Stub, **more: Any) -> dict[str, Any]:
     return run_remote(servers, **{**usual, **more}, say=lambda phrase: None)
 
 
+@pytest.mark.slow
 def test_every_prompt_is_asked_of_both_at_every_load(pair: tuple[Stub, Stub]) -> None:
     drafting, plain = pair
     plain.drafted = (0, 0, 0)
@@ -75,6 +76,7 @@ def test_failures_are_counted_and_told(pair: tuple[Stub, Stub]) -> None:
     assert "no memory" in render_remote(result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("accepted", "words"), [(10, "more spec"), (6, "usual"), (1, "thrown")])
 def test_the_advice_goes_by_acceptance(pair: tuple[Stub, Stub], accepted: int, words: str) -> None:
     pair[0].drafted = (4, 12, accepted)

@@ -342,6 +342,7 @@ def test_second_turn_reuses_the_first_ones_cache() -> None:
     assert chunks[-1].stats.num_reused_tokens == 5
 
 
+@pytest.mark.slow
 def test_seed_repeats_a_reply_for_a_fixed_drafter_and_length() -> None:
     def reply(seed: int) -> list[int]:
         target = with_cache(tiny_llama(vocab_size=len(PIECES)), 64)

@@ -121,6 +121,7 @@ def test_a_chunked_draft_is_the_draft_token_by_token(name: str) -> None:
         check_equal(shared(name), sampling, DraftPlan("d", length), num_pending)
 
 
+@pytest.mark.slow
 def test_settings_may_change_without_another_capture() -> None:
     pool = TracingPool()
     draft = chunked(SAMPLINGS["all"], pool)
@@ -203,6 +204,7 @@ def test_the_end_of_the_context_is_left_to_the_caller() -> None:
     assert draft.model.cache.tokens == held
 
 
+@pytest.mark.slow
 def test_a_kind_of_sampling_that_was_asked_for_is_captured_next_time() -> None:
     draft = chunked()
     assert draft.buffer_bytes == max(SIZES) * VOCAB_SIZE * 4

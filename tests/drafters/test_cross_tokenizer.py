@@ -97,6 +97,7 @@ def check_read(own: Vocabulary, targets: Vocabulary, text: str) -> float:
 # -- greedy: a draft that knows the text -------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "targets"),
     [

@@ -54,6 +54,7 @@ def texts_above(proposal: Proposal) -> list[tuple[int, ...]]:
 # -- which tokens -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_captured", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_siblings_are_the_best_few_by_the_drafts_logits_and_the_noise(
@@ -126,6 +127,7 @@ def test_prices_end_the_growth() -> None:
     assert drafter_of().propose(sequence, plan_of(nothing)).tokens == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("size", [1, 2, 5, 12])
 def test_never_more_tokens_than_planned(size: int, temperature: float) -> None:

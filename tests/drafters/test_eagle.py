@@ -57,6 +57,7 @@ def growth(price: float, step_price: float) -> Growth:
 # -- keeping up -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plans", [[("eagle", 6)], [("eagle", 6), ("off", 0)], [("off", 0)]])
 def test_whoever_drafted_before_the_next_draft_is_that_of_a_fresh_head(
     tmp_path: Path, plans: list[tuple[str, int]]
@@ -117,6 +118,7 @@ def test_a_confidence_is_the_heads_chance_after_the_tokens_own_ancestors(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [GREEDY, SamplingParams(1.0, seed=3), SamplingParams(0.7, repetition_penalty=1.5, seed=3)],

@@ -97,6 +97,7 @@ def test_with_a_grammar_a_seed_gives_the_reply_of_plain_decoding() -> None:
     assert all(accepted[name] > 0 for name in guessers), accepted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", [Threshold(0.0), Typical(), Factor(50.0)])
 def test_no_leniency_accepts_what_the_grammar_forbids(rule: Leniency) -> None:
     """`reply_of` looks at every token."""

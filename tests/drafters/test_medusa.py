@@ -127,6 +127,7 @@ def test_it_reads_the_state_that_predicted_the_root() -> None:
         assert proposal.num_draft_steps == 1
 
 
+@pytest.mark.slow
 def test_after_a_tree_was_judged_the_state_is_that_of_the_kept_path(tmp_path: Path) -> None:
     """Compaction moves the states with the keys: each row equals that of a fresh forward."""
     target = with_cache(tiny_llama())

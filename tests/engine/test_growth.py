@@ -159,6 +159,7 @@ def test_the_best_of_many_is_found_though_others_look_better_at_first() -> None:
     assert sum(reached) / len(reached) >= 0.95 and min(reached) >= 0.85, reached
 
 
+@pytest.mark.slow
 def test_each_that_could_win_is_tried() -> None:
     """The two whose every token would have to be accepted to win need not be."""
     played = World(MANY, 1)

@@ -97,6 +97,7 @@ LOADS: dict[str, Load] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pause_ms", [0.0, 50.0])
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 @pytest.mark.parametrize("num_rounds", [5, 8, 20])

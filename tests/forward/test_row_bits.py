@@ -198,6 +198,7 @@ def test_after_an_early_exit_computed_the_first_rows(target: Decoder, size: int)
     assert torch.equal(target.forward(drafted), wanted)
 
 
+@pytest.mark.slow
 def test_a_wide_tree_as_well(target: Decoder) -> None:
     """A root, a chain of 20 under it, and 60 more children of the root."""
     parents = (-1, *range(20), *[0] * 60)

@@ -54,6 +54,7 @@ def logits_with(module: Any, weights: dict[str, torch.Tensor]) -> torch.Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_0"])
 def test_a_llama_of_each_kind_answers_as_its_unpacked_weights_do(kind: str, tmp_path: Path) -> None:
     module = tiny_llama()

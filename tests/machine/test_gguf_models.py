@@ -84,6 +84,7 @@ def test_it_can_be_named_by_its_folder_and_two_are_not_guessed_between(
         gguf_of(tmp_path)
 
 
+@pytest.mark.slow
 def test_its_token_map_template_and_end_ids_are_the_models(demo: Path, tmp_path: Path) -> None:
     folder = opened_gguf(demo, tmp_path)
     assert read_token_map(demo) == read_token_map(folder) == read_token_map(DRAFT)

@@ -187,6 +187,7 @@ def test_the_client_is_left_offline(hub: HubStub, client: Path, refusal: Refusal
         get_session().get(hub.endpoint)
 
 
+@pytest.mark.slow
 def test_the_page_offline_still_fetches_what_is_named(hub: HubStub, tmp_path: Path) -> None:
     code = (
         "import os, sys; os.environ['HF_HUB_OFFLINE'] = '1'; import huggingface_hub.constants as c;"

@@ -120,6 +120,7 @@ def test_a_larger_model_says_the_same(family: str, shape: str) -> None:
     assert error_of(module, larger) < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

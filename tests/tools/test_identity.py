@@ -32,6 +32,7 @@ def test_every_arm_writes_the_same_reply_in_any_order_and_after_a_restart() -> N
     assert (found["num_differing"], found["num_other_than_earlier"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_reply_with_another_seed_is_counted_as_other_than_the_earlier_one() -> None:
     first = counted(CASE, order=0)
     again = counted(replace(CASE, seed=8), order=0, earlier=first.digests)

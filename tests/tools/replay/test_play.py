@@ -139,6 +139,7 @@ def test_a_controller_starts_from_what_is_believed() -> None:
     assert costs.plain_ms(128) == FLAT["verify_ms"]["1"]["128"]
 
 
+@pytest.mark.slow
 def test_the_same_seed_plays_the_same_game() -> None:
     found = stationary("flat", 0.8, 3)
     first, again = (play_adaptive(found, "auto", 3) for _ in range(2))
@@ -234,6 +235,7 @@ def test_reading_a_long_prompt_for_a_short_reply_loses_next_to_nothing(price: st
         assert play_adaptive(found, "auto", seed).tokens_per_second >= 0.97 * plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("long_rate", "least"), [(0.15, 0.92), (0.45, 0.95)])
 def test_what_one_task_taught_loses_little_on_another(long_rate: float, least: float) -> None:
     """Short prompts gain; long ones, of the same kind of text, would lose by every drafter."""

@@ -115,6 +115,7 @@ def test_a_race_loads_a_model_that_was_let_go_or_says_why_there_is_none(
         page.wait_for(said, "#ls-race")
 
 
+@pytest.mark.slow
 def test_who_begins_alternates(site: Site) -> None:
     from localspec.web.proof.race_tab import Runs
 
