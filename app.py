@@ -29,7 +29,7 @@ from typing import Any
 
 from localspec.bootstrap import check_port, ensure_environment, prefer_large_pages
 from localspec.drafters.registry import REGISTRY
-from localspec.errors import LocalspecError, SetupError
+from localspec.errors import LocalspecError, SetupError, too_long_a_name
 from localspec.options import KERNELS, LOAD_FLAGS, MOST_MINUTES, Flag
 
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
@@ -202,6 +202,8 @@ def main(argv: list[str]) -> None:
         sys.exit(str(error))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        sys.exit(too_long_a_name(error))
 
 
 if __name__ == "__main__":

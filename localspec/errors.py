@@ -17,6 +17,8 @@
 Our own mistakes are assertions, not these.
 """
 
+import errno
+
 
 class LocalspecError(Exception):
     """Base of every error that is shown to the person as it is."""
@@ -107,6 +109,13 @@ class EngineLost(LocalspecError):
 
 class StoreError(LocalspecError):
     """The log cannot be read or written."""
+
+
+def too_long_a_name(error: OSError) -> str:
+    """What to say of a name that no file can have. Raises every other error again."""
+    if error.errno != errno.ENAMETOOLONG:
+        raise error
+    return f"{str(error.filename or '')[:40]}… is too long for the name of a file. Shorten it."
 
 
 def first_line(error: BaseException) -> str:

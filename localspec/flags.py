@@ -22,7 +22,7 @@ import typer
 
 from localspec.config import load_options
 from localspec.core import SamplingParams
-from localspec.errors import ConfigError, LocalspecError, StoreError
+from localspec.errors import ConfigError, LocalspecError, StoreError, too_long_a_name
 from localspec.interrupts import INTERRUPTED, raise_again
 from localspec.options import LOAD_FLAGS
 
@@ -139,10 +139,7 @@ def run_app(app: Callable[[], Any]) -> None:
         if error.errno == errno.ENOSPC and error.filename is None:  # the text of --help
             print(_without_output(error), file=sys.stderr)
             sys.exit(1)
-        if error.errno != errno.ENAMETOOLONG:
-            raise
-        start = str(error.filename or "")[:40]
-        print(f"{start}… is too long for the name of a file. Shorten it.", file=sys.stderr)
+        print(too_long_a_name(error), file=sys.stderr)
         sys.exit(1)
 
 

@@ -192,6 +192,15 @@ def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     assert ended.value.code == "No network. Connect it."
 
 
+def test_a_home_with_a_name_that_is_too_long_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(app, "ensure_environment", lambda *_: None)
+    with pytest.raises(SystemExit) as ended:
+        app.main(["--port", "0", "--no-browser", "--home", "x" * 300])
+    assert str(ended.value.code).endswith("… is too long for the name of a file. Shorten it.")
+
+
 @pytest.mark.parametrize("code", [0, 5])
 def test_the_suite_ends_as_pytest_does_which_keeps_bytecode(
     monkeypatch: pytest.MonkeyPatch, code: int

@@ -253,7 +253,7 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Source:
 
 def _own_head(place: str) -> Path:
     """The folder of a head that was named. Raises ModelError where it is not there."""
-    folder = Path(place).expanduser()
+    folder = named_path(place)
     if not folder.is_dir():
         raise ModelError(f"There is no folder of a head at {place}. Check the path of --heads.")
     return folder
