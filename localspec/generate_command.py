@@ -163,7 +163,10 @@ def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
             measure(backend)
         result = collect(backend, request)
         if store is not None:
-            store.save_state(STATE_KEY, backend.snapshot(), MOST_OTHERS)
+            try:
+                store.save_state(STATE_KEY, backend.snapshot(), MOST_OTHERS)
+            except StoreError as error:  # the reply is there
+                notify((str(error),))
         return result
 
 

@@ -123,6 +123,18 @@ def test_what_was_left_unmeasured_is_measured_by_the_next_command(
     assert not open_local_backend(options, state, lambda _: None).lacks_costs(warm)
 
 
+def test_a_reply_is_there_also_where_what_was_learnt_cannot_be_kept(
+    options: LoadOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with closing(Store.open(settings_for(tmp_path).database)):
+        pass
+    with closing(sqlite3.connect(settings_for(tmp_path).database)) as log, log:
+        log.execute("DROP TABLE calibration")
+    request = Request(HELLO, max_tokens=4, drafter=OFF)
+    assert answer(replace(options, home=tmp_path), request)["text"]
+    assert "could not be used" in capsys.readouterr().err
+
+
 def test_auto_measures_first_and_a_home_keeps_it(
     options: LoadOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
