@@ -312,7 +312,7 @@ class Counted(ChunkedDraft):
 
 
 def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list[Step], int]:
-    """A turn of 60 tokens across the first edge, target and draft over graphs or neither."""
+    """A turn of 40 tokens across the first edge, target and draft over graphs or neither."""
     target_module = tiny_llama()
     target = with_plain_cache(target_module, LARGE)
     model = with_plain_cache(agreeing_draft(target_module), LARGE)
@@ -325,10 +325,10 @@ def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list
         for work in (target, draft):
             for _ in work.capture():
                 pass
-    prompt = tuple(1 + (7 * i * i) % 61 for i in range(225))
+    prompt = tuple(1 + (7 * i * i) % 61 for i in range(240))
     policy = Plans(("draft_model", 4), ("draft_model", 1), ("draft_model", 7), ("off", 0))
     engine = Engine(target, {"draft_model": DraftModelDrafter(model, VOCAB_SIZE, draft)})
-    tokens = play(engine, prompt, policy, 60, sampling).tokens
+    tokens = play(engine, prompt, policy, 40, sampling).tokens
     return tokens, policy.steps, 0 if draft is None else draft.num_served
 
 

@@ -388,9 +388,9 @@ def as_something_else(tokens: list[int]) -> Proposal:
 def test_greedy_text_is_that_of_plain_decoding(shape: Callable[[list[int]], Proposal]) -> None:
     target = with_cache(tiny_llama(num_layers=LAYERS, later=0.3))
     engine = Engine(target, {"leaving": Leaving(target, shape)})
-    plain = play(engine, tuple(TEXT), Plans((OFF, 0)), 40)
+    plain = play(engine, tuple(TEXT), Plans((OFF, 0)), 24)
     for plans in ((("leaving", 4),), (("leaving", 3), (OFF, 0), ("leaving", 1))):
-        drafted_text = play(engine, tuple(TEXT), Plans(*plans), 40)
+        drafted_text = play(engine, tuple(TEXT), Plans(*plans), 24)
         assert drafted_text.tokens == plain.tokens
         assert target.cache.tokens == plain.tokens[:-1]
 
