@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from localspec.backend import Report
+from localspec.backend import Description, Report
 from localspec.build_drafters import (
     Gathered,
     beside_bytes,
@@ -169,18 +169,20 @@ def _opened(
             controller=learnt.controller,
             beside=beside,
             template=begun.template,
-            statuses=(*statuses, *found.odd),
-            notices=(*begun.notices, *found.notices, *lost, *learnt.notices, *too_many),
+            description=Description(
+                target=begun.source.target_name,
+                draft=begun.source.draft_name if "draft_model" in drafters else None,
+                device=place.hardware.device_name,
+                dtype=place.precision,
+                context_length=place.context_length,
+                drafters=(*statuses, *found.odd),
+                notices=(*begun.notices, *found.notices, *lost, *learnt.notices, *too_many),
+                fingerprint=fingerprint(begun.source.target),
+                kernels=_kernels(options, place),
+            ),
             captures=captures_of(begun.target, drafters),
             identity=learnt.identity,
-            kernels=_kernels(options, place),
-            target=begun.source.target_name,
-            draft=begun.source.draft_name if "draft_model" in drafters else None,
-            device=place.hardware.device_name,
-            dtype=place.precision,
-            context_length=place.context_length,
             return_memory=partial(return_memory, place.device),
-            fingerprint=fingerprint(begun.source.target),
             joules=energy_counter(place.hardware.gpu.uuid if place.hardware.gpu else None),
         )
     )

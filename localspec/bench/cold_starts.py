@@ -79,7 +79,7 @@ def first_replies(
             "reason": stats.reason or "",
         }
         replies.append(reply)
-    return {"machine": machine_facts(backend.loaded), "replies": replies}
+    return {"machine": machine_facts(backend.loaded.description), "replies": replies}
 
 
 def in_fresh_process(work: Callable[..., Done], *arguments: Any) -> Done:

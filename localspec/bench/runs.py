@@ -26,7 +26,7 @@ import torch
 import transformers
 
 from localspec import __version__
-from localspec.backend import DrafterStatus, Message
+from localspec.backend import Description, DrafterStatus, Message
 from localspec.bench.cases import Case
 from localspec.chat.local import Loaded
 from localspec.core import DraftPlan, Round, SamplingParams, Step
@@ -77,23 +77,23 @@ def open_bench_engine(
 
 def bench_engine_of(loaded: Loaded, source: Source) -> BenchEngine:
     """What was loaded, ready to be measured. source: the folders it came from."""
-    template = loaded.template
+    template, known = loaded.template, loaded.description
     return BenchEngine(
         engine=loaded.engine,
         controller=loaded.controller,
         render=lambda text: template.render((Message("user", text),)),
         end_ids=template.end_ids,
-        statuses=loaded.statuses,
+        statuses=known.drafters,
         context_length=loaded.context_length,
-        precision=loaded.dtype,
-        machine=machine_facts(loaded),
+        precision=str(known.dtype),
+        machine=machine_facts(known),
         target_folder=source.target,
-        draft_folder=source.draft if loaded.draft is not None else None,
+        draft_folder=source.draft if known.draft is not None else None,
         joules=loaded.joules,
     )
 
 
-def machine_facts(loaded: Loaded) -> dict[str, Any]:
+def machine_facts(loaded: Description) -> dict[str, Any]:
     """What a figure must carry to be comparable. cpu_load: processes that waited for the CPU over
     the last minute, None where the system does not say."""
     hardware = probe()

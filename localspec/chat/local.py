@@ -63,27 +63,25 @@ UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
 @dataclass(frozen=True)
 class Loaded:
-    """The parts of a loaded engine. statuses: every known drafter, usable or not. joules: the
-    energy the card has used so far, None without a counter. return_memory: frees memory that
-    nothing uses any more."""
+    """The parts of a loaded engine. description: without what is asked of the parts (sizes, costs,
+    slots). joules: the energy the card has used so far, None without a counter. return_memory:
+    frees memory that nothing uses any more."""
 
     engine: Engine
     controller: Controller
     template: ChatTemplate
-    statuses: tuple[DrafterStatus, ...]
-    target: str
-    draft: str | None
-    device: str
-    dtype: str
-    context_length: int
+    description: Description
     identity: str  # the combination of models and machine that learnt state belongs to
-    notices: tuple[str, ...] = ()
     captures: tuple[Capturing, ...] = ()  # forwards that can be captured in idle time
     joules: Callable[[], float | None] = lambda: None
     return_memory: Callable[[], object] = gc.collect
-    fingerprint: str | None = None  # of the target's files
-    kernels: str | None = None  # as they were asked for (options.KERNELS)
     beside: tuple[Slot, ...] = ()  # slots for further replies; the first has engine and controller
+
+    @property
+    def context_length(self) -> int:
+        length = self.description.context_length
+        assert length is not None, "an engine of ours knows its context"
+        return length
 
 
 class LocalBackend:
@@ -104,20 +102,13 @@ class LocalBackend:
         loaded, target = self.loaded, self._engine.target
         costs = self._controller.costs
         captured = dict.fromkeys(each.notice for each in loaded.captures if each.notice is not None)
-        return Description(
-            target=loaded.target,
-            draft=loaded.draft,
-            device=loaded.device,
-            dtype=loaded.dtype,
-            context_length=loaded.context_length,
-            drafters=loaded.statuses,
+        return replace(
+            loaded.description,
             target_bytes=target.weight_bytes,
             kv_bytes=sum(slot.engine.target.cache.kv_bytes for slot in self._slots),
             num_slots=len(self._slots),
             calibration=costs.snapshot() if costs.is_measured else None,
-            notices=(*loaded.notices, *captured),
-            fingerprint=loaded.fingerprint,
-            kernels=loaded.kernels,
+            notices=(*loaded.description.notices, *captured),
             thinks=loaded.template.thinks,
         )
 
@@ -134,7 +125,7 @@ class LocalBackend:
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See backend.Backend. The checks run at the call, not at the first `next`."""
         started_s = perf_counter()
-        check_drafter(self.loaded.statuses, request.drafter)
+        check_drafter(self.loaded.description.drafters, request.drafter)
         template = self.loaded.template
         if request.grammar:  # which a thought would not keep to
             request = replace(request, thinks=False)
@@ -329,7 +320,9 @@ class LocalBackend:
     def _why_off(self, request: Request, found: Round) -> OffReason | None:
         chosen = off_reasons.as_chosen(request.drafter, request.num_draft_tokens)
         is_measured = self._controller.is_measured(request.sampling)
-        return chosen or off_reasons.of_round(found.reason, is_measured, self.loaded.statuses)
+        return chosen or off_reasons.of_round(
+            found.reason, is_measured, self.loaded.description.drafters
+        )
 
     def _with_energy(self, stats: TurnStats, joules_before: float | None) -> TurnStats:
         joules = self.loaded.joules()
@@ -376,16 +369,11 @@ class LocalBackend:
                 f"To free memory, these drafters were unloaded: {', '.join(names)}. Send the next "
                 "message."
             )
-            self.loaded = replace(
-                self.loaded,
-                statuses=tuple(
-                    _unloaded(status) if status.name in names else status
-                    for status in self.loaded.statuses
-                ),
-                draft=None,
-                notices=(*self.loaded.notices, f"Memory ran out. {freed}"),
-                captures=captures,
-            )
+            known = self.loaded.description
+            left = (_unloaded(each) if each.name in names else each for each in known.drafters)
+            notices = (*known.notices, f"Memory ran out. {freed}")
+            known = replace(known, drafters=tuple(left), draft=None, notices=notices)
+            self.loaded = replace(self.loaded, description=known, captures=captures)
         del drafters  # they hold the memory that is returned now
         self.loaded.return_memory()
         return freed if names else None

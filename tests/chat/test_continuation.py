@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.backend import Chunk, Message, Request
+from localspec.backend import Chunk, Description, Message, Request
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.reply_text import predicted, start_of
 from localspec.chat.template import ChatTemplate
@@ -40,12 +40,7 @@ def backend_of(target: Any, template: ChatTemplate, drafters: dict[str, Any]) ->
             engine=Engine(target, drafters),
             controller=Controller(drafters, Costs(), Acceptance()),
             template=template,
-            statuses=(),
-            target="tiny",
-            draft=None,
-            device="cpu",
-            dtype="float32",
-            context_length=LENGTH,
+            description=Description("tiny", None, "cpu", "float32", LENGTH, ()),
             identity="tiny | cpu",
         )
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from localspec import core
-from localspec.backend import Chunk, DrafterStatus, Message, Request
+from localspec.backend import Chunk, Description, DrafterStatus, Message, Request
 from localspec.build_drafters import slot_beside
 from localspec.chat.detokenizer import Detokenizer
 from localspec.chat.local import Loaded, LocalBackend
@@ -103,12 +103,7 @@ def backend_of(target: Any, drafters: dict[str, Any], context_length: int = 64) 
             engine=Engine(target, drafters),
             controller=Controller(drafters, Costs(), Acceptance()),
             template=template,
-            statuses=statuses,
-            target="tiny",
-            draft=None,
-            device="cpu",
-            dtype="float32",
-            context_length=context_length,
+            description=Description("tiny", None, "cpu", "float32", context_length, statuses),
             identity="tiny | cpu",
             return_memory=lambda: None,
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Chunk, DrafterStatus, Message, Request
+from localspec.backend import Chunk, Description, DrafterStatus, Message, Request
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.reply_text import start_of
 from localspec.chat.template import ChatTemplate
@@ -59,16 +59,14 @@ def backend_of(template: ChatTemplate, reply: str, thinks: bool | None = None) -
     start = len(template.render(ASKED, thinks=thinks))
     script = [*template.encode_text(reply), sorted(template.end_ids)[0]]
     drafters: dict[str, Any] = {"ngram": NgramDrafter()}
-    parts: dict[str, Any] = dict(target="t", draft=None, device="cpu", dtype="float32")
+    statuses = (DrafterStatus("ngram", True, ""),)
     return LocalBackend(
         Loaded(
             engine=Engine(scripted(script, start, 700), drafters),
             controller=Controller(drafters, Costs(), Acceptance()),
             template=template,
-            statuses=(DrafterStatus("ngram", True, ""),),
-            context_length=256,
+            description=Description("t", None, "cpu", "float32", 256, statuses),
             identity="t",
-            **parts,
         )
     )
 
