@@ -16,7 +16,7 @@ from dataclasses import fields
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import typer
 
@@ -25,6 +25,8 @@ from localspec.core import SamplingParams
 from localspec.errors import ConfigError, LocalspecError, StoreError, too_long_a_name
 from localspec.interrupts import INTERRUPTED, raise_again
 from localspec.options import LOAD_FLAGS
+
+N = TypeVar("N", int, float)
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -148,22 +150,13 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def listed_numbers(text: str) -> tuple[float, ...]:
+def listed_numbers(text: str, kind: type[N]) -> tuple[N, ...]:
     """The numbers of a comma-separated flag. Raises ConfigError."""
     try:
-        return tuple(float(part) for part in listed(text))
+        return tuple(kind(part) for part in listed(text))
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no list of numbers. Write them like 0,0.7.") from error
-
-
-def listed_whole_numbers(text: str) -> tuple[int, ...]:
-    """As `listed_numbers`."""
-    try:
-        return tuple(int(part) for part in listed(text))
-    except ValueError as error:
-        raise ConfigError(
-            f"{text!r} is no list of whole numbers. Write them like 1,4,16."
-        ) from error
+        said = "whole numbers. Write them like 1,4,16" if kind is int else "numbers, like 0,0.7"
+        raise ConfigError(f"{text!r} is no list of {said}.") from error
 
 
 def require_temperatures(temperatures: Sequence[float]) -> None:

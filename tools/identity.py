@@ -105,7 +105,7 @@ def identity(
     as_json: JsonFlag = False,
 ) -> None:
     """Count the replies that differ from plain decoding, and from an earlier run."""
-    asked = listed_numbers(temperatures)
+    asked = listed_numbers(temperatures, float)
     require_temperatures(asked)
     earlier = {} if against is None else digests_of(against)
     options = replace(options, parallel=1)

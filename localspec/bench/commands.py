@@ -23,7 +23,6 @@ from localspec.flags import (
     finish,
     listed,
     listed_numbers,
-    listed_whole_numbers,
     loading,
     taking,
     to_stderr,
@@ -82,7 +81,7 @@ class BenchFlags:
     @property
     def speeds(self) -> tuple[float, ...] | None:
         """The temperatures as numbers. Raises ConfigError."""
-        return None if self.temperatures is None else listed_numbers(self.temperatures)
+        return None if self.temperatures is None else listed_numbers(self.temperatures, float)
 
     def changed(self, suite: BenchSettings, arms: tuple[str, ...] | None) -> BenchSettings:
         """The settings of a suite with what was asked for otherwise. Raises ConfigError."""
@@ -165,7 +164,7 @@ def _measure_servers(
     if len(settings.temperatures) > 1:
         raise ConfigError("With --remote one temperature is measured. Name one, like 0.7.")
     plain = [] if asked.plain is None else [replace(server, url=asked.plain)]
-    at_once = listed_whole_numbers(asked.concurrency or "1,4,16")
+    at_once = listed_numbers(asked.concurrency or "1,4,16", int)
     cases = load_prompts(settings.prompts or OWN_PROMPTS, settings.limit)
     limit, temperature = settings.max_tokens, settings.temperatures[0]
     measured = run_remote([server, *plain], cases, at_once, limit, temperature, to_stderr)

@@ -117,7 +117,7 @@ def measure_acceptance(
     seed: int,
 ) -> tuple[dict[str, Any], str]:
     """Measure what is accepted of each drafter, and write it. Raises LocalspecError."""
-    numbers = listed_numbers(temperatures)
+    numbers = listed_numbers(temperatures, float)
     prompts = _read(prompt_files) + shipped_prompts(made_up, seed)
     if not prompts:
         raise ConfigError(

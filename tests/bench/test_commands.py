@@ -80,9 +80,9 @@ def test_a_temperature_out_of_range_is_refused() -> None:
 
 def test_flags_are_lists_and_a_bad_number_is_said() -> None:
     assert listed("off, ngram,") == ("off", "ngram")
-    assert listed_numbers("0,0.7") == (0.0, 0.7)
+    assert listed_numbers("0,0.7", float) == (0.0, 0.7)
     with pytest.raises(ConfigError, match="0;7"):
-        listed_numbers("0;7")
+        listed_numbers("0;7", float)
 
 
 # -- the command -------------------------------------------------------------------------------

@@ -115,14 +115,14 @@ def parallel(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure several replies at the same time."""
-    counts = [int(number) for number in listed_numbers(sequences)]
+    counts = listed_numbers(sequences, int)
     options = replace(options, context=2048, parallel=max(counts))
     asked = [each.text for each in load_prompts(prompts, max(counts) * turns)]
     found = list[dict[str, Any]]()
     with closing(open_local_backend(options, None, to_stderr)) as backend:
         for phrase in backend.calibrate(threading.Event()):
             to_stderr(phrase)
-        for temperature in listed_numbers(temperatures):
+        for temperature in listed_numbers(temperatures, float):
             for count in counts:
                 found += measured(backend, asked, temperature, count, turns, max_tokens)
                 to_stderr(str(found[-3:]))
