@@ -95,6 +95,7 @@ class LocalBackend:
         self._controller = loaded.controller
         self._slots = (Slot(loaded.engine, loaded.controller), *loaded.beside)
         self._batch = Batch[Chunk]()
+        self._measuring: Iterator[str] | None = None  # what a reply has interrupted
         self._texts = TokenTexts(loaded.template)
         self._grammars = Grammars(loaded.template, loaded.engine.target.vocab_size)
 
@@ -169,16 +170,19 @@ class LocalBackend:
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
         from localspec.engine.calibrate import calibrate
 
-        # Capture first: the costs must be those of the forwards that will run.
-        made = chain.from_iterable(each.capture() for each in self.loaded.captures)
-        for slot in self._slots:
-            slot.baselines.clear()  # what they were made of is measured anew
-        for phrase in chain(made, calibrate(self._engine, self._controller)):
+        if self._measuring is None:
+            # Capture first: the costs must be those of the forwards that will run.
+            made = chain.from_iterable(each.capture() for each in self.loaded.captures)
+            self._measuring = chain(made, calibrate(self._engine, self._controller))
+            for slot in self._slots:
+                slot.baselines.clear()  # what they were made of is measured anew
+        for phrase in self._measuring:
             if cancel.is_set():
                 return
             yield phrase
             if cancel.is_set():  # the announced measurement is not begun
                 return
+        self._measuring = None
 
     def lacks_costs(self, request: Request) -> bool:
         """Whether the controller chooses in this turn among drafters without measured costs."""
@@ -357,6 +361,7 @@ class LocalBackend:
         drafters, target = self._engine.drafters, self._engine.target
         names = [name for name, drafter in drafters.items() if drafter.memory_bytes]
         if names:
+            self._measuring = None  # it holds them too
             captures = self.loaded.captures
             captures = tuple(each for each in captures if each is cast("object", target))
             for slot in self._slots:

@@ -3,9 +3,9 @@
 Contract: runs real rounds of the real engine, greedy and sampled, with a stand-in that proposes
 as many tokens as the wanted width, at two context lengths, and times each drafter's own `propose`.
 All widths take turns. Noise makes rounds slower and never faster: the faster half of the turns
-counts, and of a drafter's steps where they scatter. Yields a phrase before each measurement, so
-that the caller can show it or stop; what was measured stays, and is not measured again in this
-run. Leaves the cache empty.
+counts, and of a drafter's steps where they scatter. Yields a phrase before each second or so of it,
+so that the caller can show it, stop, or let a reply run and go on; what was measured stays, and is
+not measured again in this run. Leaves the cache empty.
 
 Not here: the table (costs), refinement while running (controller).
 """
@@ -13,7 +13,7 @@ Not here: the table (costs), refinement while running (controller).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -91,8 +91,9 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
             # Refused drafts leave one token a round; a token that is right by chance one more.
             fitting = [w for w in widths if context + 2 * len(widths) + 2 * w <= capacity]
             if not all(costs.is_fresh(width, context) for width in fitting):
-                yield f"measuring forwards of the target, {place}"
-                for width, ms in verify_ms_of(stage, fitting, context, sampling).items():
+                phrase = f"measuring forwards of the target, {place}"
+                found = yield from verify_turns(phrase, stage, fitting, context, sampling)
+                for width, ms in found.items():
                     costs.set_verify(width, context, ms)
             new = [name for name in engine.drafters if not costs.is_fresh(name, context)]
             for name in new:
@@ -122,14 +123,29 @@ def made_up_text(engine: Engine, context: int, sampling: SamplingParams) -> Sequ
 def verify_ms_of(
     stage: Engine, widths: list[int], context: int, sampling: SamplingParams
 ) -> dict[int, float]:
-    """The cost of each width, as `widths_ms` takes it. The widths take turns, so that they meet the
-    same load: what they cost beside each other is right on a busy machine too. A turn begins with a
-    plain round that is not counted, since plain rounds follow each other. One row costs no more
-    than several: what says so is noise that the few turns did not share."""
+    """`verify_turns`, at once."""
+    turns = verify_turns("", stage, widths, context, sampling)
+    while True:
+        try:
+            next(turns)
+        except StopIteration as end:
+            found: dict[int, float] = end.value
+            return found
+
+
+def verify_turns(
+    phrase: str, stage: Engine, widths: list[int], context: int, sampling: SamplingParams
+) -> Generator[str, None, dict[int, float]]:
+    """The cost of each width, as `widths_ms` takes it; yields the phrase before each turn of the
+    widths. They take turns so that they meet the same load: what they cost beside each other is
+    right on a busy machine too. A turn begins with a plain round that is not counted, since plain
+    rounds follow each other. One row costs no more than several: what says so is noise that the few
+    turns did not share."""
     turn, started, turns = (1, *widths), perf_counter(), list[list[float]]()
     while len(turns) <= REPEATS or (
         len(turns) <= MOST_REPEATS and perf_counter() - started < QUICKLY_S
     ):
+        yield phrase
         turns.append(widths_ms(stage, turn, context, sampling)[1:])
     calm = sorted(turns[1:], key=sum)[: len(turns) // 2]  # the first turn warms up
     found = dict(zip(widths, map(median, zip(*calm, strict=True)), strict=True))

@@ -115,6 +115,8 @@ class _Engine:
             if call is not None and _may_begin(call, streams):
                 streams += self._begun(backend, call)
                 call = None
+                if not queue.empty():  # all that were asked at once begin at once
+                    continue
             streams = [stream for stream in streams if self._goes_on(stream)]
 
     def _begun(self, backend: Backend, call: wire.Call) -> list[_Stream]:

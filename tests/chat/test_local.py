@@ -368,6 +368,17 @@ def test_calibration_can_be_stopped_between_measurements() -> None:
     assert target_of(backend).cache.length == 0
 
 
+def test_measuring_that_replies_interrupt_at_each_step_comes_to_its_end() -> None:
+    """Messages that keep coming must not keep the rest from being measured."""
+    backend, whole = writing("a"), list(writing("a").calibrate(threading.Event()))
+    found = dict[str, None]()
+    while phrase := next(backend.calibrate(threading.Event()), None):
+        found[phrase] = None
+        assert text_of(ask(backend)) == "a"
+    assert list(found) == list(dict.fromkeys(whole))
+    assert not backend.lacks_costs(Request(HELLO, max_tokens=5, drafter=AUTO))
+
+
 class Captures:
     """Stands in for what is captured in idle time."""
 
