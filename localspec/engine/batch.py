@@ -28,8 +28,8 @@ import torch
 
 from localspec.core import ALONE, DraftPlan, Others, Proposal
 from localspec.core import Sequence as Turn
-from localspec.forward.decoder import forward_together, weights_of
-from localspec.forward.model import PREFILL_CHUNK, Rows
+from localspec.forward.decoder import Decoder, forward_together, weights_of
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
 
 SHARED_CHUNK = 32  # rows of a prompt in a forward that others wait for
 
@@ -211,8 +211,14 @@ def _first_of(asking: Sequence[_Member[Item]]) -> Sequence[_Member[Item]]:
     drafting = [(each, each.asked) for each in asking if each.asked and each.asked.is_draft]
     if not drafting:
         return asking
-    first = weights_of(drafting[0][1].model)
-    return [member for member, asked in drafting if weights_of(asked.model) is first]
+    first = _drafts_with(drafting[0][1].model)
+    return [member for member, asked in drafting if _drafts_with(asked.model) is first]
+
+
+def _drafts_with(model: LanguageModel) -> object:
+    """What drafts must have in common to share forwards. Where a row rounds differently beside
+    others (is_fastest), a sequence would not draft what it drafts alone."""
+    return model if isinstance(model, Decoder) and model.is_fastest else weights_of(model)
 
 
 def _forward(members: Sequence[_Member[Item]]) -> None:

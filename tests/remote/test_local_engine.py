@@ -44,8 +44,9 @@ request = Request(
 )
 chunks = list(backend.generate(request, threading.Event()))
 before = backend.describe().calibration
-for _ in zip(range(8), backend.calibrate(threading.Event()), strict=False):
-    pass  # a few widths are enough
+for phrase in backend.calibrate(threading.Event()):
+    if "forwards" not in phrase:
+        break  # the first widths are enough
 print(json.dumps({
     "chunks": [[chunk.tokens, chunk.provenance, chunk.text] for chunk in chunks],
     "num_accepted_tokens": chunks[-1].stats.num_accepted_tokens,
