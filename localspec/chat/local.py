@@ -85,7 +85,7 @@ class Loaded:
 
 
 class LocalBackend:
-    """backend.Backend over one engine in this process."""
+    """backend.Backend over one engine in this process. One thread reads all replies."""
 
     def __init__(self, loaded: Loaded) -> None:
         from localspec.engine.batch import Batch

@@ -4,10 +4,9 @@ Contract: the *steps* of a sequence are a generator. It yields `Rows` where it n
 goes on with `Forwarded`; None where it has to wait for another sequence; and anything else for its
 reader. `Batch.run` gives a reader what its sequence yields. Whoever reads next drives all: every
 sequence goes on until it needs the target, then one forward serves them all. Drafts come first: the
-sequences that draft with the same model share its forwards too. Readers take turns in the order in
-which they came, a forward at a time. So a sequence joins and leaves between any two forwards, a
-reader who waits holds up nobody, and a sequence alone is the batch of one. An error in one
-sequence's steps ends that one.
+sequences that draft with the same model share its forwards too. One thread reads all, in any order.
+So a sequence joins and leaves between any two forwards, one that is not read holds up nobody, and a
+sequence alone is the batch of one. An error in one sequence's steps ends that one.
 
 Not here: what a step is (engine), text and requests (chat), the forward itself (forward.decoder).
 Source: scheduling by iteration as in Orca (Yu et al. 2022), a prompt in pieces beside the rounds of
@@ -16,7 +15,6 @@ others as in Sarathi (arXiv 2308.16369).
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -135,35 +133,11 @@ class _Member(Generic[Item]):
         return self.steps.send(answer)
 
 
-class _InTurn:
-    """A lock that threads get in the order in which they asked. Python's own goes to the thread
-    that has just released it, so that one reader drove for seconds before a sequence could join."""
-
-    def __init__(self) -> None:
-        self._queue = deque[threading.Semaphore]()  # of those who ask; the first one has the lock
-        self._guard = threading.Lock()
-
-    def __enter__(self) -> None:
-        mine = threading.Semaphore(0)
-        with self._guard:
-            self._queue.append(mine)
-            if len(self._queue) == 1:
-                mine.release()
-        mine.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        with self._guard:
-            self._queue.popleft()
-            if self._queue:
-                self._queue[0].release()
-
-
 class Batch(Generic[Item]):
-    """See the module. Readers may be of several threads."""
+    """See the module."""
 
     def __init__(self) -> None:
         self._members = list[_Member[Item]]()
-        self._lock = _InTurn()
 
     @property
     def num_rows_read(self) -> int:
@@ -173,23 +147,18 @@ class Batch(Generic[Item]):
     def run(self, steps: Steps[Item]) -> Iterator[Item]:
         """What the steps yield for their reader. Closing it ends them."""
         member = _Member(steps)
-        with self._lock:
-            self._members.append(member)
+        self._members.append(member)
         try:
-            is_over = False
-            while not is_over:
-                with self._lock:
-                    if not member.items and not member.is_over:
-                        self._go_on()
-                    is_over = member.is_over  # then nobody adds an item
-                while member.items:
+            while member.items or not member.is_over:
+                if member.items:
                     yield member.items.popleft()
+                else:
+                    self._go_on()
             if member.error is not None:
                 raise member.error
         finally:
-            with self._lock:
-                self._members.remove(member)
-                steps.close()
+            self._members.remove(member)
+            steps.close()
 
     def _go_on(self) -> None:
         """Advance every sequence that can; where none can, run the forward that they wait for."""

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from functools import cache
-from statistics import median
 
 import pytest
 import torch
@@ -263,39 +262,3 @@ def test_alone_a_prompt_is_read_in_large_pieces_and_beside_others_in_small_ones(
     next(idle)
     list(together.run(steps()))
     assert seen[0] > 4 * seen[1]
-
-
-def test_one_joins_after_the_forward_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock of Python's goes to the thread that has just released it: a sequence waited for
-    several forwards of another whose reader never paused."""
-    (engine,) = engines(torch.float32, 1)
-    together, is_under_way, stop = Batch[int](), threading.Event(), threading.Event()
-    num_forwards = 0
-
-    def slow(asked: Rows) -> torch.Tensor:
-        is_under_way.set()
-        time.sleep(0.02)
-        return torch.zeros(1, 1)
-
-    def endless() -> Generator[Rows | int | None, Forwarded, None]:
-        nonlocal num_forwards
-        while not stop.is_set():
-            num_forwards += 1
-            yield Rows(engine.target, [1])
-            yield 0
-
-    def joining() -> Steps[int]:
-        yield num_forwards
-
-    monkeypatch.setattr(Rows, "forward", slow)
-    reader = threading.Thread(target=lambda: list(together.run(endless())))
-    reader.start()
-    missed = list[int]()
-    for _ in range(10):
-        is_under_way.clear()
-        is_under_way.wait()
-        under_way = num_forwards
-        missed += [joined - under_way for joined in together.run(joining())]
-    stop.set()
-    reader.join()
-    assert median(missed) == 0  # a busy machine may be late to ask
