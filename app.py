@@ -104,7 +104,7 @@ def start(arguments: argparse.Namespace) -> None:
     def on_ready(address: str, once: str) -> None:
         announce(address, once if not arguments.no_browser and has_screen() else None)
 
-    with opened_service(options, 60.0 * arguments.unload_after or None) as service:
+    with opened_service(options, 60.0 * arguments.unload_after or None, True) as service:
         if arguments.no_log_text:
             service.store.logs_text = False
         if arguments.log_text:

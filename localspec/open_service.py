@@ -32,9 +32,12 @@ ENGINE = "localspec.load:open_local_backend"  # by name: it brings torch, this m
 
 
 @contextmanager
-def opened_service(options: LoadOptions, unload_after_s: float | None) -> Iterator[ChatService]:
+def opened_service(
+    options: LoadOptions, unload_after_s: float | None, beside_page: bool
+) -> Iterator[ChatService]:
     """The service, not started; whoever serves it starts and closes it. unload_after_s: None never
-    lets the model go. Raises LocalspecError, also where another process has the log."""
+    lets the model go. beside_page: as in load.open_local_backend. Raises LocalspecError, also where
+    another process has the log."""
     settings = settings_for(options.home)
 
     def opener_for(options: LoadOptions) -> Opener:
@@ -46,7 +49,7 @@ def opened_service(options: LoadOptions, unload_after_s: float | None) -> Iterat
                 "options": options,
                 "state": store.load_state(STATE_KEY),
                 "past": store.conversation_list.earlier_texts(),
-                "beside_page": True,
+                "beside_page": beside_page,
             }
             return ChildBackend.open(Opening(ENGINE, keywords), report)
 
