@@ -21,6 +21,8 @@ from localspec.remote import servers
 from localspec.remote.counters import Drafts
 from localspec.turn_stats import TurnStats
 
+# Text that arrives within it tells how it was delivered, not how fast it was written.
+SHORTEST_WRITING_S = 0.05
 NAME = "server"  # of a draft's maker, as the log has it
 
 # Of every reply: who made which token is not told, and what an answer is equal to neither.
@@ -73,9 +75,10 @@ class RemoteTurn:
         if self.first_s is None:
             self.first_s = now_s
             self.stats = replace(self.stats, ttft_ms=1000.0 * (now_s - self.started_s))
+        written_s = now_s - self.first_s
         self.stats = replace(
             self.stats,
-            decode_ms=1000.0 * (now_s - self.first_s),
+            decode_ms=1000.0 * written_s if written_s >= SHORTEST_WRITING_S else 0.0,
             reply_ms=1000.0 * (now_s - self.started_s),
         )
         return Chunk("decode", self.stats, text, thinking=thinking, logprobs=logprobs)

@@ -361,6 +361,8 @@ class Mute:
 def mute(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mute]:
     monkeypatch.setattr(wire, "BEAT_S", 0.05)
     monkeypatch.setattr(child, "SILENT_S", 1.0)  # fifty beats of `Mute`
+    monkeypatch.setattr(child, "COUNT_SILENT_S", 60.0)  # or a count gives up at the same moment
+    monkeypatch.setattr(child, "COUNT_S", 60.0)
     pipe, far_end = multiprocessing.Pipe()
     process: Any = Process(far_end)
     made = Mute(ChildBackend(process, pipe), process, threading.Event())
