@@ -132,8 +132,7 @@ STRIP_HTML = f"""
 """
 NOTICES_HTML = '<div id="ls-notices" role="alert"></div>'
 
-# The parts of the Models tab, in order; the server makes each (models.page), static/models.js
-# places it.
+# The parts of the Models tab, in order; the server makes each, static/models.js places it.
 MODELS_PARTS = (
     "found", "loaded", "first", "here", "search", "results", "downloads", "others", "elsewhere",
     "tune", "folder", "server", "programs",

@@ -34,8 +34,7 @@ from localspec.units import counted
 from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH, READ_PATH
 from localspec.web.guard.security import is_loopback
 from localspec.web.live import HardwareLine, live_state
-from localspec.web.models.models_controller import ModelsController
-from localspec.web.models.programs import MadeKey
+from localspec.web.models.models_controller import MadeKey, ModelsController
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import Audits, token_view
 from localspec.web.stats.selection import WEEK, number_of, week_begin
@@ -208,7 +207,7 @@ def scope_of(
 def _told(told: str | MadeKey | None) -> dict[str, str | None]:
     """What the tab shows after a click."""
     if isinstance(told, MadeKey):
-        return {"message": str(told), "key": told.key}
+        return {"message": told.said, "key": told.key}
     return {"message": told}
 
 

@@ -21,7 +21,7 @@ from localspec.engine.engine import Engine
 from localspec.machine.planner import plan
 from localspec.machine.plans import GIB, PlanRequest, Room
 from localspec.machine.sources import shape_from_entry
-from localspec.web.models.page import result_html
+from localspec.web.models.models_controller import PAGE
 from localspec.web.proof.provenance import kind_of
 from tests.tiny import Plans, play, tiny_llama, with_cache
 
@@ -80,7 +80,7 @@ def test_a_new_drafter_has_its_name_and_colour_on_the_page(sevens: str) -> None:
     runs = (TuneUpRun("code", 0.0, OFF, 10, 200.0, 0), TuneUpRun("code", 0.0, sevens, 10, 100.0, 5))
     result = TuneUp("t", None, "cpu", runs, 2, 1.0)
     assert "The row of sevens is faster on code (2.0 times)" in in_words(result)
-    assert "<th>the row of sevens</th>" in result_html(result, is_running=False)
+    assert "<th>the row of sevens</th>" in PAGE.tuned(result, is_running=False)
     assert kind_of(sevens) == "self" and colour_of(sevens) == "#123456"
 
 

@@ -6,7 +6,7 @@ sentence to show, or the key that it made. Only models that were offered can be 
 decides who may name a folder. Only the acts "download", "resume", "size" and "search" use the
 network.
 
-Not here: HTML (page, card), what is recommended and why (machine.recommend).
+Not here: HTML (templates/models.html), what is recommended and why (machine.recommend).
 """
 
 from __future__ import annotations
@@ -16,28 +16,70 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from localspec.backend import Backend, Description
 from localspec.chat.service import ChatService
-from localspec.chat.tune_up import TuneUp, tune_up
+from localspec.chat.tune_up import TEMPERATURES, TuneUp, in_words, tune_up
 from localspec.config import settings_for
+from localspec.core import OFF
+from localspec.drafters.registry import REGISTRY
 from localspec.errors import RequestError
+from localspec.machine import downloads
 from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.download_faults import DownloadFault
+from localspec.machine.downloads import Download
+from localspec.machine.found_line import found_line
 from localspec.machine.hub_files import HubModel
 from localspec.machine.plans import DEFAULT_CONTEXT
 from localspec.machine.recommend import Card
 from localspec.options import LoadOptions, RemoteServer
+from localspec.record.api_keys import MOST_CHARACTERS
 from localspec.record.rows import RecentGain
 from localspec.web.live import short
-from localspec.web.models import page
-from localspec.web.models.card import Around
-from localspec.web.models.programs import MadeKey, programs_html
+from localspec.web.markup import macros
 
 READ_AGAIN_S = 15.0
 MAX_WORDS = 100  # characters of a search
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+DEVICES = {"cuda": "this GPU", "mps": "this Mac", "cpu": "this computer"}
+SIZES = {  # as the hub writes a number of parameters, and in words
+    "": "Any size", "1B": "Up to 1 B", "4B": "Up to 4 B", "9B": "Up to 9 B", "15B": "Up to 15 B",
+    "35B": "Up to 35 B",
+}  # fmt: skip
+
+
+def _summary_of(drafter: str) -> str:
+    no_drafter = "nothing: the model writes without a drafter"
+    return no_drafter if drafter == OFF else REGISTRY[drafter].summary
+
+
+PAGE = macros(
+    "models.html",
+    found_line=found_line,
+    summary_of=_summary_of,
+    progress=downloads.in_words,
+    so_far=downloads.so_far,
+    verdict=in_words,
+    temperatures=TEMPERATURES,
+)
+
+
+class MadeKey(NamedTuple):
+    """A key that was just made: it stands in the answer to this click and nowhere else."""
+
+    said: str
+    key: str
+
+
+class Around(NamedTuple):
+    """What the lines of the models stand among. faults: of dry runs. loaded: the target. lately:
+    the gain of the last replies. All by model."""
+
+    downloads: tuple[Download, ...]
+    faults: Mapping[str, DownloadFault]
+    loaded: str | None
+    lately: Mapping[str, RecentGain]
 
 
 class Tuning:
@@ -101,33 +143,38 @@ class ModelsController:
     def view(self) -> dict[str, Any]:
         """{"parts": {name: html}, "ready": [what the menu over the chat offers]}."""
         state, status, tuning = self._machine(), self._service.status(), self.tuning
-        found, downloads = state.recommendation, self.catalogue.downloads.downloads
+        found, under_way = state.recommendation, self.catalogue.downloads.downloads
         loaded = None if status.description is None else status.description.target
-        around = Around(downloads, self._faults, loaded, self._lately)
-        results = {each.id for each in self._results()}
+        around = Around(tuple(under_way), self._faults, loaded, self._lately)
+        shown = {each.id for each in self._results()}
+        shown |= {part.id for card in self.cards() for part in card.parts}
         parts = {
-            "found": page.found_html(state, CONTEXTS),
-            "loaded": page.loaded_html(status, self._service.options),
-            "first": page.first_html(found, state.hardware.device, around),
-            "here": page.here_html(found, around),
-            "search": page.search_html(*self._searched),
-            "results": page.results_html(self._found, downloads, found.here, state.free_bytes),
-            "downloads": page.downloads_html(
-                [each for each in downloads if each.model_id not in results], self.cards()
+            "found": PAGE.found(state, [(each, f"{each:,} tokens") for each in CONTEXTS]),
+            "loaded": PAGE.loaded(status, self._service.options),
+            "first": PAGE.first(found, DEVICES[state.hardware.device], around),
+            "here": PAGE.here(found, around),
+            "search": PAGE.search(*self._searched, SIZES.items()),
+            "results": PAGE.results(
+                self._found,
+                {each.model_id: each for each in under_way},
+                {card.id: card for card in found.here},
+                state.free_bytes,
             ),
-            "elsewhere": page.elsewhere_html(state.others),
-            "folder": page.folder_html(state),
-            "server": page.server_html("" if self._server is None else self._server.url),
-            "others": page.others_html(found, around),
-            "programs": programs_html(self._service.api_keys.all(), loaded),
-            "tune": page.tune_html(
+            "downloads": PAGE.downloads([one for one in under_way if one.model_id not in shown]),
+            "elsewhere": PAGE.elsewhere(state.others),
+            "folder": PAGE.folder(state),
+            "server": PAGE.server("" if self._server is None else self._server.url),
+            "others": PAGE.others(found, around),
+            "programs": PAGE.programs(self._service.api_keys.all(), loaded, MOST_CHARACTERS),
+            "tune": PAGE.tune(
                 None if tuning is None else tuning.result,
                 tuning is not None and tuning.is_running,
                 None if tuning is None else tuning.task.error,
                 status.description is not None and status.description.server is None,
             ),
         }
-        return {"parts": parts, "ready": self._ready(status.description)}
+        made = {name: part.strip() for name, part in parts.items()}
+        return {"parts": made, "ready": self._ready(status.description)}
 
     def _ready(self, loaded: Description | None) -> list[dict[str, Any]]:
         """The models that are whole on this machine, each as it would be loaded, and the server
@@ -213,7 +260,7 @@ class ModelsController:
 
     def _search(self, said: Mapping[str, Any]) -> None:
         words, size = str(said.get("value", "")).strip()[:MAX_WORDS], str(said.get("size", ""))
-        if size not in page.SIZES:
+        if size not in SIZES:
             raise RequestError("The page asked for a size that is none. Choose one of its list.")
         self._found = self.catalogue.downloads.search(words, size)
         self._searched = words, size  # the form is made anew once there is an answer
@@ -297,7 +344,7 @@ class ModelsController:
 
     def _make_key(self, said: Mapping[str, Any]) -> MadeKey:
         name = str(said.get("value", "")).strip()
-        return MadeKey(name, self._service.api_keys.make(name))
+        return MadeKey(f"The key {name!r}, shown this once:", self._service.api_keys.make(name))
 
     def _revoke_key(self, said: Mapping[str, Any]) -> None:
         self._service.api_keys.revoke(str(said.get("id")))

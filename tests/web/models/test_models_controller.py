@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from localspec.config import settings_for
 from localspec.errors import ConfigError, RequestError
@@ -72,7 +72,7 @@ def test_looking_asks_nobody(controller: ModelsController, place: ModelsSite) ->
     assert "RAM" in shown["found"] and "free" in shown["found"]
     assert "recommended" in shown["first"] and shown["downloads"] == shown["results"] == ""
     reason = controller.cards()[0].plan.reason
-    assert f"<dt>Why</dt><dd>{html.escape(reason)}</dd>" in shown["first"]
+    assert f"<dt>Why</dt><dd>{escape(reason)}</dd>" in shown["first"]
     assert "localspec/demo" in shown["here"], "what ships chats until something is chosen"
     assert TARGET in "".join(shown.values()) and "estimate" in shown["first"]
 

@@ -1,0 +1,43 @@
+"""The page's own HTML: Jinja templates, in which every text is escaped where it is placed.
+
+Contract: `macros` gives a file of web/templates, whose macros are called as functions and return
+HTML. What they are given is text and is escaped, but for what another macro made. A name that a
+template does not know raises.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from localspec.drafters.registry import label_of
+from localspec.machine.hardware import gib
+from localspec.machine.hub_files import gb
+from localspec.units import DASH, capital, counted, took
+from localspec.web.words import number, percent
+
+WORDS = {"gib": gib, "gb": gb, "took": took, "number": number, "percent": percent,
+         "label_of": label_of, "capital": capital, "counted": counted, "thousands": "{:,}".format,
+         }  # fmt: skip
+
+
+def macros(name: str, **known: Any) -> Any:
+    """known: further functions and values of this file."""
+    return _environment().get_template(name, globals=known).module
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= WORDS
+    made.globals["DASH"] = DASH
+    return made
