@@ -24,7 +24,7 @@ from localspec.drafters.registry import label_of
 from localspec.errors import LocalspecError, RequestError
 from localspec.web.layout import QUIET, choice, html_box
 from localspec.web.proof.race_html import IDLE, race_html
-from localspec.web.stats.panels import warning_html
+from localspec.web.stats.tab import PANELS
 
 POLL_S = 0.15
 SEED = 1
@@ -90,7 +90,7 @@ class Runs:
             if self.tasks.get(page) is task:
                 del self.tasks[page]
         never_ran = task.error is not None and race.view.phase == "waiting"
-        yield warning_html(str(task.error)) if never_ran else race_html(race.view)
+        yield PANELS.warning(str(task.error)) if never_ran else race_html(race.view)
 
 
 def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
@@ -103,7 +103,7 @@ def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
         try:
             race = runs.race(prompt, temperature, int(max_tokens or 0), drafter)
         except LocalspecError as error:
-            yield warning_html(str(error))
+            yield PANELS.warning(str(error))
             return
         shown = runs.follow(str(request.session_hash), race)
         async with aclosing(shown):
@@ -116,7 +116,7 @@ def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
     def opened() -> tuple[Any, Any, str]:
         choices = [(label_of(name), name) for name in runs.drafters()]
         can_race = not runs.is_on_a_server
-        note = "" if can_race else warning_html(ON_A_SERVER)
+        note = "" if can_race else PANELS.warning(ON_A_SERVER)
         return gr.update(choices=[("Auto", AUTO), *choices]), gr.Button(interactive=can_race), note
 
     with gr.Tab("Race", id="race") as tab:

@@ -141,17 +141,7 @@ def _latency(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
     yield from ("## Waits", "")
     yield "Tokens of one round arrive together: the first waits for the round, the others none."
     yield ""
-    drafted, plain = stats.with_and_without(rows, rounds)
-    names = ("wait", *(f"P{100 * share:.0f}" for share in stats.SHARES), "tokens")
-    yield from table(names, [*_wait_rows("with drafting", drafted), *_wait_rows("without", plain)])
-
-
-def _wait_rows(name: str, waits: stats.Waits) -> list[tuple[Any, ...]]:
-    count = waits.num_tokens
-    return [
-        (f"between tokens, {name}", *map(took, waits.between_tokens), count),
-        (f"between updates, {name}", *map(took, waits.between_updates), count),
-    ]
+    yield from table(stats.WAIT_COLUMNS, stats.wait_lines(*stats.with_and_without(rows, rounds)))
 
 
 def _machine(sessions: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -25,6 +25,7 @@ from localspec.workloads import kind_words
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
+WAIT_COLUMNS = ("Waits", *(f"P{100 * share:.0f}" for share in SHARES), "tokens")
 
 TURN_COLUMNS = (
     "Turn",
@@ -243,6 +244,16 @@ def with_and_without(rows: Sequence[Row], rounds: Sequence[Row]) -> tuple[Waits,
         _waits([one for one in rounds if one["turn_id"] in drafted]),
         _waits([one for one in rounds if one["turn_id"] in plain]),
     )
+
+
+def wait_lines(drafted: Waits, plain: Waits) -> list[tuple[str, ...]]:
+    """The waits in words, in the order of WAIT_COLUMNS; none where nothing was waited for."""
+    if not (drafted.num_tokens or plain.num_tokens):
+        return []
+    named = (("with drafting", drafted), ("without", plain))
+    found = [(f"between tokens, {how}", waits, waits.between_tokens) for how, waits in named]
+    found += [(f"between updates, {how}", waits, waits.between_updates) for how, waits in named]
+    return [(name, *map(took, times), f"{one.num_tokens:,}") for name, one, times in found]
 
 
 def _waits(rounds: Sequence[Row]) -> Waits:

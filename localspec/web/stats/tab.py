@@ -3,7 +3,7 @@
 Contract: `add_tab` makes and connects the tab in the Tabs that are open. It is filled when it is
 opened or a filter changes, never while a reply is written.
 
-Not here: figures (figures), plots (log_plots), HTML (panels).
+Not here: figures (figures), plots (log_plots), HTML (templates/stats.html).
 """
 
 from __future__ import annotations
@@ -14,20 +14,12 @@ import gradio as gr
 
 from localspec.chat.service import ChatService
 from localspec.errors import StoreError
+from localspec.leniency import label
 from localspec.record.rows import API, PAGE
 from localspec.web.layout import QUIET, choice, html_box
+from localspec.web.markup import macros
 from localspec.web.stats import figures as stats
-from localspec.web.stats.log_plots import make_plots
-from localspec.web.stats.panels import (
-    exports_html,
-    figures_html,
-    folded,
-    plots_html,
-    turns_html,
-    verdict_html,
-    waits_html,
-    warning_html,
-)
+from localspec.web.stats.log_plots import MAIN, make_plots
 from localspec.web.stats.selection import (
     ALL_MODELS,
     ANYONE,
@@ -46,6 +38,7 @@ SCOPES = [
 ]
 SOURCES = [("You", PAGE), ("Other programs", API), ("Anyone", ANYONE)]
 EVERY_MODEL = ("Every model", ALL_MODELS)
+PANELS = macros("stats.html", lenient=label)
 
 
 def add_tab(service: ChatService, conversation: gr.components.Component) -> None:
@@ -59,7 +52,7 @@ def add_tab(service: ChatService, conversation: gr.components.Component) -> None
             selection = Selection(scope, handle, model, day_of(since), day_of(until), source)
             found = fill(service, selection)
         except StoreError as error:
-            return [gr.skip(), warning_html(str(error)), *[gr.skip()] * 5]
+            return [gr.skip(), PANELS.warning(str(error)), *[gr.skip()] * 5]
         choices = [EVERY_MODEL, *((name, name) for name in service.logged_models())]
         return [gr.update(choices=choices), "", *found]
 
@@ -100,16 +93,13 @@ def fill(service: ChatService, selection: Selection) -> list[str]:
     rounds = rounds_of(service, rows)
     plots = make_plots(rows, rounds, service.status().description)
     summary, saved_ms = stats.summarise(rows, rounds), stats.saved_ms(rows)
-    waits = waits_html(*stats.with_and_without(rows, rounds))
+    verdict = stats.verdict(rows, rounds, selection.words, WHOSE.get(selection.source, ""))
+    waits = stats.wait_lines(*stats.with_and_without(rows, rounds))
+    all_figures = PANELS.figures(summary, saved_ms) + PANELS.waits(stats.WAIT_COLUMNS, waits)
     return [
-        exports_html(selection),
-        verdict_html(
-            *stats.verdict(rows, rounds, selection.words, WHOSE.get(selection.source, "")),
-            summary,
-            saved_ms,
-            num_apart,
-        ),
-        plots_html(plots),
-        folded("All figures", figures_html(summary, saved_ms) + waits) if rows else "",
-        turns_html(rows),
+        PANELS.exports(selection),
+        PANELS.verdict(*verdict, summary, saved_ms, num_apart),
+        PANELS.plots(plots, MAIN),
+        PANELS.folded("All figures", all_figures) if rows else "",
+        PANELS.turns(stats.TURN_COLUMNS, stats.turn_table(rows), len(rows)),
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from localspec.arithmetic import percentile
 from localspec.web.stats import figures as stats
-from localspec.web.stats.panels import figures_html, turns_html, verdict_html, waits_html
+from localspec.web.stats.tab import PANELS
 
 ROW: dict[str, Any] = {
     "continues_message_id": None,
@@ -127,7 +127,8 @@ def test_without_a_comparison_the_verdict_says_why() -> None:
 
 
 def test_of_many_turns_the_table_has_the_newest() -> None:
-    shown = turns_html([ROW] * (stats.MAX_LINES + 7))
+    rows = [ROW] * (stats.MAX_LINES + 7)
+    shown = PANELS.turns(stats.TURN_COLUMNS, stats.turn_table(rows), len(rows))
     assert f"Newest {stats.MAX_LINES} of {stats.MAX_LINES + 7} turns" in shown
     assert shown.count("<tr>") == stats.MAX_LINES + 1
 
@@ -145,19 +146,19 @@ def test_the_table_shows_newest_first_with_dashes_for_unknown() -> None:
 
 
 def test_the_verdict_says_how_many_turns_it_stands_on() -> None:
-    shown = verdict_html("good", "said", stats.summarise([ROW, OFF, ROW]), 1000.0)
+    shown = PANELS.verdict("good", "said", stats.summarise([ROW, OFF, ROW]), 1000.0)
     assert "3 turns, 2 of them compared, 1.00 s saved" in shown
-    assert "compared" not in verdict_html("good", "said", stats.summarise([ROW, ROW]), 1.0)
+    assert "compared" not in PANELS.verdict("good", "said", stats.summarise([ROW, ROW]), 1.0)
 
 
 def test_lenient_turns_are_counted_marked_and_compared_apart() -> None:
     summary = stats.summarise([ROW, LENIENT, NOTHING])
     counted = (summary.num_lenient_turns, summary.num_lenient_tokens)
     assert (*counted, summary.num_lenient_output_tokens) == (1, 7, 100)
-    shown = verdict_html("good", "said", summary, 1.0)
+    shown = PANELS.verdict("good", "said", summary, 1.0)
     assert "1 turn was lenient: 7 of 100 tokens would have been refused" in shown
     exact = stats.summarise([ROW, NOTHING])
-    assert "lenient" not in verdict_html("good", "said", exact, None) + figures_html(exact)
+    assert "lenient" not in PANELS.verdict("good", "said", exact, None) + PANELS.figures(exact)
     lines = [
         dict(zip(stats.TURN_COLUMNS, line, strict=True))
         for line in stats.turn_table([NOTHING, ROW, LENIENT])
@@ -243,5 +244,9 @@ def test_time_saved_may_be_lost_and_is_unknown_before_measuring() -> None:
 
 
 def test_nothing_waited_for_is_no_table() -> None:
-    assert waits_html(*stats.with_and_without(WAITED, [])) == ""
-    assert "P95" in waits_html(*stats.with_and_without(WAITED, [one_round(1, 3.0, 1)]))
+    none, one = (
+        stats.wait_lines(*stats.with_and_without(WAITED, rounds))
+        for rounds in ([], [one_round(1, 3.0, 1)])
+    )
+    assert PANELS.waits(stats.WAIT_COLUMNS, none) == ""
+    assert "P95" in PANELS.waits(stats.WAIT_COLUMNS, one)

@@ -36,7 +36,7 @@ from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import token_view
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import make_plots
-from localspec.web.stats.panels import waits_html
+from localspec.web.stats.tab import PANELS
 from localspec.web.words import DASH, gain_words, number, percent, rate
 from tests.chat.services import close, ended, open_service
 from tests.fakes import FakeBackend, Script, session_info
@@ -397,7 +397,8 @@ def test_waits_are_the_times_of_the_rounds(service: ChatService) -> None:
     rows = service.turn_rows()
     steps = raw(service, "SELECT * FROM step ORDER BY turn_id, n")
     found = stats.with_and_without(rows, service.rounds(rows))
-    html, report = waits_html(*found), said_by(report_zip(service, {"scope": "all"}))
+    html = PANELS.waits(stats.WAIT_COLUMNS, stats.wait_lines(*found))
+    report = said_by(report_zip(service, {"scope": "all"}))
     for waits, has_drafted in zip(found, (True, False), strict=True):
         turns = {row["turn_id"] for row in rows if bool(row["num_draft_tokens"]) is has_drafted}
         its = [one for one in steps if one["turn_id"] in turns]
