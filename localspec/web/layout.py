@@ -2,19 +2,19 @@
 Over the chat stands one line for the model and its speed; its popover has the rest. Race and Stats
 lay themselves out.
 
-Not here: what the components do (wiring), the figures of the line (live).
+Not here: the HTML between them (templates/frame.html), what they do (wiring), the figures of the
+line (live).
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gradio as gr
 
 from localspec.chat.service import ChatService
-from localspec.units import DASH
+from localspec.web.markup import macros
 from localspec.web.talk import form
 from localspec.web.talk.plain_markdown import LATEX_DELIMITERS
 
@@ -45,103 +45,7 @@ EXAMPLES = (
 )
 
 
-def _example(title: str, why: str, message: str) -> str:
-    return (
-        f'<button type="button" class="ls-example" data-message="{html.escape(message)}">'
-        f"<b>{title}</b><span>{why}</span></button>"
-    )
-
-
-WELCOME = f"""<div class="ls-welcome"><h2>What should it write?</h2>
-<p>Your chats are kept on this machine. Guessing ahead is at its best here:</p>
-<div class="ls-examples">{"".join(_example(*one) for one in EXAMPLES)}</div>
-<p id="ls-demo" hidden>The model that comes along is tiny: it shows the speed, not good sense.
-<button type="button" class="ls-to-models">Get a real model</button></p></div>"""
-
-BRAND = """<div class="ls-head"><p class="ls-brand">localspec</p>
-<button type="button" id="ls-theme" class="ls-icon" aria-label="Theme: as the system"
- title="Theme: as the system"><span aria-hidden="true">◐</span></button>
-<button type="button" id="ls-keys" class="ls-icon" aria-label="Keyboard shortcuts"
- title="Keyboard shortcuts (?)"><span aria-hidden="true">?</span></button></div>"""
-
-
-def _icon(name: str, label: str, path: str, more: str = "") -> str:
-    """A button with a drawn sign. path: within 16 x 16. more: what the tooltip says beyond it."""
-    return (
-        f'<button type="button" id="{name}" class="ls-icon" aria-label="{label}" '
-        f'title="{label}{more}"><svg aria-hidden="true" width="16" height="16" viewBox="0 0 16 16" '
-        f'fill="none" stroke="currentColor" stroke-width="1.4" stroke-linecap="round" '
-        f'stroke-linejoin="round"><path d="{path}"/></svg></button>'
-    )
-
-
-SEARCH = f"""<div class="ls-search">
-<input id="ls-search" type="search" placeholder="Search chats" aria-label="Search chats"
- autocomplete="off" spellcheck="false">
-{_icon("ls-new-folder", "New folder", "M1.8 12.6V3.4h4.4l1.6 1.8h6.4v7.4z")}
-{_icon("ls-import", "Import conversations", "M8 10V2.6M5 5.4l3-3 3 3M2.6 9.6v3.8h10.8V9.6")}
-<input id="ls-import-file" type="file" accept=".jsonl,.json" hidden aria-label="File to import">
-</div>"""
-
-COMPOSE_HEAD = """<ul id="ls-chips" aria-label="Attached files"></ul>"""
-
-COMPOSE_FOOT = f"""<div class="ls-foot">
-{_icon("ls-attach", "Attach text, PDF or DOCX", "M8 3v10M3 8h10", ", or drop them here")}
-<input id="ls-attach-file" type="file" multiple hidden aria-label="Files to attach">
-<div id="ls-gauge" role="img" aria-label="Context: not known yet" hidden></div>
-<span id="ls-gauge-text"></span></div>"""
-
-GRIP = "M6 4v0M10 4v0M6 8v0M10 8v0M6 12v0M10 12v0"  # six dots
-
-STRIP_HTML = f"""
-<section id="ls-strip" aria-label="Model and speed" data-phase="connecting">
-  <p class="ls-now"><i class="ls-dot" aria-hidden="true"></i><span id="ls-phase">Connecting</span>
-    <span title="Of writing; reading the prompt is not counted"><b id="ls-speed">{DASH}</b>
-    tok/s</span></p>
-  <button type="button" id="ls-model" aria-haspopup="menu" aria-expanded="false">
-    <b id="ls-model-name">{DASH}</b> <small id="ls-model-detail"></small>
-    <span class="ls-caret" aria-hidden="true"></span></button>
-  <div class="ls-won"><p><span id="ls-gain"></span><span id="ls-guesses"></span></p>
-    <button type="button" id="ls-why-open" class="ls-icon" aria-expanded="false"
-      aria-controls="ls-why" aria-label="How fast, and why" title="How fast, and why">
-      <span aria-hidden="true">i</span></button></div>
-</section>
-<section id="ls-why" role="dialog" aria-labelledby="ls-why-title" hidden>
-  <div class="ls-why-head"><h2 id="ls-why-title">How fast, and why</h2>
-    {_icon("ls-why-move", "Move: drag it, or arrow keys", GRIP)}
-    <button type="button" id="ls-why-close" class="ls-icon" aria-label="Close"
-      title="Close (Esc)"><span aria-hidden="true">×</span></button></div>
-  <p id="ls-reason"></p>
-  <p id="ls-remedy" hidden></p>
-  <dl id="ls-facts"></dl>
-  <figure id="ls-spark" hidden>
-    <svg viewBox="0 0 320 44" preserveAspectRatio="none" role="img"
-      aria-label="Tokens per second over this reply"><polyline id="ls-spark-line"/></svg>
-    <figcaption id="ls-spark-label"></figcaption>
-  </figure>
-  <details id="ls-rounds"><summary>Drafted tokens of the latest reply</summary>
-    <p id="ls-rounds-text" tabindex="0" role="group" aria-label="The reply, check by check"></p>
-    <p class="ls-legend">One block for each check by the model.
-      <span class="ls-round ls-r3">Underlined twice: all but its last token was guessed.</span>
-      <span class="ls-round ls-r2">Underlined: half or more.</span>
-      <span class="ls-round ls-r1">Dotted: some.</span>
-      <span id="ls-rounds-sum"></span></p>
-  </details>
-  <p id="ls-hardware" hidden></p>
-</section>
-"""
-NOTICES_HTML = '<div id="ls-notices" role="alert"></div>'
-
-# The parts of the Models tab, in order; the server makes each, static/models.js places it.
-MODELS_PARTS = (
-    "found", "loaded", "first", "here", "search", "results", "downloads", "others", "elsewhere",
-    "tune", "folder", "server", "programs",
-)  # fmt: skip
-MODELS_HTML = (
-    '<div id="ls-models" aria-busy="true">'
-    + "".join(f'<section data-part="{part}"></section>' for part in MODELS_PARTS)
-    + '<p id="ls-models-said" role="status" aria-live="polite"></p></div>'
-)
+FRAME = macros("frame.html")
 
 # A command of our scripts becomes an event of the bridge of its kind; commands from before both
 # bridges were ready wait in a queue.
@@ -253,9 +157,9 @@ def theme() -> gr.themes.Base:
 def side() -> tuple[gr.Button, gr.HTML]:
     """The conversations, at the left."""
     with gr.Sidebar(width=264, elem_id="ls-side"):
-        html_box(BRAND, "ls-brand-box")
+        html_box(FRAME.brand(), "ls-brand-box")
         new_chat = gr.Button("New chat", variant="secondary", elem_id="ls-new")
-        html_box(SEARCH, "ls-search-box")
+        html_box(FRAME.search(), "ls-search-box")
         history = gr.HTML(
             "", elem_id="ls-history", padding=False, apply_default_css=False, js_on_load=HISTORY_JS
         )
@@ -273,18 +177,18 @@ def frame() -> None:
     """What belongs to no tab: the page's heading, for the brand goes when its side closes, and
     what has to be said whatever is shown."""
     html_box('<h1 class="ls-sr">localspec</h1>', "ls-heading")
-    html_box(NOTICES_HTML, "ls-notices-box")
+    html_box('<div id="ls-notices" role="alert"></div>', "ls-notices-box")
 
 
 def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button]:
     """The Chat tab: what stands, what is being written, the message box and its button."""
-    html_box(STRIP_HTML, "ls-strip-box")
+    html_box(FRAME.strip(), "ls-strip-box")
     with gr.Column(elem_id="ls-chat"):
-        html_box(WELCOME, "ls-welcome-box")
+        html_box(FRAME.welcome(EXAMPLES), "ls-welcome-box")
         chat = _chatbot("ls-written", "Conversation")
         growing = _chatbot("ls-growing", "Reply being written")
     with gr.Column(elem_id="ls-compose"):
-        html_box(COMPOSE_HEAD, "ls-compose-head")
+        html_box('<ul id="ls-chips" aria-label="Attached files"></ul>', "ls-compose-head")
         message = gr.Textbox(
             show_label=False,
             label="Message",
@@ -296,7 +200,7 @@ def talk() -> tuple[gr.Chatbot, gr.Chatbot, gr.Textbox, gr.Button]:
             elem_id="ls-message",
         )
         with gr.Row(elem_id="ls-actions"):
-            html_box(COMPOSE_FOOT, "ls-compose-foot")
+            html_box(FRAME.compose_foot(), "ls-compose-foot")
             stop = gr.Button("Stop", size="sm", interactive=False, elem_id="ls-stop")
     return chat, growing, message, stop
 
@@ -305,7 +209,7 @@ def models() -> gr.Tab:
     """The Models tab: an empty frame, filled by static/models.js."""
     with gr.Tab("Models", id="models") as opened:
         tab: gr.Tab = opened
-        html_box(MODELS_HTML, "ls-models-box")
+        html_box(FRAME.models(), "ls-models-box")
     return tab
 
 

@@ -3,8 +3,8 @@
 `live_state` gives the service's status as JSON in which every number is already text, so that the
 page, the tests and the log show the same figures. static/live.js asks for it about six times a
 second while a reply is written, once a second otherwise, and places the text in the frame of
-layout.STRIP_HTML. An unknown number is a dash, never 0. One answer takes well under a millisecond:
-it reads what the service holds.
+templates/frame.html. An unknown number is a dash, never 0. One answer takes well under a
+millisecond: it reads what the service holds.
 
 Not here: how a figure is written (words).
 """

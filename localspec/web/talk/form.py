@@ -5,25 +5,28 @@ fields are one component, whose value is JSON by the names of `Form`; static/set
 writes them. `panel` is what the fields have to know besides: the ways of drafting, the prompts and
 the defaults.
 
-Not here: where settings are kept (chat/log_service), who listens to the fields (wiring).
+Not here: the fields as HTML (templates/form.html), where settings are kept (chat/log_service), who
+listens to the fields (wiring).
 """
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup, escape
+
 from localspec.backend import LARGEST_FIXED_LENGTH
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.core import AUTO, OFF, TOO_LARGE_A_SEED, SamplingParams
+from localspec.core import AUTO, TOO_LARGE_A_SEED, SamplingParams
 from localspec.drafters.registry import REGISTRY, labelled
 from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.leniency import THRESHOLD
 from localspec.units import capital
+from localspec.web.markup import macros
 from localspec.workloads import AS_SET, EXACT
 
 if TYPE_CHECKING:
@@ -38,7 +41,6 @@ RULES = (
     ("factor:2", "guesses up to twice as often"),
 )
 MOST_STOPS, LONGEST_STOP = 16, 200  # looked for in every token's text
-NOT_LOADED = "Known once the model is loaded."
 TEMPLATE_SIGNS = str.maketrans({sign: f"&#{ord(sign)};" for sign in "$`{}\\"})
 
 
@@ -198,148 +200,21 @@ def defaults(service: ChatService, model: str | None) -> Form:
 # the fields
 
 
-def _row(name: str, label: str, control: str, help_text: str, kind: str = "") -> str:
-    """One line: the label, the field, and a help that shows on focus and hover."""
-    return (
-        f'<div class="ls-set {kind}" data-of="{name}"><label for="ls-set-{name}">{label}</label>'
-        f'{control}<span class="ls-set-help" role="tooltip" id="ls-help-of-{name}">'
-        f"{html.escape(help_text)}</span></div>"
-    )
-
-
-def _named(name: str) -> str:
-    return f'id="ls-set-{name}" name="{name}" aria-describedby="ls-help-of-{name}"'
-
-
-def _text(name: str, label: str, help_text: str, more: str = "") -> str:
-    field = f'<input type="text" autocomplete="off" spellcheck="false" {_named(name)} {more}>'
-    return _row(name, label, field, help_text)
-
-
-def _figure(name: str, label: str, top: float, step: float, help_text: str) -> str:
-    slider = (
-        f'<input type="range" min="0" max="{top:g}" step="{step:g}" data-for="{name}" '
-        f'aria-label="{label}" aria-describedby="ls-help-of-{name}">'
-    )
-    number = f'<input type="text" inputmode="decimal" autocomplete="off" {_named(name)}>'
-    return _row(name, label, slider + number, help_text, "ls-slides")
-
-
-def _choice(name: str, label: str, options: tuple[tuple[str, str], ...], help_text: str) -> str:
-    listed = "".join(
-        f'<option value="{_inert(value)}">{_inert(said)}</option>' for value, said in options
-    )
-    return _row(name, label, f"<select {_named(name)}>{listed}</select>", help_text)
-
-
-def _inert(text: str) -> str:
+def inert(text: str) -> Markup:
     """A text of a profile as HTML that Gradio's template, which runs `${…}`, shows as it is."""
-    return html.escape(text).translate(TEMPLATE_SIGNS)
+    return escape(text).translate(TEMPLATE_SIGNS)
 
 
-def _way(name: str, label: str, reason: str, kind: str = "") -> str:
-    return (
-        f'<label class="ls-way {kind}"><input type="radio" name="drafter" value="{name}">'
-        f"<span><b>{html.escape(label)}</b><small>{html.escape(reason)}</small></span></label>"
-    )
-
-
-PROMPT = """<div class="ls-set ls-wide-set">
-<label for="ls-set-system_prompt">System prompt</label>
-<textarea id="ls-set-system_prompt" name="system_prompt" rows="3" autocomplete="off"
- aria-describedby="ls-help-of-system_prompt"></textarea>
-<span class="ls-set-help" role="tooltip" id="ls-help-of-system_prompt">Told to the model before
- everything that is said in this chat.</span>
-<div class="ls-library"><select id="ls-prompts" aria-label="Your prompts"></select>
-<button type="button" id="ls-prompt-save">Save</button>
-<button type="button" id="ls-prompt-rename" hidden>Rename</button>
-<button type="button" id="ls-prompt-delete" hidden>Delete</button></div></div>"""
-
-TITLES = """<label class="ls-switch" hidden><input type="checkbox" id="ls-makes-titles"
- autocomplete="off"><span>The model names new chats<small>Where it finds no title that fits, as a
- tiny one often does not, or where this is off, a chat has its first words as its name. A name of
- yours always stays.</small></span></label>"""
-
-STOP = """<div class="ls-set ls-wide-set"><label for="ls-set-stop">Stop strings</label>
-<textarea id="ls-set-stop" name="stop" rows="1" autocomplete="off" spellcheck="false"
- placeholder="none" aria-describedby="ls-help-of-stop"></textarea>
-<span class="ls-set-help" role="tooltip" id="ls-help-of-stop">A reply ends before any of these
- texts. One a line; &#92;n means a line break.</span></div>"""
-
-ENDS = """<div class="ls-ends"><button type="button" id="ls-defaults-back">Back to the
- defaults</button><button type="button" id="ls-defaults-save">Make these the
- defaults</button><button type="button" id="ls-defaults-forget" hidden>Forget the
- defaults</button><p id="ls-defaults-of"></p></div>"""
-
-
-def _thinking() -> str:
-    """Shown where the model that is loaded thinks."""
-    choices = ((AUTO, "as usual"), ("on", "on"), ("off", "off"))
-    return (
-        '<div id="ls-thinking" hidden>'
-        + _choice("thinking", "Thinking", choices, "Whether the model thinks before it answers. "
-                  "As usual: as it does by itself.")
-        + _text("thinking_budget", "Thinking tokens", "After so many tokens it stops thinking and "
-                "answers. Empty: thinking and answer share Max tokens.", 'inputmode="numeric"')
-        + "</div>"
-    )  # fmt: skip
-
-
-def _speed() -> str:
-    ways = "".join(
-        _way(one.name, capital(one.label.removeprefix("the ")), NOT_LOADED)
-        for one in REGISTRY.values()
-    )
-    return (
-        '<details class="ls-set ls-speed" id="ls-speed-choice"><summary><span>Speed</span>'
-        '<span id="ls-speed-chosen">Auto</span></summary>'
-        '<fieldset><legend class="ls-sr">Speed</legend>'
-        + _way(AUTO, "Auto", "Whatever is fastest, measured as it writes.", "ls-always")
-        + _way(OFF, "Off", "The model alone, without guesses.", "ls-always")
-        + f'<p class="ls-choose">Or choose what guesses ahead</p>{ways}</fieldset></details>'
-    )
+FIELDS = macros("form.html", inert=inert)
 
 
 def form_html(service: ChatService) -> str:
     """The fields. Their only texts from outside are names and titles of kinds of text."""
-    kinds = tuple((kind.name, kind.title) for kind in service.workloads.values())
-    lenient = [kind.title for kind in service.workloads.values() if kind.lenient]
-    advanced = (
-        _choice("checking", "Checking", _checkings(lenient), "Exact: every word is what the model "
-                "alone would write. Lenient: some guesses that it would have refused may stay, and "
-                "the reply says how many.")
-        + _choice("lenient_rule", "Lenient lets pass", RULES,
-                  "Used only where checking is lenient.")
-        + _choice("workload", "Kind of text", ((AUTO, "recognised"), *kinds),
-                  "By your message, or as chosen here: how many guesses it begins with, and what "
-                  "lenient checking lets pass.")
-        + _text("fixed_gamma", "Draft length", "Guesses in each round; 0 makes none. Empty: chosen "
-                "anew each round.", 'placeholder="chosen" inputmode="numeric"')
-        + _figure("top_p", "Top-p", 1, 0.05, "Only the likeliest words that make up this share "
-                  "are possible. 1: every word.")
-        + _text("top_k", "Top-k", "Only so many of the likeliest words are possible. 0: every "
-                "word.", 'inputmode="numeric"')
-        + _figure("min_p", "Min-p", 1, 0.01, "Words below this share of the likeliest one's chance "
-                  "are left out. 0: none.")
-        + _figure("repetition_penalty", "Repetition", 2, 0.05, "Above 1, words that were written "
-                  "already become less likely. 1: not used.")
-        + STOP
-        + _text("seed", "Seed", "The same seed and settings give the same reply. Empty: another "
-                "reply each time.", 'placeholder="none" inputmode="numeric"')
-        + '<p class="ls-kernels">Kernels: <span id="ls-kernels">not known yet</span></p>'
-    )  # fmt: skip
-    return (
-        '<form id="ls-form" autocomplete="off">'
-        + PROMPT
-        + _figure("temperature", "Temperature", 2, 0.05, "0 always takes the likeliest word; "
-                  "higher is freer.")
-        + _text("max_tokens", "Max tokens", "The longest reply. A token is a short piece of a "
-                "word.", 'inputmode="numeric"')
-        + _thinking()
-        + _speed()
-        + f'<details id="ls-advanced"><summary>Advanced</summary>{advanced}</details>'
-        + f"{ENDS}{TITLES}</form>"
-    )  # fmt: skip
+    kinds = [(AUTO, "recognised"), *((one.name, one.title) for one in service.workloads.values())]
+    lenient = [one.title for one in service.workloads.values() if one.lenient]
+    ways = [(one.name, capital(one.label.removeprefix("the "))) for one in REGISTRY.values()]
+    made: str = FIELDS.form(kinds, _checkings(lenient), RULES, ways)
+    return made
 
 
 def _checkings(lenient: list[str]) -> tuple[tuple[str, str], ...]:
