@@ -202,7 +202,7 @@ def defaults(service: ChatService, model: str | None) -> Form:
 
 def inert(text: str) -> Markup:
     """A text of a profile as HTML that Gradio's template, which runs `${…}`, shows as it is."""
-    return escape(text).translate(TEMPLATE_SIGNS)
+    return Markup(escape(text).translate(TEMPLATE_SIGNS))
 
 
 FIELDS = macros("form.html", inert=inert)
