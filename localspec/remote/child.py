@@ -140,11 +140,10 @@ class ChildBackend:
                 raise self._how_it_ended() from None
             before_s, used_s = used_s, self._processor_s()
             still_s = 0.0 if message or used_s > before_s else still_s + OPENING_LOOK_S
-            if isinstance(message, wire.Progress):
-                phrase = message.phrase
-            elif isinstance(message, wire.Failed):
-                raise wire.error_of(message)
-            elif isinstance(message, wire.Ready):
+            if isinstance(message, wire.Items):
+                (phrase,) = message.values
+            elif message is not None:
+                self._value_of(message)
                 return
         raise LocalspecError(STOOD_STILL.format(STILL_S))
 
@@ -287,7 +286,7 @@ class ChildBackend:
             while self._silent_s < SILENT_S:
                 message = wire.receive(self._pipe, wire.BEAT_S)
                 self._silent_s = self._silent_s + wire.BEAT_S if message is None else 0.0
-                if isinstance(message, wire.Returned | wire.Items | wire.Failed):
+                if message is not None:
                     self._hand_over(message)
             self._loss = self._loss or EngineLost(SILENT)
             self._process.kill()

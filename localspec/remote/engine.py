@@ -91,7 +91,7 @@ class _Engine:
     def beat(self) -> None:
         """Say that this process runs, until it ends."""
         while True:
-            self._send(wire.Beat())
+            self._send(wire.Items(wire.OPEN_CALL, []))
             time.sleep(wire.BEAT_S)
 
     def open(self, opening: wire.Opening) -> Backend | None:
@@ -101,9 +101,9 @@ class _Engine:
             function: Callable[..., Backend] = vars(importlib.import_module(module))[name]
             backend = function(**opening.keywords, report=self._report)
         except BaseException as error:  # the edge of this process: the other one shows it
-            self._send(_explained(0, error))
+            self._send(_explained(wire.OPEN_CALL, error))
             return None
-        self._send(wire.Ready())
+        self._send(wire.Returned(wire.OPEN_CALL, None))
         return backend
 
     def serve(self, backend: Backend, queue: SimpleQueue[wire.Call]) -> None:
@@ -156,7 +156,7 @@ class _Engine:
             self._send(_explained(call.call_id, error))
 
     def _report(self, phrase: str) -> None:
-        self._send(wire.Progress(phrase))
+        self._send(wire.Items(wire.OPEN_CALL, [phrase]))
 
     def _send(self, message: object) -> None:
         data = wire.packed(message)

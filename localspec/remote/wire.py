@@ -1,8 +1,9 @@
 """The messages between the page's process and the engine's, over a pipe.
 
-Contract: plain picklable values. Errors of errors.py and Python's own keep their type, message and
-fields; any other error becomes a RuntimeError that names it. When the other end is gone, `receive`
-and `send` raise Hangup.
+Contract: plain picklable values. To open the backend is the call OPEN_CALL, whose items are phrases
+of progress; once it has returned, one without a phrase comes every BEAT_S and says that the process
+runs. Errors of errors.py and Python's own keep their type, message and fields; any other error
+becomes a RuntimeError that names it. When the other end is gone, `receive` and `send` raise Hangup.
 
 Not here: the order of messages (child, engine).
 """
@@ -19,6 +20,7 @@ from typing import Any
 from localspec import errors
 
 BEAT_S = 0.25
+OPEN_CALL = 0
 
 
 class Hangup(Exception):
@@ -52,25 +54,8 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """A phrase of loading."""
-
-    phrase: str
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The backend is open and takes calls."""
-
-
-@dataclass(frozen=True)
-class Beat:
-    """The process runs. Sent every BEAT_S once the backend is open."""
-
-
-@dataclass(frozen=True)
 class Failed:
-    """An error that ended a call, or the opening (call_id 0)."""
+    """An error that ended a call."""
 
     call_id: int
     name: str

@@ -353,7 +353,7 @@ class Mute:
 
     def beat(self) -> None:
         while self.process.is_alive() and self.beats.is_set():
-            wire.send(self.process.far_end, wire.packed(wire.Beat()))
+            wire.send(self.process.far_end, wire.packed(wire.Items(wire.OPEN_CALL, [])))
             time.sleep(0.02)
 
 
