@@ -52,7 +52,9 @@ class ContextOverflow(RequestError):
         are_fewest: bool = False,
     ) -> None:
         """num_system_tokens: of the prompt, those of the system prompt, where that was asked.
-        are_fewest: the prompt may have more tokens."""
+        are_fewest: the prompt may have more tokens. fewest_left_out: the oldest messages without
+        which the rest would fit, where a chat was asked and some do (set by chat.service)."""
+        self.fewest_left_out: int | None = None
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
         self.context_length = context_length

@@ -25,10 +25,6 @@ class ContextUsage:
     num_reply_tokens: int
     context_length: int
 
-    @property
-    def is_over(self) -> bool:
-        return self.num_tokens + self.num_reply_tokens > self.context_length
-
 
 def max_tokens_of(
     backend: Backend, request: Request, num_prompt_tokens: int, context_length: int

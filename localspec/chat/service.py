@@ -24,7 +24,7 @@ from localspec.chat.jobs import Task, no_task
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.log_service import LogService
 from localspec.chat.off_reasons import off_now
-from localspec.chat.rolling import rolled
+from localspec.chat.rolling import fewest_for, rolled
 from localspec.chat.titles import Titles, title_of, title_of_copy
 from localspec.chat.turn import (
     Reply,
@@ -40,7 +40,7 @@ from localspec.chat.turn import (
 )
 from localspec.chat.worker import Worker
 from localspec.core import AUTO
-from localspec.errors import EngineLost, RequestError, StoreError
+from localspec.errors import ContextOverflow, EngineLost, RequestError, StoreError
 from localspec.options import LoadOptions
 from localspec.record.export import Format, Scope
 from localspec.record.store import STATE_KEY, SessionInfo, Store
@@ -326,11 +326,9 @@ class ChatService(LogService):
         if reply.request is not None:
             return reply.request
         shown = self.messages_before(reply)
-        backend, loaded = self.lifecycle.backend, self.lifecycle.loaded
-        reply.settings = applicable(reply.settings, loaded)
-        if backend and loaded and self.when_full(reply.handle) == "roll":
-            with suppress(EngineLost):  # the engine itself says whether the prompt fits
-                reply.settings = rolled(backend, loaded, reply.settings, shown, reply.pending)
+        reply.settings = applicable(reply.settings, self.lifecycle.loaded)
+        if self.when_full(reply.handle) == "roll":
+            reply.settings = rolled(self.lifecycle, reply.settings, shown, reply.pending)
         return request_of(reply.settings, shown, reply.pending)
 
     def _answer_again(
@@ -364,8 +362,11 @@ class ChatService(LogService):
         try:
             with suppress(EngineLost, StoreError):
                 self.check(self._request_now(reply))
-        except RequestError:
+        except RequestError as error:
             with suppress(StoreError):
+                if isinstance(error, ContextOverflow):
+                    shown = self.messages_before(reply)
+                    error.fewest_left_out = fewest_for(self.lifecycle, reply.settings, shown, turn)
                 self.journal.take_back(turn)
                 self._show_again(reply.handle, tip_id)
                 raise

@@ -11,7 +11,7 @@ import pytest
 
 from localspec.backend import Chunk, Message, Request
 from localspec.chat.service import ReplySettings
-from localspec.errors import EngineLost
+from localspec.errors import ContextOverflow, EngineLost
 from tests.chat.services import close, ended, open_service
 from tests.fakes import FakeBackend, Script
 
@@ -58,4 +58,17 @@ def test_a_message_that_waits_until_the_context_is_full_follows_what_the_chat_de
     asked = [message.content for message in backend.requests[-1].messages]
     assert asked[0] == "second" and asked[-1] == "third"
     assert [row["num_left_out"] for row in service.turn_rows()] == [0, 0, 2]
+    close(service)
+
+
+def test_what_an_edited_message_could_go_without_is_what_stands_before_it(tmp_path: Path) -> None:
+    service, _ = open_service(tmp_path, Script(reply="word " * 20, context_length=120))
+    settings = ReplySettings(max_tokens=20)
+    handle = ended(service, service.submit(None, "first", settings)).handle
+    for text in ("second", "third"):
+        ended(service, service.submit(handle, text, settings))
+    edited = next(one for one in service.messages(handle) if one.text == "second").message_id
+    with pytest.raises(ContextOverflow) as overflow:
+        service.edit(handle, edited or 0, "word " * 80, settings)
+    assert overflow.value.fewest_left_out == 2
     close(service)

@@ -202,7 +202,7 @@ class Handlers:
                 return self.service.edit(handle, extras.edits, whole, settings)
             return self.service.submit(handle, whole, settings)
 
-        asked = await self._ask(page, handle, text, form, extras, begin)
+        asked = await self._ask(page, handle, form, extras, begin)
         if asked.handle is not None:
             return replace(asked, signal={"sent": asked.handle})
         return replace(asked, signal={**(asked.signal or {}), "unsent": True})
@@ -236,13 +236,12 @@ class Handlers:
         if handle is None:
             return Shown(warning=refusal)
         begun = partial(begin, handle)
-        return await self._ask(page, handle, "", form, NOTHING, begun, refusal)
+        return await self._ask(page, handle, form, NOTHING, begun, refusal)
 
     async def _ask(
         self,
         page: str,
         handle: int | None,
-        text: str,
         form: Form,
         extras: Extras,
         begin: Callable[[ReplySettings], Reply | None],
@@ -251,15 +250,11 @@ class Handlers:
         """Begin a reply; what cannot begin is said, and nothing is lost."""
         try:
             settings = self.settled(handle, form, extras)
-            whole = extras.joined(text)
             reply = await asyncio.to_thread(begin, settings)
         except ContextOverflow as error:
             if self.service.when_full(handle) == "stop":
                 return Shown(warning=f"{error} {STOPS}")
-            news = await asyncio.to_thread(
-                sending.overflow, self.service, handle, whole, settings, error
-            )
-            return Shown(signal={"overflow": news})
+            return Shown(signal={"overflow": sending.overflow(error)})
         except LocalspecError as error:
             return Shown(warning=str(error), signal=self.restorable(handle))
         if reply is None:

@@ -11,11 +11,10 @@ the dialog (static/chat.js).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from localspec.chat.attachments import Attachment, with_attachments
-from localspec.chat.rolling import fewest_left_out
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.errors import ContextOverflow, RequestError
 from localspec.files import parsed
@@ -89,32 +88,12 @@ def counted(
     }
 
 
-def overflow(
-    service: ChatService,
-    handle: int | None,
-    text: str,
-    settings: ReplySettings,
-    error: ContextOverflow,
-) -> dict[str, Any]:
+def overflow(error: ContextOverflow) -> dict[str, Any]:
     """What the dialog says, and the choices that would fit."""
     room = error.context_length - error.num_prompt_tokens
     return {
         "sentence": str(error),
         "is_by_system_prompt": error.is_by_system_prompt,
         "room": room if room >= SHORTEST_REPLY else None,
-        "left_out": fitting(service, handle, text, settings),
+        "left_out": error.fewest_left_out,
     }
-
-
-def fitting(
-    service: ChatService, handle: int | None, text: str, settings: ReplySettings
-) -> int | None:
-    """The fewest of the oldest messages without which the rest fits; None where none does."""
-
-    def fits(num_left_out: int) -> bool:
-        fewer = replace(settings, num_left_out=num_left_out)
-        usage = service.context_usage(handle, text, fewer)
-        return usage is not None and not usage.is_over
-
-    roles = [one.role for one in service.messages(handle)] + ["user"] * bool(text)
-    return fewest_left_out(roles, fits)
