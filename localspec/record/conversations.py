@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from localspec.errors import RequestError, StoreError
@@ -85,15 +85,10 @@ class ConversationList:
             hits = search.find(tables, wanted, self._db.is_indexed) | self._in_memory(tables, words)
             texts = self._texts(tables, list(hits.values())[:MAX_SNIPPETS])
         return [
-            ConversationRow(
-                row.id,
-                row.title,
-                row.is_pinned,
-                row.updated_at_utc,
-                search.snippet_of(texts.get(message_id or 0, ""), words),
-                message_id,
-                row.folder_id,
-                row.messages,
+            replace(
+                row,
+                snippet=search.snippet_of(texts.get(message_id or 0, ""), words),
+                message_id=message_id,
             )
             for row in found
             if (message_id := hits.get(row.id)) is not None or _has_all(row.title, words)
