@@ -36,7 +36,7 @@ Child = subprocess.Popen[str]
 
 class TemplateProcess:
     """One process for all templates; it is started ahead of the first call, since it takes a
-    second to be there."""
+    moment to be there."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
