@@ -14,3 +14,13 @@
 
 Nothing here knows of engines, models or pages.
 """
+
+import importlib
+import sys
+
+# sqlite-utils imports pandas, which Gradio brings, to know its type of a moment. That takes most of
+# a second, and no table here has such a column.
+if "pandas" not in sys.modules:
+    sys.modules["pandas"] = None  # type: ignore[assignment]
+    importlib.import_module("sqlite_utils")
+    del sys.modules["pandas"]
