@@ -2,9 +2,8 @@
 
 Contract: no weights and no cache beside the target's. The first layers run token by token in the
 target's cache from where it stands. The engine's rollback before verification erases the tokens,
-and verification of a chain goes on from the rows that these layers have begun instead of running
-them again (forward.partial_forward). A draft is made as by `draft_model`. The model and its config
-are never edited.
+and verification runs all layers for them. A draft is made as by `draft_model`. The model and its
+config are never edited.
 
 How many layers to run is measured (`Exits`): once on a short text when built, then on the newest
 tokens of the prompt at the start of each of the first turns and of every eighth later turn (turns
@@ -15,8 +14,9 @@ likeliest is counted by running the newest cached tokens once more. The best exi
 expected rate at its best draft length, with verification priced at one plain step: an estimate to
 choose an exit by, no more.
 
-Source: LayerSkip (arXiv 2404.16710); Draft & Verify (arXiv 2309.08168); choosing the exit from the
-prompt's own positions as in DEL (arXiv 2504.05598).
+Source: LayerSkip (arXiv 2404.16710), whose verification reuses the rows of the first layers; here
+that saves no time, since their weights are read for the newest row all the same. Draft & Verify
+(arXiv 2309.08168); choosing the exit from the prompt's own positions as in DEL (arXiv 2504.05598).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence as Several
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import Self
@@ -37,7 +37,6 @@ from localspec.drafters.parts import Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import GraphPool
-from localspec.forward.partial_forward import EarlyExit
 from localspec.speculation import best_length
 
 MAX_CANDIDATES = 6
@@ -49,6 +48,22 @@ TIMED_STEPS = 5
 HYSTERESIS = 1.05  # a change of exit gives up what was learnt of its acceptance
 FIRST_TURNS = 8  # at the start of each of which the exits are compared
 LATER_TURNS = 8  # later they are compared once in so many turns
+
+
+class EarlyExit(Decoder):
+    """A model of the first `depth` blocks of `whole`, its final norm and its head, over the same KV
+    cache, without a weight of its own. It writes keys and values of these layers only, so its
+    tokens must be rolled back before the whole decoder runs."""
+
+    def __init__(self, whole: Decoder, depth: int) -> None:
+        assert 0 < depth < len(whole.weights.blocks), "an exit lies between first and last block"
+        weights = replace(whole.weights, blocks=whole.weights.blocks[:depth])
+        super().__init__(weights, whole.cache, whole.is_fastest)
+
+    @property
+    def written_features(self) -> None:
+        """None: it has no states of upper layers, and verification writes those of all."""
+        return None
 
 
 class EarlyExitDrafter(DraftModelDrafter):

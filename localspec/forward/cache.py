@@ -11,9 +11,9 @@ Not here: attention, masks, models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -54,56 +54,6 @@ def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
     return low
 
 
-@dataclass(frozen=True)
-class PartialForward:
-    """Rows that only the first blocks of a decoder have computed: `tokens` from position `start`
-    on, after the first `depth` blocks of `owner`, the weights.
-
-    It is kept by the cache whose slots it wrote, and the cache drops it as soon as anything else is
-    written. So it is valid whenever the cache ends at `start`: to end there with another text
-    before it, something had to be written.
-
-    hidden: layer -> [n, d] for layer depth - 1 and those below it that are followed."""
-
-    owner: object
-    start: int
-    depth: int
-    tokens: tuple[int, ...]
-    hidden: Mapping[int, torch.Tensor]
-
-    @property
-    def size(self) -> int:
-        return len(self.tokens)
-
-    def shortened(self, size: int) -> PartialForward:
-        """The first `size` of the rows."""
-        hidden = {layer: rows[:size] for layer, rows in self.hidden.items()}
-        return replace(self, tokens=self.tokens[:size], hidden=hidden)
-
-    def start_of(
-        self, owner: object, start: int, tokens: Sequence[int], wanted: frozenset[int]
-    ) -> PartialForward | None:
-        """The rows that a chain of `tokens` from `start` on begins with, None if there are none.
-
-        At least one token is left to run from the first block on. wanted: layers whose states the
-        forward must give."""
-        size = min(common_prefix_length(self.tokens, tokens), len(tokens) - 1)
-        needed = {layer for layer in wanted if 0 <= layer < self.depth}
-        is_same = owner is self.owner and start == self.start
-        is_usable = is_same and size > 0 and needed <= self.hidden.keys()
-        return self.shortened(size) if is_usable else None
-
-    def followed_by(self, later: PartialForward) -> PartialForward:
-        """Both in a row; `later` alone where it does not start within or right after this one."""
-        size = later.start - self.start  # fewer than it has after a rollback within them
-        is_same = later.owner is self.owner and later.depth == self.depth
-        if not is_same or not 0 < size <= self.size or later.hidden.keys() != self.hidden.keys():
-            return later
-        kept = self.shortened(size)
-        hidden = {i: torch.cat((kept.hidden[i], rows)) for i, rows in later.hidden.items()}
-        return replace(kept, tokens=(*kept.tokens, *later.tokens), hidden=hidden)
-
-
 def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KVCache:
     """A cache as the native decoder reads it for a model in `dtype`. On a processor it is fp32,
     whose attention kernels take a fraction of the time of those for bf16 (and bf16 values lose
@@ -135,8 +85,7 @@ class KVCache:
     last token's, at least, which a forward of a fixed width fills up; with them the slots come to
     a multiple of STRETCH. piece: how many tokens of a prompt are read at once where a row's bits
     depend on that, None where they do not; see `reuse_read`. features: hidden states kept beside
-    keys and values, None until a layer is followed (`follow`). partial: what a draft by the first
-    layers left in the slots from its start on; None once anything was written since."""
+    keys and values, None until a layer is followed (`follow`)."""
 
     is_compileable = False  # read by transformers: this cache is not to be traced
 
@@ -175,7 +124,6 @@ class KVCache:
         self._start = 0
         self._end = 0
         self.features: Features | None = None
-        self.partial: PartialForward | None = None
 
     def _set_tables(self, num_slots: int) -> None:
         """tables: of each layer, keys [kv_heads * tiles * head_dim, KEY_TILE] and values
@@ -274,7 +222,6 @@ class KVCache:
     def zero_beyond(self) -> None:
         """Zero the slots beyond the end, after NaN may have been written there: a mask does not
         hide NaN, and a rollback does not erase it."""
-        self.partial = None
         self._all_values[:, :, :, self.length :].zero_()
         if not self.has_key_tiles:
             self._all_keys[:, :, :, self.length :].zero_()
@@ -305,7 +252,6 @@ class KVCache:
                 self.features.compact(base, path)
         tokens = [self.tokens[base + offset] for offset in path]
         self.tokens[base:] = tokens
-        self.partial = None
 
     @contextmanager
     def append(self, tokens: Sequence[int]) -> Iterator[int]:
@@ -318,7 +264,6 @@ class KVCache:
                 "Start a new chat or load the model with a longer context."
             )
         self._start, self._end = start, end
-        self.partial = None
         yield start
         self.tokens.extend(tokens)
         if len(tokens) == self.piece and start == self._num_whole:

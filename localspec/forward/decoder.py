@@ -3,12 +3,11 @@
 Contract: the same as `model.CausalLM` (and its reference): `forward` appends n slots to the cache
 and returns fp32 logits. One product for query, key and value, one for gate and up; keys and
 values are written into the preallocated cache and read from it in place. `run` also returns hidden
-states of the layers that are asked for. A chain whose first rows an early exit has computed
-(`cache.partial`) continues from those rows. `forward_together` runs rows of several sequences, each
+states of the layers that are asked for. `forward_together` runs rows of several sequences, each
 a decoder with a cache of its own over the same weights, and reads the weights once.
 
-Not here: what a layer holds (block), the first layers as a model (partial_forward), taking weights
-over (from_transformers), captured graphs (graphs).
+Not here: what a layer holds (block), taking weights over (from_transformers), captured graphs
+(graphs).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 
 from localspec.forward.attention import Attend, cached_attention, each_its_own
 from localspec.forward.block import Block, Weights
-from localspec.forward.cache import KVCache, PartialForward
+from localspec.forward.cache import KVCache
 from localspec.forward.features import LAST, Features
 from localspec.forward.model import LanguageModel, Rows
 from localspec.forward.tree import additive_mask, depths
@@ -108,23 +107,7 @@ class Decoder:
     ) -> Output:
         """As `forward`, with hidden states. keep: layers whose hidden states are returned, beside
         those that are followed."""
-        wanted, partial = self.wanted_layers(keep), None
-        if parents is None and self.cache.partial is not None:
-            partial = self.cache.partial.start_of(
-                self.weights, self.cache.length, tokens, wanted
-            )  # before the cache is opened, which drops it
-        if partial is None:
-            return run_together([Rows(self, tokens, parents, num_logits)], keep)[0]
-        with self.cache.append(tokens) as start:
-            cos, sin = self._rotations(len(tokens), None, start)
-            num_new = len(tokens) - partial.size
-            attend_new = self._attention(num_new, None, start + partial.size)
-            attends = (attend_new, self._attention(len(tokens), None, start))
-            rows, hidden = self._continue(partial, tokens, cos, sin, attends, wanted)
-            shown = last_of(Rows(self, tokens, None, num_logits), len(tokens))
-            logits = self.logits(rows, [shown], hidden, LAST in wanted)
-            self.keep_features(start, hidden)
-        return Output(logits, hidden)
+        return run_together([Rows(self, tokens, parents, num_logits)], keep)[0]
 
     def wanted_layers(self, keep: Sequence[int]) -> frozenset[int]:
         """Those of `keep` and those that are followed."""
@@ -146,15 +129,12 @@ class Decoder:
         sin: torch.Tensor,
         attend: Attend,
         keep: frozenset[int] = frozenset(),
-        first: int = 0,
-        end: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Through the blocks from `first` to before `end`, by default all: rows [n, d], cos and
-        sin [n, tables, rotated] -> [n, d] and what was to be kept. Tensors in, tensors out: the
-        part that a graph captures."""
+        """Through all blocks: rows [n, d], cos and sin [n, tables, rotated] -> [n, d] and what was
+        to be kept. Tensors in, tensors out: the part that a graph captures."""
         hidden = dict[int, torch.Tensor]()
         tables = tuple(zip(torch.split(cos, 1, 1), torch.split(sin, 1, 1), strict=True))
-        for layer, block in enumerate(self.weights.blocks[first:end], first):
+        for layer, block in enumerate(self.weights.blocks):
             queries, keys_values = self._projected(block, rows, tables)
             seen = attend(layer, queries, keys_values)
             before = rows
@@ -180,34 +160,14 @@ class Decoder:
         sin: torch.Tensor,
         attend: Attend,
         keep: frozenset[int],
-        first: int = 0,
-        end: int | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As `unpadded_layers`, for as many rows as keep their bits the same (weight_layout)."""
         if not self._pads_blocks:
-            return self.unpadded_layers(rows, cos, sin, attend, keep, first, end)
+            return self.unpadded_layers(rows, cos, sin, attend, keep)
         size = rows.shape[0]
         inputs = (padded(rows), padded(cos), padded(sin))
-        made, hidden = self.unpadded_layers(*inputs, attend, keep, first, end)
+        made, hidden = self.unpadded_layers(*inputs, attend, keep)
         return made[:size], {layer: kept[:size] for layer, kept in hidden.items()}
-
-    def _continue(
-        self,
-        partial: PartialForward,
-        tokens: Sequence[int],
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attends: tuple[Attend, Attend],
-        wanted: frozenset[int],
-    ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """As `layers`, of a chain that begins with the rows of `partial`: the lower blocks for the
-        new rows, the upper blocks for all. attends: of the new rows, and of all."""
-        last, size = partial.depth - 1, partial.size
-        new = (self.embed(tokens[size:]), cos[size:], sin[size:], attends[0])
-        _, lower = self.layers(*new, wanted | {last}, end=partial.depth)
-        hidden = {layer: torch.cat((partial.hidden[layer], rows)) for layer, rows in lower.items()}
-        rows, upper = self.layers(hidden[last], cos, sin, attends[1], wanted, first=partial.depth)
-        return rows, {**hidden, **upper}
 
     def _projected(
         self,

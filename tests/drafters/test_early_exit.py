@@ -1,18 +1,20 @@
-"""Leaving after the first layers: which exit, what is refused, what verification saves."""
+"""Leaving after the first layers: which exit, what is refused, the draft and the exit itself."""
 
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from localspec.core import DraftPlan, SamplingParams, Sequence
+from localspec.core import OFF, DraftPlan, SamplingParams, Sequence
 from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.early_exit import (
     FIRST_TURNS,
     LATER_TURNS,
+    EarlyExit,
     EarlyExitDrafter,
     Exits,
     Tally,
@@ -23,7 +25,7 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
-from localspec.forward.partial_forward import EarlyExit
+from localspec.forward.features import LAST
 from tests.drafters.stages import assert_chosen
 from tests.tiny import (
     GREEDY,
@@ -147,7 +149,7 @@ def test_the_exit_changes_at_a_turns_first_draft_and_the_signal_with_it() -> Non
     assert drafter.signal(before) == "exit 1"  # not within a turn
     drafter.propose(turn(), DraftPlan("early_exit", 0))
     assert drafter.signal(turn()) == "exit 3"
-    assert isinstance(drafter.model, EarlyExit) and drafter.model.depth == 3
+    assert isinstance(drafter.model, EarlyExit) and len(drafter.model.weights.blocks) == 3
 
 
 def test_exits_are_compared_in_the_first_turns_and_seldom_later() -> None:
@@ -241,23 +243,62 @@ def test_sampled_drafts_are_chosen_by_the_exits_logits() -> None:
     assert_chosen(proposal, sequence, logits, HEAD_SHARE)
 
 
-def test_verification_runs_the_lower_layers_for_one_token_only(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found, layers = list[tuple[int, int]](), Decoder.layers
-
-    def counted(self: Decoder, rows: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        found.append((rows.shape[0], named.get("first", 0)))
-        return layers(self, rows, *rest, **named)
-
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_reply_is_that_of_plain_decoding(temperature: float) -> None:
+    """Also where the rounds of other ways come between."""
+    sampling = SamplingParams(temperature=temperature, seed=3)
     target = target_of()
     engine = Engine(target, {NAME: drafter_of(target)})
-    monkeypatch.setattr(Decoder, "layers", counted)
-    play(engine, PROMPT, Plans((NAME, 4)), 5)
-    prefill, compared, *drafted, below, above = found[:8]
-    assert prefill == compared == (len(PROMPT) - 1, 0)
-    assert drafted == [(1, 0)] * 4
-    assert (below, above) == ((1, 0), (5, 2))
+    plain = play(engine, PROMPT, Plans((OFF, 0)), 24, sampling)
+    for plans in (((NAME, 4),), ((NAME, 3), (OFF, 0), (NAME, 1))):
+        assert play(engine, PROMPT, Plans(*plans), 24, sampling).tokens == plain.tokens
+        assert target.cache.tokens == plain.tokens[:-1]
+
+
+def test_a_draft_that_is_never_verified_leaves_no_trace() -> None:
+    target, fresh = target_of(), target_of()
+    for each in (target, fresh):
+        prefilled(each, turn())
+    drafter_of(target).propose(turn(), DraftPlan(NAME, 4))
+    target.cache.rollback(len(PROMPT) - 1)
+    wanted = fresh.forward([PROMPT[-1], 8, 9])
+    torch.testing.assert_close(target.forward([PROMPT[-1], 8, 9]), wanted, atol=1e-4, rtol=1e-4)
+
+
+# -- the exit ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", range(1, LAYERS))
+def test_an_exit_has_the_logits_of_a_model_of_its_layers(depth: int) -> None:
+    target = target_of()
+    weights = replace(target.weights, blocks=target.weights.blocks[:depth])
+    wanted = Decoder(weights, target_of().cache).forward(PROMPT)
+    assert torch.equal(EarlyExit(target, depth).forward(PROMPT), wanted)
+
+
+def test_it_holds_no_weight_and_no_cache_of_its_own() -> None:
+    target = target_of()
+    leaving = EarlyExit(target, 2)
+    assert leaving.cache is target.cache
+    assert leaving.weights.blocks == target.weights.blocks[:2]
+    assert leaving.weights.head is target.weights.head
+    assert len(target.weights.blocks) == LAYERS
+
+
+@pytest.mark.parametrize("depth", [0, LAYERS])
+def test_an_exit_lies_between_the_first_and_the_last_block(depth: int) -> None:
+    with pytest.raises(AssertionError, match="between"):
+        EarlyExit(target_of(), depth)
+
+
+def test_it_leaves_the_features_of_cached_tokens_alone() -> None:
+    target = target_of()
+    features = target.follow([0, 3, LAST])
+    target.forward(PROMPT)
+    before = [features.rows(layer, 0, 48).clone() for layer in (0, 3, LAST)]
+    EarlyExit(target, 2).forward([3, 14, 15, 9])
+    for layer, old in zip((0, 3, LAST), before, strict=True):
+        assert torch.equal(features.rows(layer, 0, 48), old)
 
 
 @pytest.mark.slow

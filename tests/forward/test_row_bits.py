@@ -17,7 +17,6 @@ from localspec.forward import attention
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.model import Rows
-from localspec.forward.partial_forward import EarlyExit
 from localspec.forward.weight_layout import PackedLinear, padded
 from tests.tiny import NEEDS_BF16, with_cache
 
@@ -182,20 +181,6 @@ def test_after_other_texts_and_rollbacks(target: Decoder) -> None:
     target.cache.rollback(40)
     assert torch.equal(read(target, tokens[40:], [3]), wanted[40:])
     assert torch.equal(held(target.cache), cached)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2, 3, 6])
-def test_after_an_early_exit_computed_the_first_rows(target: Decoder, size: int) -> None:
-    before, drafted = text(66), text(size + 1, seed=4)
-    wanted = target.forward([*before, *drafted])[len(before) :]
-    target.cache.rollback(len(before))
-    leaving = EarlyExit(target, 1)
-    for token in drafted[:-1]:
-        leaving.forward([token])
-    target.cache.rollback(len(before))
-    assert target.cache.partial is not None
-    assert torch.equal(target.forward(drafted), wanted)
 
 
 @pytest.mark.slow
