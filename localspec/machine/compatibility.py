@@ -2,10 +2,8 @@
 
 Contract: a draft is compatible when every token has the same id in both. Sizes prove nothing: two
 vocabularies of the same size may differ in one id, and rows padded onto an embedding are no tokens.
-Merges are not compared: only the target's tokenizer ever splits text. A draft with other tokens may
-still draft by its text where both tokenizers can spell every byte (`compare_spelling`): its text is
-then tokenised for the target. Whether tokenizers reproduce what they read is only seen once they
-are loaded (drafters.vocabularies).
+Merges are not compared: only the target's tokenizer ever splits text. Whether a draft with other
+tokens may draft by its text is only seen once both tokenizers are loaded (drafters.vocabularies).
 
 No tokenizer is loaded: it reads `tokenizer.json`, or `vocab.json` with what the older files beside
 it add.
@@ -26,13 +24,6 @@ from localspec.formats.gguf_tokenizer import tokenizer_of
 from localspec.machine.gguf_models import gguf_of
 
 TokenMap = Mapping[str, int]
-
-# How tokenizers write single bytes: as "<0x0A>", or as GPT-2 does, printable characters as they are
-# and 68 others. Some lack a few that no text contains.
-HEXADECIMAL = frozenset(f"<0x{byte:02X}>" for byte in range(0x100))
-PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))
-ALPHABET = frozenset(chr(code) for code in PRINTABLE)
-ENOUGH_BYTES = 230  # of 256
 
 
 @dataclass(frozen=True)
@@ -96,29 +87,14 @@ def compare_folders(target: Path, draft: Path) -> Compatibility:
     return compare_token_maps(read_token_map(target), read_token_map(draft))
 
 
-def compare_spelling(target: TokenMap, draft: TokenMap) -> Compatibility:
-    """Whether a draft with other tokens may draft by its text."""
-    for name, tokens in (("target", target), ("draft", draft)):
-        if not _spells_bytes(tokens):
-            return Compatibility(
-                False,
-                f"the {name}'s tokenizer cannot spell every byte, so text cannot be passed from "
-                "one to the other whole",
-            )
-    return Compatibility(True, "both tokenizers can spell every byte, so it may draft by its text")
-
-
 def require_compatible(target: Path, draft: Path) -> None:
     """Raise DraftMismatch unless the draft in one folder may serve the target in the other."""
-    theirs, own = read_token_map(target), read_token_map(draft)
-    found = compare_token_maps(theirs, own)
+    found = compare_folders(target, draft)
     if found.is_compatible:
         return
-    remedy = "Choose a draft of the same family, or go without one."
-    if compare_spelling(theirs, own).is_compatible:
-        remedy = f"By its text it still can, as cross_tokenizer. {remedy}"
     raise DraftMismatch(
-        f"{name_of(draft)} cannot draft for {name_of(target)}: {found.reason}. {remedy}"
+        f"{name_of(draft)} cannot draft for {name_of(target)}: {found.reason}. By its text it may "
+        "still, as cross_tokenizer. Choose a draft of the same family, or go without one."
     )
 
 
@@ -130,11 +106,6 @@ def size_warning(target: str, target_bytes: int, draft: str, draft_bytes: int) -
         f"{draft} is as large as {target} or larger, so a step of it saves no step of the target. "
         "It is kept, and used only if it pays; a smaller draft would."
     )
-
-
-def _spells_bytes(tokens: TokenMap) -> bool:
-    known = tokens.keys()
-    return max(len(HEXADECIMAL & known), len(ALPHABET & known)) >= ENOUGH_BYTES
 
 
 def _from_tokenizer_json(data: Any, folder: Path) -> dict[str, int]:
