@@ -150,17 +150,16 @@ def slot_beside(parts: Parts, first: Slot) -> Slot | None:
     """One more sequence beside those of `first`, with caches of its own and with those of its
     drafters that can have more than one; None where the model runs one sequence at a time. Raises
     MemoryError, RuntimeError where there is no memory for it."""
-    from localspec.drafters.parts import DrafterBase
+    from localspec.drafters.registry import drafter_class
     from localspec.engine.engine import Engine
 
     own = parts.beside()
     if own is None:
         return None
     drafters = dict[str, Drafter]()
-    for name, drafter in first.engine.drafters.items():
-        another = drafter.beside(own) if isinstance(drafter, DrafterBase) else None
-        if another is not None:
-            drafters[name] = another
+    for name in first.engine.drafters:
+        with suppress(ModelError):  # a draft model that runs one sequence at a time
+            drafters[name] = drafter_class(name).build(own)
     return Slot(Engine(own.target, drafters), first.controller.beside(drafters))
 
 

@@ -43,9 +43,6 @@ class ChainedDrafter(Stepwise, DrafterBase):
     def build(cls, parts: Parts) -> ChainedDrafter:
         return cls(NgramDrafter.build(parts), DraftModelDrafter.build(parts))
 
-    def beside(self, parts: Parts) -> ChainedDrafter | None:
-        return None if parts.draft is None else self.build(parts)
-
     @property
     def memory_bytes(self) -> int:
         return self._drafting.memory_bytes

@@ -78,9 +78,6 @@ class CrossTokenizerDrafter(DrafterBase):
             raise ModelError(parts.foreign_refusal)
         return cls(parts.foreign, parts.target.vocab_size)
 
-    def beside(self, parts: Parts) -> CrossTokenizerDrafter | None:
-        return None if parts.foreign is None else self.build(parts)
-
     @property
     def memory_bytes(self) -> int:
         return self.model.weight_bytes + self.model.cache.kv_bytes + self._shared.held_bytes

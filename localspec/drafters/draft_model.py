@@ -50,9 +50,6 @@ class DraftModelDrafter(Stepwise, DrafterBase):
         model = parts.loaded_draft()
         return cls(model, parts.target.vocab_size, ChunkedDraft.of(model, parts))
 
-    def beside(self, parts: Parts) -> Self | None:
-        return None if parts.draft is None else self.build(parts)
-
     @property
     def memory_bytes(self) -> int:
         held = 0 if self.chunks is None else self.chunks.buffer_bytes

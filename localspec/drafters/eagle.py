@@ -47,10 +47,7 @@ class EagleDrafter(HeadDrafter):
     @classmethod
     def build(cls, parts: Parts) -> EagleDrafter:
         folder = parts.head(KIND, "EAGLE head")
-        return cls(parts.target, read_eagle(folder, parts.target))
-
-    def beside(self, parts: Parts) -> EagleDrafter:
-        return EagleDrafter(parts.target, self._parts, self._reads_once)
+        return cls(parts.target, parts.once(KIND, lambda: read_eagle(folder, parts.target)))
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         if self.signal(sequence) is None or plan.num_draft_tokens < 1:

@@ -93,12 +93,8 @@ class EarlyExitDrafter(DraftModelDrafter):
             )
         if not candidates(target.cache.shape.num_layers):
             raise ModelError("a target of one layer has no earlier exit. Use another drafter.")
-        return cls(target, Exits.measured(target, _text(parts, target)), parts.pool)
-
-    def beside(self, parts: Parts) -> Self | None:
-        if not isinstance(parts.target, Decoder):
-            return None
-        return type(self)(parts.target, self._exits.of(parts.target))
+        exits = parts.once(cls.name, lambda: Exits.measured(target, _text(parts, target)))
+        return cls(target, exits.of(target), parts.pool)
 
     @property
     def memory_bytes(self) -> int:

@@ -24,7 +24,6 @@ class HeadDrafter(DrafterBase):
     ) -> None:
         self._reads_once = target.device.type != "cpu" if reads_once is None else reads_once
         self._target = target
-        self._parts = parts  # shared with the drafters of other sequences
         self._head = AutoregressiveHead(parts, target.cache.shape.capacity)
         self._features = target.follow(self._head.layers)
 

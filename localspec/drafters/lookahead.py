@@ -136,9 +136,6 @@ class LookaheadDrafter(DrafterBase):
     def build(cls, parts: Parts) -> LookaheadDrafter:
         return cls()
 
-    def beside(self, parts: Parts) -> LookaheadDrafter:
-        return self.build(parts)
-
     def signal(self, sequence: Sequence) -> str | None:
         """One for all rounds: rounds that find nothing fill the pool for those that do."""
         return "window"

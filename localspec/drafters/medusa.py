@@ -43,10 +43,8 @@ class MedusaDrafter(DrafterBase):
     @classmethod
     def build(cls, parts: Parts) -> MedusaDrafter:
         folder = parts.head(cls.name, "set of Medusa heads")
-        return cls(read_medusa(folder, parts.target), parts.target)
-
-    def beside(self, parts: Parts) -> MedusaDrafter:
-        return MedusaDrafter(self._heads, parts.target)
+        heads = parts.once(cls.name, lambda: read_medusa(folder, parts.target))
+        return cls(heads, parts.target)
 
     @property
     def memory_bytes(self) -> int:

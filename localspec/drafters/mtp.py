@@ -28,10 +28,7 @@ class MtpDrafter(HeadDrafter):
     @classmethod
     def build(cls, parts: Parts) -> MtpDrafter:
         folder = parts.head(cls.name, "multi-token-prediction module")
-        return cls(parts.target, read_mtp(folder, parts.target))
-
-    def beside(self, parts: Parts) -> MtpDrafter:
-        return MtpDrafter(parts.target, self._parts, self._reads_once)
+        return cls(parts.target, parts.once(cls.name, lambda: read_mtp(folder, parts.target)))
 
     @torch.inference_mode()
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:

@@ -63,9 +63,6 @@ class NgramDrafter(DrafterBase):
     def build(cls, parts: Parts) -> NgramDrafter:
         return cls(parts.lookup)
 
-    def beside(self, parts: Parts) -> NgramDrafter:
-        return self.build(parts)
-
     def signal(self, sequence: Sequence) -> str | None:
         if sequence.forced_after():
             return FORCED

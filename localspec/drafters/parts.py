@@ -1,23 +1,27 @@
 """What a drafter may be built from, and what most drafters do not need to say.
 
 Contract: load fills `Parts` once. Every drafter's `build(parts)` returns the drafter or raises
-ModelError with the sentence that a person reads beside its greyed name.
+ModelError with the sentence that a person reads beside its greyed name. For a sequence that is
+decoded beside others it is built again, of `Parts.beside`; what all share is made by `Parts.once`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
-from localspec.core import Drafter, Outcome, Sequence
+from localspec.core import Outcome, Sequence
 from localspec.drafters.lookup import Lookup
 from localspec.drafters.vocabularies import Foreign
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.model import LanguageModel
+
+Made = TypeVar("Made")
 
 
 class DrafterBase:
@@ -32,11 +36,6 @@ class DrafterBase:
     def captures(self) -> tuple[Capturing, ...]:
         """What of it can be captured as graphs in idle time."""
         return ()
-
-    def beside(self, parts: Parts) -> Drafter | None:
-        """The same drafter for a sequence that is decoded beside this one's. parts: over caches of
-        their own (Parts.beside). None: it serves one sequence at a time."""
-        return None
 
     @property
     def beside_bytes(self) -> int:
@@ -54,8 +53,8 @@ class Parts:
 
     heads: by kind (medusa, eagle, mtp) the folder of a head for this target. foreign: a draft model
     with other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
-    oldest first, for lookup. indexed: `past` as an index, where there is one already. draft_pool:
-    as pool, for the draft model, which may be on a device of its own."""
+    oldest first, for lookup. draft_pool: as pool, for the draft model, which may be on a device of
+    its own. made: what `once` has made."""
 
     target: LanguageModel
     draft: LanguageModel | None = None
@@ -65,16 +64,22 @@ class Parts:
     foreign: Foreign | None = None
     foreign_refusal: str = "no draft with another vocabulary was chosen."
     past: tuple[tuple[int, ...], ...] = ()
-    indexed: Lookup | None = None
     draft_pool: GraphPool | None = None
+    made: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """What `make` gives, the same for all sequences: weights, and what is measured of them."""
+        if name not in self.made:
+            self.made[name] = make()
+        found: Made = self.made[name]
+        return found
 
     @cached_property
     def lookup(self) -> Lookup:
-        """One index for every drafter that looks up, made when first asked for."""
-        if self.indexed is not None:
-            return self.indexed.beside()
+        """One index of a sequence for every drafter that looks up, made when first asked for."""
         size = self.target.vocab_size
-        return Lookup([ids for ids in self.past if all(0 <= token < size for token in ids)])
+        known = (ids for ids in self.past if all(0 <= token < size for token in ids))
+        return self.once("lookup", lambda: Lookup([*known])).beside()
 
     def beside(self) -> Parts | None:
         """The same models over caches of their own, for a sequence that is decoded beside; None
@@ -86,7 +91,7 @@ class Parts:
         if foreign is not None and isinstance(foreign.model, Decoder):
             own = replace(foreign, model=foreign.model.beside())
         target = self.target.beside()
-        return replace(self, target=target, draft=draft, foreign=own, indexed=self.lookup)
+        return replace(self, target=target, draft=draft, foreign=own)
 
     def loaded_draft(self) -> LanguageModel:
         """Raises ModelError where there is no draft model."""

@@ -40,15 +40,11 @@ class SelfQuantDrafter(DraftModelDrafter):
     @classmethod
     def build(cls, parts: Parts) -> Self:
         """Quantise a copy now. Raises ModelError where that cannot be done, MemoryShortage."""
-        twin = quantised_twin(parts.target)
-        return cls(twin.model, twin.weight_bytes, ChunkedDraft.of(twin.model, parts))
-
-    def beside(self, parts: Parts) -> Self | None:
-        """The same copy, over the other sequence's cache."""
-        if not isinstance(self.model, Decoder):
-            return None
-        model = Decoder(self.model.weights, parts.target.cache, self.model.is_fastest)
-        return type(self)(model, self._weight_bytes)
+        twin = parts.once(cls.name, lambda: quantised_twin(parts.target))
+        model = twin.model
+        if isinstance(model, Decoder):  # one copy, over each sequence's own cache
+            model = Decoder(model.weights, parts.target.cache, model.is_fastest)
+        return cls(model, twin.weight_bytes, ChunkedDraft.of(model, parts))
 
     @property
     def memory_bytes(self) -> int:

@@ -89,7 +89,7 @@ def lent_parts(names: tuple[str, ...], module: Callable[[], Any], capacity: int)
     takes longer than a reply. No test may change these weights."""
     parts = _made(names, module, capacity).beside()
     assert parts is not None
-    return parts
+    return replace(parts, made={})
 
 
 def stage(names: tuple[str, ...] = NAMES) -> Stage:

@@ -169,9 +169,8 @@ def test_sequences_that_are_decoded_together_share_what_is_counted() -> None:
     first, second = target_of(), target_of()
     for each in (first, second):
         prefilled(each, turn())
-    drafter = drafter_of(first)
-    beside = drafter.beside(Parts(second))
-    assert beside is not None
+    exits = exits_of(first, {2: 0.9})
+    drafter, beside = (EarlyExitDrafter(each, exits.of(each)) for each in (first, second))
     scored = 0
     for _ in range(FIRST_TURNS):
         for each in (drafter, beside):
