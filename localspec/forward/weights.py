@@ -28,7 +28,7 @@ from localspec.forward.cache import KVCache, KVShape, native_cache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.grouped import Int4Linear
-from localspec.forward.layer_files import opened_by_layers
+from localspec.forward.layer_files import lent, opened_by_layers
 from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_state, kv_shape
 from localspec.forward.own_bits import in_groups, left_whole, weights_missing
 from localspec.forward.recurrent import RecurrentLM
@@ -115,9 +115,9 @@ def _to_take_over(
     if not bits and device.type == "cpu" and found.stored is None:
         known = _config_of(found)
         if known.model_type in LAYOUTS and not has_state(known):
-            by_layers = opened_by_layers(known, found.files, dtype)
-            if by_layers is not None:
-                return by_layers.module, by_layers.lent
+            module = opened_by_layers(known, found.files, dtype)
+            if module is not None:
+                return module, lent
     return load_module(found.path, dtype, device, bits), nullcontext
 
 
