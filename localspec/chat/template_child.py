@@ -2,8 +2,8 @@
 
 Contract: a line of JSON in, the arguments of transformers' render_jinja_template; a line out, with
 the text, a refusal of this conversation or a fault of the template. The process ends itself when a
-line takes LIMIT_S, whatever the interpreter is doing, and when its input ends. It is run as a file
-and imports nothing of localspec, and of transformers only what renders.
+line takes the seconds of its argument, whatever the interpreter is doing, and when its input ends.
+It is run as a file and imports nothing of localspec, and of transformers only what renders.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import Any
 
 from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
-LIMIT_S = 5.0
 # What no other conversation would change.
 FAULTS = (TemplateSyntaxError, SecurityError, RecursionError, MemoryError)
 NO_OTHER_FILE = "no loader for this environment"  # jinja2's, of a template that includes another
@@ -29,11 +28,11 @@ MOST_GROWTH, MOST_ADDED = 4, 2**20
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks
-    render_jinja_template = _renderer()
+    render, limit_s = _renderer(), float(sys.argv[1])
     with open(os.devnull, "w") as nowhere:
         for line in sys.stdin:
-            faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=nowhere)
-            answer = _answer(render_jinja_template, line)
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
+            answer = _answer(render, line)
             sys.stdout.write(f"{json.dumps(answer)}\n")
             sys.stdout.flush()
             faulthandler.cancel_dump_traceback_later()

@@ -1,9 +1,9 @@
 """Chat templates run in a process of their own, where their time and memory have limits.
 
 Contract: `TemplateProcess.render` gives what transformers makes of a conversation, by its own code.
-A template is a program of strangers: one that runs longer than template_child.LIMIT_S, holds more
-than MOST_BYTES or makes a text out of proportion is stopped, and RequestError says so. The next
-call starts another process. The process ends with this one.
+A template is a program of strangers: one that runs longer than LIMIT_S, holds more than MOST_BYTES
+or makes a text out of proportion is stopped, and RequestError says so. The next call starts another
+process. The process ends with this one.
 
 Not here: what is rendered (template), the other end (template_child).
 """
@@ -24,11 +24,10 @@ from typing import Any
 
 import psutil
 
-from localspec.chat.template_child import LIMIT_S
 from localspec.errors import RequestError
 
 CHILD = Path(__file__).with_name("template_child.py")
-MOST_BYTES = 512 * 2**20
+LIMIT_S, MOST_BYTES = 5.0, 512 * 2**20
 LOOK_S = 0.02  # between looks at its memory
 
 Child = subprocess.Popen[str]
@@ -36,9 +35,10 @@ Child = subprocess.Popen[str]
 
 class TemplateProcess:
     """One process for all templates; it is started ahead of the first call, since it takes a
-    moment to be there."""
+    moment to be there. limit_s: of one call."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self.limit_s = limit_s
         self._lock = threading.Lock()
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="template")
         self._child = _started(self)
@@ -78,7 +78,7 @@ class TemplateProcess:
                 continue
             if not answer:
                 child.wait()
-                raise _stopped(f"it ran for more than {LIMIT_S:.0f} seconds")
+                raise _stopped(f"it ran for more than {self.limit_s:.0f} seconds")
             return dict(json.loads(answer))
 
 
@@ -95,7 +95,7 @@ def _process_of(_pid: int) -> TemplateProcess:
 def _started(owner: TemplateProcess) -> Child:
     # -P: the folder of the file is no place to import from.
     child = subprocess.Popen(
-        [sys.executable, "-P", str(CHILD)],
+        [sys.executable, "-P", str(CHILD), str(owner.limit_s)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

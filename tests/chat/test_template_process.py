@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from localspec.backend import Message
 from localspec.chat.template import ChatTemplate
-from localspec.chat.template_process import template_process
+from localspec.chat.template_process import TemplateProcess, template_process
 from localspec.errors import ModelError, RequestError
 from tests.chat.test_template import tiny_tokenizer
 
@@ -22,25 +22,32 @@ ROLES = ("system", "user", "assistant", "user")
 TALK = tuple(Message(role, f"Text {place}.") for place, role in enumerate(ROLES))  # type: ignore[arg-type]
 
 
-def rendered(template: str) -> str:
-    return template_process().render({"conversations": [[HELLO]], "chat_template": template})
+def rendered(template: str, process: TemplateProcess | None = None) -> str:
+    asked = {"conversations": [[HELLO]], "chat_template": template}
+    return (process or template_process()).render(asked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        f"{DOUBLED}{{% endfor %}}{{{{ n.x | string }}}}",
+    ],
+)
+def test_a_template_that_does_not_end_is_stopped_and_the_next_one_runs(template: str) -> None:
+    process = TemplateProcess(limit_s=1.0)
+    with pytest.raises(RequestError, match=r"it ran for more than 1 seconds|MiB"):
+        rendered(template, process)
+    assert rendered(PLAIN, process) == "user: Hello.\n"
+    assert template_process().limit_s == 5.0, "as long as a published template may take"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("template", "told"),
     [
-        pytest.param(
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "5 s",
-            marks=pytest.mark.slow,
-        ),
         ("{{ 'a' * 10 ** 10 }}", "MiB|seconds"),  # on a busy machine its time is over first
-        pytest.param(
-            f"{DOUBLED}{{% endfor %}}{{{{ n.x | string }}}}",
-            "MiB|seconds",
-            marks=pytest.mark.slow,
-        ),
         ("{{ 'a' | center(10 ** 7) }}", "a text of 10,000,000 characters"),
         ("{{ range(10 ** 9) | list }}", "Range too big"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", r"is damaged: .*recursion.*Fetch"),
