@@ -177,10 +177,12 @@ def table_of(sampling: SamplingParams) -> torch.Tensor:
     return table
 
 
-def counted(engine: Engine, name: str, sampling: SamplingParams) -> torch.Tensor:
+def counted(
+    engine: Engine, name: str, sampling: SamplingParams, num_turns: int = NUM_TURNS
+) -> torch.Tensor:
     """How often each of the first three tokens came together, over seeds 0 to N - 1."""
     counts = torch.zeros(SMALL_VOCAB, SMALL_VOCAB, SMALL_VOCAB)
-    for seed in range(NUM_TURNS):
+    for seed in range(num_turns):
         reply = play(engine, SMALL_PROMPT, Plans((name, 2)), 3, replace(sampling, seed=seed))
         a, b, c = reply.tokens[len(SMALL_PROMPT) :]
         counts[a, b, c] += 1
@@ -234,7 +236,7 @@ def test_fault_one_noise_for_all_places_is_seen(monkeypatch: pytest.MonkeyPatch)
         return sequence
 
     monkeypatch.setattr(Engine, "start", stuck)
-    counts = counted(engine, "draft_model", WARPS["plain"])
+    counts = counted(engine, "draft_model", WARPS["plain"], num_turns=200)
     assert p_value(counts, table_of(WARPS["plain"])) < SIGNIFICANCE
 
 
