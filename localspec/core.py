@@ -293,12 +293,12 @@ ALONE = Others()
 class Step:
     """One round of the decode loop, measured.
 
-    draft_ms: propose. verify_ms: everything else of the round (rollback, the target's forward,
-    acceptance, bookkeeping). context_length: tokens in the target's cache before the round.
-    policy_ms: what planning took, and learning too once the engine yields the round; a part of
-    verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). plain_ms: plain
-    decoding for the same tokens, known at the end of a turn that drafted. others: what ran in the
-    same forward.
+    draft_ms: propose; 0 where no drafter was asked. verify_ms: everything else of the round
+    (rollback, the target's forward, acceptance). context_length: tokens in the target's cache
+    before it. policy_ms: what planning took, and learning too once the engine yields the round; a
+    part of verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). plain_ms:
+    plain decoding for the same tokens, known at the end of a turn that drafted. others: what ran in
+    the same forward.
     """
 
     drafter: str

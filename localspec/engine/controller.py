@@ -49,7 +49,6 @@ KNOWN_ALLOWANCE = 2.0  # or where it is: one look at plain decoding
 MOST_SAVED = 30.0  # that an unspent budget grows to, and the largest debt
 FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 16, 512  # drafted rounds between measurements of a plain round
 MOST_NOTED = 32  # rounds
-ASKED_MS = 0.01  # a drafter that took less was not asked
 
 
 class Budget:
@@ -282,7 +281,7 @@ class Controller:
 
 def was_asked(step: Step) -> bool:
     """Whether a drafter had to say what it drafts, or that it has nothing to draft."""
-    return step.num_draft_tokens > 0 or step.draft_ms >= ASKED_MS
+    return step.num_draft_tokens > 0 or step.draft_ms > 0.0
 
 
 def judged(proposal: Proposal, verdict: Verdict) -> list[bool | None]:

@@ -146,8 +146,10 @@ class Engine:
         started = perf_counter()
         plan = self._within_reach(policy.plan(sequence), sequence)
         planned = perf_counter()
-        proposal, waited_ms = yield from self._propose(sequence, plan)
-        drafted = perf_counter()
+        proposal, waited_ms, drafted = Proposal(), 0.0, planned
+        if plan.drafter != OFF and plan.num_draft_tokens > 0:
+            proposal, waited_ms = yield from self._propose(sequence, plan)
+            drafted = perf_counter()
         self.target.cache.rollback(base)  # erases anything a self-draft wrote
         logits, others = yield self._rows(sequence, proposal)
         if others.num_sequences:
@@ -203,8 +205,6 @@ class Engine:
         self, sequence: Sequence, plan: DraftPlan
     ) -> Generator[Rows, Forwarded, tuple[Proposal, float]]:
         """The proposal, and the ms in which others drafted."""
-        if plan.drafter == OFF or plan.num_draft_tokens == 0:
-            return Proposal(), 0.0
         drafter = self.drafters[plan.drafter]
         if not isinstance(drafter, Stepwise):
             return drafter.propose(sequence, plan), 0.0

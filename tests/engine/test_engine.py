@@ -254,3 +254,10 @@ def test_times_of_a_round_are_those_of_its_parts() -> None:
     step = next(engine.decode(sequence, SlowPlans(("guesser", 2)), threading.Event())).step
     assert step.draft_ms >= 29.0
     assert step.verify_ms >= 49.0  # deciding is no drafter's cost
+
+
+def test_a_round_that_asks_no_drafter_takes_no_time_to_draft() -> None:
+    """By a limit of 0.01 ms, a busy machine took such a round for one that was asked in vain."""
+    asked = next(rounds_of(engine_with(Guesser()), 2)[1]).step
+    unasked = next(rounds_of(engine_with(Guesser()), 2, max_tokens=1)[1]).step
+    assert asked.draft_ms > 0.0 and unasked.draft_ms == 0.0
