@@ -20,11 +20,11 @@ from localspec.web.talk.plain_markdown import MARK
 from tests import waiting
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web import witness
+from tests.web.tabs import VIEWPORT, Tabs, new_tab
 
 THOUGHT = "They ask about **drafts**, and <b>this</b> is `code`."
 TOKEN = "a-token-of-this-launch"
 WAIT_MS = 60_000
-VIEWPORT = {"width": 1280, "height": 850}
 # Gradio shows its form before it listens to it; the first news comes when it does. Our own scripts
 # come later still: they name the button of the settings, which they close where there is no room.
 LISTENS = """() => window.lsBridges === 2 && Boolean(window.lsSignal)
@@ -228,6 +228,7 @@ class Visit:
     outside: list[str] = field(default_factory=list)
 
     def open(self, query: str = "") -> None:
+        self.show()
         self.page.goto(f"{self.site.url}{query}")
         self.page.wait_for_selector('#ls-strip[data-phase="ready"]', timeout=WAIT_MS)
         self.page.wait_for_function(LISTENS, timeout=WAIT_MS)
@@ -285,16 +286,25 @@ Open = Callable[..., Visit]
 
 def new_visit(context: Any, site: Site) -> Visit:
     """A page of this context that notes what it should not do."""
-    one = Visit(context.new_page(), site)
+    one = Visit(new_tab(context), site)
     one.page.on("pageerror", lambda error: one.errors.append(str(error)))
     one.page.on("console", lambda m: m.type == "error" and one.errors.append(m.text))
     one.page.on("request", lambda request: note_request(one, request.url))
     return one
 
 
-def assert_behaved(visit: Visit) -> None:
-    assert visit.errors == []
-    assert visit.outside == []
+def end(visits: list[Visit], leave: Callable[[Visit], None]) -> None:
+    """The tests of these pages are over: none of them may have erred or called out. What one says
+    while it is left nobody hears, as where its tab is closed."""
+    for one in visits:
+        if not one.page.is_closed():
+            one.page.title()  # what it has said so far arrives before the answer
+    said = [([*one.errors], [*one.outside]) for one in visits]
+    for one in visits:
+        leave(one)
+        one.errors.clear()
+        one.outside.clear()
+    assert said == [([], [])] * len(visits)
 
 
 @pytest.fixture(scope="session")
@@ -319,10 +329,7 @@ def page(site: Site, shared_page: Visit) -> Iterator[Visit]:
     shared_page.new_chat()
     shared_page.page.focus("#ls-message textarea")
     yield shared_page
-    errors, outside = [*shared_page.errors], [*shared_page.outside]
-    shared_page.errors.clear()
-    shared_page.outside.clear()
-    assert_behaved(Visit(None, shared_page.site, errors, outside))
+    end([shared_page], lambda one: None)
 
 
 @pytest.fixture
@@ -332,32 +339,35 @@ def own_page(module_page: Visit) -> Visit:
     return module_page
 
 
+@pytest.fixture(scope="session")
+def tabs(server: Site, context: Any) -> Tabs:
+    return Tabs(f"{server.origin}/healthz", lambda: new_visit(context, server))
+
+
 @pytest.fixture(scope="module")
-def module_page(site: Site, context: Any) -> Iterator[Visit]:
+def module_page(site: Site, tabs: Tabs) -> Iterator[Visit]:
     """The page behind `own_page`."""
     site.begin()
-    one = new_visit(context, site)
+    one = tabs.take()
     one.open("&c=new")
     yield one
-    one.page.close()
-    assert_behaved(one)
+    end([one], tabs.give_back)
 
 
 @pytest.fixture
-def visit(site: Site, context: Any) -> Iterator[Open]:
-    """Open pages; at the end none of them may have erred or called out."""
-    visits: list[Visit] = []
+def visit(site: Site, context: Any, tabs: Tabs) -> Iterator[Open]:
+    """Open pages; at the end none of them may have erred or called out. is_new: in a tab that no
+    other test gets."""
+    used, own = list[Visit](), list[Visit]()
     site.begin()
 
-    def make() -> Visit:
-        visits.append(new_visit(context, site))
-        return visits[-1]
+    def make(is_new: bool = False) -> Visit:
+        one = new_visit(context, site) if is_new else tabs.take()
+        (own if is_new else used).append(one)
+        return one
 
     yield make
-    for one in visits:
-        one.page.close()
-    for one in visits:
-        assert_behaved(one)
+    end([*own, *used], lambda one: one.page.close() if one in own else tabs.give_back(one))
 
 
 def note_request(visit: Visit, url: str) -> None:

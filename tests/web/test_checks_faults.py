@@ -26,6 +26,7 @@ from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web.checks import READY, bubbles, wait_for_reply
 from tests.web.conftest import LISTENS, TOKEN, WAIT_MS, Site, Visit, serving, until
 from tests.web.models_site import TARGET, models_site
+from tests.web.tabs import new_tab
 from tests.web.test_checks_opening import status_of
 
 pytestmark = pytest.mark.slow
@@ -90,7 +91,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, context: Any) -> Iterator[Pl
     )
     with serving(made.service) as port:
         site = Site("127.0.0.1", port, made.service, store, made.backend)
-        made.visit = Visit(context.new_page(), site)
+        made.visit = Visit(new_tab(context), site)
         made.visit.open("&c=new")
         yield made
         made.visit.page.close()
@@ -176,7 +177,7 @@ def test_check_16_a_killed_server_comes_back_with_everything_and_an_interrupt_en
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     server, url = start(root, tmp_path, port, round_s=0.15)
-    page = Visit(context.new_page(), Site("127.0.0.1", port, None, None, None))  # type: ignore[arg-type]
+    page = Visit(new_tab(context), Site("127.0.0.1", port, None, None, None))  # type: ignore[arg-type]
     try:
         origin = url.split("/?")[0]
         assert [status_of(one)[0] for one in (f"{origin}/healthz", f"{origin}/live")] == [200, 401]
@@ -216,7 +217,7 @@ DOWNLOAD = f'#ls-models [data-download="{TARGET}"]'
 
 
 def models_page(context: Any, port: int) -> Any:
-    page = context.new_page()
+    page = new_tab(context)
     page.goto(f"http://127.0.0.1:{port}/?token={TOKEN}")
     page.get_by_role("tab", name="Models").first.click()
     button = page.locator(f'#ls-models button[data-act="download"][data-id="{TARGET}"]').first

@@ -19,6 +19,7 @@ from tests.tally import Tally
 from tests.waiting import WAIT_S
 from tests.web.checks import FOOTERS
 from tests.web.conftest import Site, Visit, serving, until
+from tests.web.tabs import new_tab
 
 pytestmark = pytest.mark.slow
 
@@ -111,7 +112,7 @@ def test_check_20_a_long_reply_in_a_long_chat_keeps_pace(
     service, store, handle = long_chat
     num_tokens = tally.size(QUICK_TOKENS, NUM_TOKENS)
     plain = alone(service, 300)
-    with serving(service) as port, closing(context.new_page()) as page:
+    with serving(service) as port, closing(new_tab(context)) as page:
         page.set_viewport_size({"width": 1500, "height": 900})
         visit = Visit(page, Site("127.0.0.1", port, service, store, FakeBackend()))
         visit.open(f"&c={handle}")

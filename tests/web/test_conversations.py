@@ -99,7 +99,7 @@ def test_an_earlier_list_of_chats_that_comes_late_replaces_no_later_one(
         until(is_asked.is_set)  # the list has been read
         site.service.rename(handle, "Amphibians")
         page.page.fill("#ls-search", "newts")
-        page.wait_for("Amphibians", "#ls-history")
+        page.wait_for("Found\nAmphibians", "#ls-history")
         may_answer.set()
         page.page.wait_for_function("window.told === 1", timeout=WAIT_MS)
     page.page.wait_for_timeout(200)

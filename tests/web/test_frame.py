@@ -9,7 +9,8 @@ import pytest
 
 from tests.fakes import REPLY
 from tests.web.checks import READY, ask, newest
-from tests.web.conftest import LISTENS, TOKEN, VIEWPORT, WAIT_MS, Site, Visit
+from tests.web.conftest import LISTENS, TOKEN, WAIT_MS, Site, Visit
+from tests.web.tabs import VIEWPORT, new_tab
 
 pytestmark = pytest.mark.slow
 
@@ -350,7 +351,7 @@ def test_the_switcher_leads_to_the_models_and_a_new_chat_back(page: Visit) -> No
 def test_a_list_of_chats_that_is_drawn_after_its_side_gives_no_error(
     site: Site, context: Any
 ) -> None:
-    page = context.new_page()
+    page = new_tab(context)
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.add_init_script("""

@@ -11,6 +11,7 @@ import pytest
 from tests.fakes import Script
 from tests.web.conftest import TOKEN, WAIT_MS, serving
 from tests.web.models_site import DRAFT, TARGET, ModelsSite, models_site
+from tests.web.tabs import new_tab
 
 # Whether no line lies over the form that asked.
 IS_WHOLE = """(asked) => !asked.matches('form')
@@ -30,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsSite]:
 def page(place: ModelsSite, context: Any) -> Iterator[Any]:
     """The page on its Models tab; every request elsewhere and every console error is a failure."""
     with serving(place.service) as port:
-        opened = context.new_page()
+        opened = new_tab(context)
         wrong: list[str] = []
         opened.on(
             "request",

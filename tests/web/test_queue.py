@@ -42,7 +42,7 @@ def pin(page: Visit, is_pinned: bool) -> None:
 def test_an_event_taken_while_the_stream_was_closing_is_answered_on_the_page(
     visit: Open, site: Site
 ) -> None:
-    page = visit()
+    page = visit(is_new=True)
     page.page.add_init_script(LATE_STREAMS)
     page.open("&c=new")
     page.send("echo about owls")
@@ -86,7 +86,7 @@ MOST_WAKES = 240  # where one looks every millisecond there are some 600
 def test_an_answer_that_is_read_before_its_event_is_known_is_not_asked_for_again(
     visit: Open, site: Site
 ) -> None:
-    page = visit()
+    page = visit(is_new=True)
     page.page.add_init_script(LATE_JOINS + COUNTED_FRAMES)
     page.open("&c=new")
     page.send("endless steady")
