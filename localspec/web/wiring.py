@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -52,6 +53,9 @@ def build_page(service: ChatService, presence: Presence | None = None) -> gr.Blo
         _wire_chat(blocks, Handlers(service, presence), page)
     blocks.queue(max_size=64, default_concurrency_limit=None, api_open=False)
     blocks._queue.sleep_when_free = max(blocks._queue.sleep_when_free, QUEUE_S)
+    # After every event Gradio would make a table of all events and its quantiles, for a monitor
+    # that is shut here: 10 ms of a core.
+    blocks._queue.ANAYLTICS_CACHE_FREQUENCY = math.inf
     return blocks
 
 

@@ -375,15 +375,6 @@ def note_request(visit: Visit, url: str) -> None:
         visit.outside.append(url)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let pass that Gradio counts its queue with options that this pandas has deprecated."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(
-                pytest.mark.filterwarnings("ignore:.*(no_silent_downcasting|The copy keyword)")
-            )
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: Any) -> Iterator[None]:
     """A test that fails beside an open page says what the page and its server were doing."""

@@ -32,3 +32,13 @@ def test_every_setting_has_one_field_of_its_name(service: ChatService) -> None:
     names = Counter(re.findall(r'<(?:input|select|textarea)[^>]* name="(\w+)"', html))
     assert set(names) == {field.name for field in fields(Form)}
     assert {name for name, count in names.items() if count > 1} == {"drafter"}
+
+
+def test_the_queue_makes_no_table_of_its_events(service: ChatService) -> None:
+    """Gradio made one after every event, which took longer than most of ours."""
+    from localspec.web.wiring import build_page
+
+    queue = build_page(service)._queue
+    queue.events_recorded = 1000
+    event = {"function": "send", "status": "success", "process_time": 0.1}
+    assert queue.compute_analytics_summary([event]) == {"functions": {}}
