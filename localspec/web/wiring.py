@@ -19,6 +19,7 @@ from localspec.errors import LocalspecError
 from localspec.web import layout
 from localspec.web.layout import QUIET, Page
 from localspec.web.proof import race_tab
+from localspec.web.quick_blocks import QuickBlocks
 from localspec.web.stats import tab as stats_tab
 from localspec.web.talk.commands import Command
 from localspec.web.talk.form import Form, written
@@ -45,7 +46,7 @@ MANY: dict[str, Any] = {**QUIET, "trigger_mode": "multiple"}  # several may run 
 
 def build_page(service: ChatService, presence: Presence | None = None) -> gr.Blocks:
     """The whole page over a service. presence: the server's, which knows of reloads."""
-    with gr.Blocks(
+    with QuickBlocks(
         title="localspec", fill_height=True, fill_width=True, analytics_enabled=False
     ) as opened:
         blocks: gr.Blocks = opened
