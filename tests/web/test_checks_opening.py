@@ -8,6 +8,8 @@ import re
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,22 @@ NET_LOG_FLAGS = ("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",)
 BROWSERS_OWN = re.compile(r"https?://(?!fonts)[\w.-]+\.(googleapis|google|gvt1|gstatic)\.com[/:]")
 
 
-def test_check_1_the_page_is_there_with_the_box_to_write_in(
-    browser: Any, site: Site, tally: Tally
-) -> None:
+@dataclass
+class Opened:
+    """The page in a browser that has never seen it, and how long it took to be there."""
+
+    page: Any
+    seconds: float
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, site: Site) -> Iterator[Opened]:
     errors: list[str] = []
     context = browser.new_context()
     page = context.new_page()
     page.on("console", lambda m: m.type in ("error", "warning") and errors.append(m.text))
     page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto("about:blank")
     started_s = time.monotonic()
     page.goto(site.url)
     page.wait_for_function(
@@ -44,12 +54,34 @@ def test_check_1_the_page_is_there_with_the_box_to_write_in(
           && document.querySelector('#ls-strip')?.getBoundingClientRect().height > 0""",
         timeout=WAIT_MS,
     )
-    tally.measured("the page is there after", time.monotonic() - started_s, MAX_OPEN_S, "s")
-    page.wait_for_timeout(500)
-    assert page.evaluate("document.activeElement.tagName") == "TEXTAREA"
-    assert page.is_visible("#ls-strip")
+    yield Opened(page, time.monotonic() - started_s)
     context.close()
     assert errors == []
+
+
+def test_check_1_the_page_is_there_with_the_box_to_write_in(opened: Opened, tally: Tally) -> None:
+    tally.measured("the page is there after", opened.seconds, MAX_OPEN_S, "s")
+    opened.page.wait_for_timeout(500)
+    assert opened.page.evaluate("document.activeElement.tagName") == "TEXTAREA"
+    assert opened.page.is_visible("#ls-strip")
+
+
+def test_check_3_the_token_becomes_a_cookie_and_leaves_the_address(
+    opened: Opened, site: Site
+) -> None:
+    page, context = opened.page, opened.page.context
+    assert TOKEN not in page.url and TOKEN not in page.content()
+    cookie = next(one for one in context.cookies() if one["name"] == f"localspec_{site.port}")
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["expires"] == -1
+    assert TOKEN not in page.evaluate("document.cookie + document.referrer")
+    entries = page.evaluate("performance.getEntriesByType('navigation').map(e => e.name).join()")
+    assert TOKEN not in entries
+    page.go_back()
+    assert TOKEN not in page.url, "the address with the token is no entry of the history"
+    tab = context.new_page()  # several tabs, and a reload, need no token any more
+    assert tab.goto(site.origin).status == 200
+    assert tab.reload().status == 200
+    tab.wait_for_selector("#ls-message textarea", timeout=WAIT_MS)
 
 
 def test_check_2_a_whole_session_asks_nobody_else(visit: Open, site: Site) -> None:
@@ -129,29 +161,6 @@ def test_check_3_without_the_token_there_is_no_data(browser: Any, site: Site) ->
     assert answer.status == 401
     assert "Open the address that localspec printed" in stranger.inner_text("body")
     stranger.context.close()
-
-
-def test_check_3_the_token_becomes_a_cookie_and_leaves_the_address(
-    browser: Any, site: Site
-) -> None:
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto("about:blank")
-    page.goto(site.url)
-    page.wait_for_selector("#ls-message textarea", timeout=WAIT_MS)
-    assert TOKEN not in page.url and TOKEN not in page.content()
-    cookie = next(one for one in context.cookies() if one["name"] == f"localspec_{site.port}")
-    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["expires"] == -1
-    assert TOKEN not in page.evaluate("document.cookie + document.referrer")
-    entries = page.evaluate("performance.getEntriesByType('navigation').map(e => e.name).join()")
-    assert TOKEN not in entries
-    page.go_back()
-    assert TOKEN not in page.url, "the address with the token is no entry of the history"
-    tab = context.new_page()  # several tabs, and a reload, need no token any more
-    assert tab.goto(site.origin).status == 200
-    assert tab.reload().status == 200
-    tab.wait_for_selector("#ls-message textarea", timeout=WAIT_MS)
-    context.close()
 
 
 def test_check_3_the_cookie_of_an_earlier_launch_is_useless(tmp_path: Path) -> None:
