@@ -6,12 +6,13 @@ Contract: `Place` says device, precision and context; `load_at` opens a folder t
 
 `choose_threads` times a step of the loaded model with torch's own number and with fewer threads,
 and leaves torch at the fastest; torch's choice is kept unless another is better by MARGIN, so that
-what was learnt with it stays valid. Beside a page, which is drawn while a reply is written, all
-cores are used only where all but one would be slower by WORTH_ALL: every operation waits for its
-slowest thread, and one whose core draws a page is slow. On two cores with the demo model both are
-1.4 times as fast as one in quiet; the first four replies in a browser on the same cores ran at 270
-tokens/s with both and at 365 with one (medians of three starts each, in turns), the very first one
-at 46 to 94 and at 348 to 385.
+what was learnt with it stays valid. All cores are used only where all but one would be slower by
+MARGIN, and beside a page, which is drawn while a reply is written, by WORTH_ALL: every operation
+waits for its slowest thread, and one whose core does something else is slow. Beside a program that
+keeps one of two cores busy, a step of 350M parameters took 220 ms with both and 92 with one, and 60
+and 84 in quiet. On two cores with the demo model both are 1.4 times as fast as one in quiet; the
+first four replies in a browser on the same cores ran at 270 tokens/s with both and at 365 with one
+(medians of three starts each, in turns), the very first one at 46 to 94 and at 348 to 385.
 
 Not here: planning ahead (machine.planner), opening the files (forward.weights).
 """
@@ -311,12 +312,12 @@ def return_memory(device: torch.device) -> None:
 # -- threads --------------------------------------------------------------------------------
 
 
-def candidates(default: int, beside_page: bool = False) -> list[int]:
-    """torch's own number first, then halves of it down to 1; beside a page one less as well."""
+def candidates(default: int) -> list[int]:
+    """torch's own number first, one less, then halves of it down to 1."""
     found = [default]
     while found[-1] > 1:
         found.append(found[-1] // 2)
-    if beside_page and default - 1 > 0 and default - 1 not in found:
+    if default - 1 > 0 and default - 1 not in found:
         found.insert(1, default - 1)
     return found
 
@@ -343,12 +344,12 @@ def choose_threads(
 
     default = torch.get_num_threads()
     step_ms = dict[int, float]()
-    for count in candidates(default, beside_page):
+    for count in candidates(default):
         torch.set_num_threads(count)
         step_ms[count] = _step_ms(step, clock)
-    usual = default
-    leaves_one = beside_page and default > 1 and _are_all(default)
-    if leaves_one and step_ms[default - 1] < WORTH_ALL * step_ms[default]:
+    usual, worth = default, WORTH_ALL if beside_page else MARGIN
+    leaves_one = default > 1 and _are_all(default)
+    if leaves_one and step_ms[default - 1] < worth * step_ms[default]:
         usual = default - 1
     best = min(step_ms, key=lambda count: step_ms[count])
     is_better = best < usual and step_ms[usual] > MARGIN * step_ms[best]

@@ -430,15 +430,18 @@ def chosen(step_s: dict[int, float], default: int, beside_page: bool = False) ->
 
 
 def test_candidates_go_down_by_halves() -> None:
-    assert candidates(12) == [12, 6, 3, 1]
-    assert candidates(1) == [1]
+    assert candidates(12) == [12, 11, 6, 3, 1]
+    assert candidates(2) == [2, 1] and candidates(1) == [1]
 
 
 def test_the_fastest_is_taken() -> None:
-    assert chosen({4: 2.0, 2: 1.0, 1: 3.0}, default=4) == 2
+    assert chosen({4: 2.0, 3: 2.0, 2: 1.0, 1: 3.0}, default=4) == 2
 
 
-def test_torch_keeps_its_own_number_unless_another_is_clearly_better() -> None:
+def test_torch_keeps_its_own_number_unless_another_is_clearly_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
     assert chosen({2: 1.1, 1: 1.0}, default=2) == 2
     assert chosen({2: 1.2, 1: 1.0}, default=2) == 1
 
@@ -454,12 +457,11 @@ def test_a_slow_step_is_timed_few_times() -> None:
     assert len(taken) == 2
 
 
-def test_a_core_is_left_to_the_page_unless_all_are_worth_much_more(
+def test_a_core_is_left_to_others_unless_all_are_worth_more_and_beside_a_page_much_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert candidates(12, beside_page=True) == [12, 11, 6, 3, 1]
-    assert candidates(2, beside_page=True) == [2, 1] and candidates(1, beside_page=True) == [1]
+    assert chosen({2: 1.0, 1: 1.1}, default=2) == 1
     assert chosen({2: 1.0, 1: 1.4}, default=2) == 2
     assert chosen({2: 1.0, 1: 1.4}, default=2, beside_page=True) == 1
     assert chosen({2: 1.0, 1: 1.9}, default=2, beside_page=True) == 2
