@@ -104,7 +104,8 @@ def start(arguments: argparse.Namespace) -> None:
     def on_ready(address: str, once: str) -> None:
         announce(address, once if not arguments.no_browser and has_screen() else None)
 
-    with opened_service(options, 60.0 * arguments.unload_after or None, True) as service:
+    unload_after_s = 60.0 * arguments.unload_after or None
+    with opened_service(options, unload_after_s, beside_page=True) as service:
         if arguments.no_log_text:
             service.store.logs_text = False
         if arguments.log_text:

@@ -33,7 +33,7 @@ ENGINE = "localspec.load:open_local_backend"  # by name: it brings torch, this m
 
 @contextmanager
 def opened_service(
-    options: LoadOptions, unload_after_s: float | None, beside_page: bool
+    options: LoadOptions, unload_after_s: float | None, *, beside_page: bool
 ) -> Iterator[ChatService]:
     """The service, not started; whoever serves it starts and closes it. unload_after_s: None never
     lets the model go. beside_page: as in load.open_local_backend. Raises LocalspecError, also where

@@ -61,7 +61,7 @@ def serve(
     check_port(host, port)  # before a key is made and shown
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))
-    with opened_service(options, 60.0 * unload_after or None, False) as service:
+    with opened_service(options, 60.0 * unload_after or None, beside_page=False) as service:
         announce_first_key(service.api_keys)
         threading.Thread(target=tell_news, args=(service,), daemon=True).start()
         serve_interfaces(service, host, port, announce, allow_origin or ())

@@ -107,7 +107,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item: pytest.Item) -> int:
-        if "browser" in getattr(item, "fixturenames", ()):
+        if "playwright" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
             return 2
         if item.path.is_relative_to(PAGE):
