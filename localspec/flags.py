@@ -27,6 +27,7 @@ from localspec.interrupts import INTERRUPTED, raise_again
 from localspec.options import LOAD_FLAGS
 
 N = TypeVar("N", int, float)
+MOST_FOR_EACH_CORE = 4  # threads that a person may ask for; more only wait for each other
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -157,6 +158,18 @@ def listed_numbers(text: str, kind: type[N]) -> tuple[N, ...]:
     except ValueError as error:
         said = "whole numbers. Write them like 1,4,16" if kind is int else "numbers, like 0,0.7"
         raise ConfigError(f"{text!r} is no list of {said}.") from error
+
+
+def require_threads(flag: str, count: int) -> int:
+    """The count. Raises ConfigError for one that no step could be run with: more threads than
+    the system can start end the process."""
+    most = MOST_FOR_EACH_CORE * (os.cpu_count() or 1)
+    if not 1 <= count <= most:
+        raise ConfigError(
+            f"{flag} is {count}, but must lie between 1 and {most} on this computer: "
+            f"{MOST_FOR_EACH_CORE} for each of its cores."
+        )
+    return count
 
 
 def require_temperatures(temperatures: Sequence[float]) -> None:

@@ -53,7 +53,6 @@ from localspec.options import FASTEST, KERNELS, SAME_BITS, USUAL_PARALLEL, LoadO
 from localspec.placement import (
     Place,
     check_target,
-    choose_threads,
     draft_places,
     keep_out_of_ram,
     load_at,
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
     from localspec.drafters.parts import Parts
     from localspec.engine.controller import Controller
     from localspec.forward.model import LanguageModel
+    from localspec.threads import Threads
 
 EQUAL_WITHIN_ROUNDING = (
     "Here one token and several at once are computed equal within rounding, not to the bit: in a "
@@ -139,6 +139,7 @@ class _Begun:
     source: Source
     place: Place
     target: LanguageModel
+    threads: Threads | None
     template: ChatTemplate
     found: Gathered
     notices: tuple[str, ...]
@@ -168,6 +169,7 @@ def _opened(
             engine=engine,
             controller=learnt.controller,
             beside=beside,
+            threads=begun.threads,
             template=begun.template,
             description=Description(
                 target=begun.source.target_name,
@@ -203,18 +205,19 @@ def _begun(
     draft_at = draft_places(options, place, machine, torch)
     if not options.anyway:
         keep_out_of_ram(place)
-    target, notices = _target(options, source, place, report, beside_page)
+    target, notices = _target(options, source, place, report)
+    threads = _threads(target, report, beside_page)
     pool = pool_of(place)
     target = capturable(target, pool, _kernels(options, place) == FASTEST)
     template = ChatTemplate.load(source.target, options.raw)
     found = gather(source, draft_at, target, template, past, pool, report)
     if found.apart is not None:
-        _choose_threads(found.apart, report, beside_page)
+        _threads(found.apart, report, beside_page)
     # A computer without an NVIDIA card has no fault; only `doctor` mentions it.
     of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
     told = [NO_TEMPLATE] if template.is_raw and not options.raw else []
     told += [THOUGHT_IS_TEXT] if template.thinks and template.thought_limit is None else []
-    return _Begun(source, place, target, template, found, (*of_machine, *notices, *told))
+    return _Begun(source, place, target, threads, template, found, (*of_machine, *notices, *told))
 
 
 def quiet_torch(report: Report) -> Any:
@@ -235,7 +238,7 @@ def quiet_torch(report: Report) -> Any:
 
 
 def _target(
-    options: LoadOptions, source: Source, place: Place, report: Report, beside_page: bool
+    options: LoadOptions, source: Source, place: Place, report: Report
 ) -> tuple[LanguageModel, list[str]]:
     """The loaded target, and what a person should know of it."""
     from localspec.forward.recurrent import RecurrentLM
@@ -244,7 +247,6 @@ def _target(
     short = check_target(source.target, place, options.anyway)
     opened = load_at(source.target, place, is_fastest=_kernels(options, place) == FASTEST)
     target = opened.model
-    _choose_threads(target, report, beside_page)
     slower = "transformers' own forward is used, which is slower."
     own = None if opened.notice is None else f"{slower} {opened.notice}"
     drafts_none = isinstance(target, RecurrentLM) and not target.reads_pieces
@@ -341,11 +343,14 @@ def _beside(
     return slots, (f"{len(slots) + 1} of {asked} replies are written at the same time: {why}.",)
 
 
-def _choose_threads(model: LanguageModel, report: Report, beside_page: bool) -> None:
+def _threads(model: LanguageModel, report: Report, beside_page: bool) -> Threads | None:
     """For a model on the processor."""
-    if model.device.type == "cpu":
-        report("choosing the number of threads")
-        choose_threads(lambda: _one_step(model), beside_page)
+    from localspec.threads import choose_threads
+
+    if model.device.type != "cpu":
+        return None
+    report("choosing the number of threads")
+    return choose_threads(lambda: _one_step(model), beside_page)
 
 
 def _one_step(model: LanguageModel) -> None:

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from localspec.errors import ConfigError
+from localspec.flags import require_threads
+
 FULL = Path("/dev/full")
 PRINT = "from localspec.flags import finish; finish({'a': 1}, 'the text', True)"
 
@@ -53,3 +56,10 @@ except StoreError as error:
     assert ended.returncode == 1
     assert ended.stderr.startswith("The output cannot be written: No space left"), ended.stderr
     assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("count", [0, -1, 100_000_000])
+def test_threads_that_cannot_be_started_are_refused_by_their_flag(count: int) -> None:
+    with pytest.raises(ConfigError, match=f"--threads is {count}, but must lie between 1 and"):
+        require_threads("--threads", count)
+    assert require_threads("--threads", 1) == 1

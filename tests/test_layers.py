@@ -42,16 +42,18 @@ MAY_IMPORT = {
         "bootstrap",
     },
     "load": {
-        "build_drafters", "placement", "chat", "record", "machine", "drafters", "engine", "forward",
+        "build_drafters", "placement", "threads", "chat", "record", "machine", "drafters", "engine",
+        "forward",
     },
     "build_drafters": {
         "placement", "chat", "record", "machine", "drafters", "engine", "forward",
     },
-    "chat": {"record", "drafters.registry", "engine", "forward"},
+    "chat": {"record", "drafters.registry", "engine", "forward", "threads"},
     "remote": set(),
     "record": {"drafters.registry"},
     "machine": {"drafters.registry"},
     "placement": {"machine", "forward"},
+    "threads": set(),
     "drafters": {"engine", "forward"},
     "engine": {"forward"},
     "forward": set(),
@@ -64,7 +66,7 @@ HOMES = {
     "tools": (),  # made what ships; no part of what runs
     "torch": (
         "forward", "engine", "drafters", "bench", "training", "machine.hardware", "placement",
-        "load", "build_drafters",
+        "load", "build_drafters", "threads",
     ),
     "transformers": (
         "forward", "engine", "drafters", "bench", "training", "chat.template", "load",

@@ -16,8 +16,7 @@ from localspec.config import settings_for
 from localspec.core import AUTO, OFF
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError
-from localspec.flags import require_temperatures
-from localspec.placement import require_threads
+from localspec.flags import require_temperatures, require_threads
 
 SUITES = ("quick", "drafters", "full")
 

@@ -43,12 +43,7 @@ from localspec.chat.template import ChatTemplate
 from localspec.core import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
 from localspec.engine.plain_baseline import PlainBaseline
 from localspec.engine.policy import policy_of
-from localspec.errors import (
-    ContextOverflow,
-    EngineLost,
-    LocalspecError,
-    NumericsError,
-)
+from localspec.errors import ContextOverflow, EngineLost, LocalspecError, NumericsError
 from localspec.turn_stats import OffReason, TurnStats
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
@@ -57,6 +52,7 @@ if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.engine import Engine, Prefilled
     from localspec.forward.graphs import Capturing
     from localspec.forward.model import Rows
+    from localspec.threads import Threads
 
 UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
@@ -65,7 +61,7 @@ UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 class Loaded:
     """The parts of a loaded engine. description: without what is asked of the parts (sizes, costs,
     slots). joules: the energy the card has used so far, None without a counter. return_memory:
-    frees memory that nothing uses any more."""
+    frees memory that nothing uses any more. threads: None where the processor runs no rounds."""
 
     engine: Engine
     controller: Controller
@@ -76,6 +72,7 @@ class Loaded:
     joules: Callable[[], float | None] = lambda: None
     return_memory: Callable[[], object] = gc.collect
     beside: tuple[Slot, ...] = ()  # slots for further replies; the first has engine and controller
+    threads: Threads | None = None
 
     @property
     def context_length(self) -> int:
@@ -251,6 +248,9 @@ class LocalBackend:
             with slot.engine.decoding(sequence):
                 while turn.goes_on(sequence):
                     found = yield from slot.engine.round(sequence, policy)
+                    share = slot.controller.share_of(found.step, request.sampling)
+                    if self.loaded.threads is not None and share is not None:
+                        self.loaded.threads.observe(share)
                     yield self._chunk(turn, slot, found, sequence, baseline)
             plain_ms = () if baseline is None else baseline.end_turn()
             rest, reason = turn.text.flush(), sequence.finish_reason or "cancelled"

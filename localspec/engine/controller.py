@@ -256,6 +256,14 @@ class Controller:
         believed_ms = costs.plain_ms(step.context_length)
         return believed_ms is not None and step.verify_ms < believed_ms
 
+    def share_of(self, step: Step, sampling: SamplingParams) -> float | None:
+        """What checking took of what is believed; None beside others, or where that is unknown."""
+        costs = self.costs_at(bucket_of(sampling))
+        believed_ms = costs.verify_ms(1 + step.num_draft_tokens, step.context_length)
+        if not believed_ms or step.others.num_sequences:
+            return None
+        return step.verify_ms / believed_ms
+
     def snapshot(self) -> dict[str, Any]:
         self.learn()
         return {

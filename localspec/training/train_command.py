@@ -20,7 +20,7 @@ import transformers
 from localspec.chat.template import ChatTemplate
 from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError, StoreError
-from localspec.flags import listed_numbers, to_stderr
+from localspec.flags import listed_numbers, require_threads, to_stderr
 from localspec.forward.fingerprint import NOTE
 from localspec.forward.heads.files import head_kind
 from localspec.forward.heads.mtp import ships_mtp
@@ -30,7 +30,7 @@ from localspec.machine.compatibility import require_compatible
 from localspec.machine.hardware import hardware_for
 from localspec.machine.sources import Source, resolve
 from localspec.options import LoadOptions
-from localspec.placement import Place, place_for, require_threads
+from localspec.placement import Place, place_for
 from localspec.record.log_file import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.prompt_files import TrainingPrompt, read_prompts, shipped_prompts

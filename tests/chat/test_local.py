@@ -24,6 +24,7 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
 from localspec.errors import ContextOverflow, NumericsError, RequestError
+from localspec.threads import ROUNDS, Threads
 from tests.tiny import TableModel, scripted, tiny_llama, with_cache
 
 END = 0
@@ -527,3 +528,15 @@ def test_a_token_without_an_embedding_is_refused_in_words() -> None:
     backend = backend_of(scripted([SAY["a"], END], 3, SAY["c"]), {})
     with pytest.raises(RequestError, match=r"token 3 of this text.*3 tokens only.*Leave out 'c'"):
         backend.generate(Request(HELLO, SamplingParams()), threading.Event())
+
+
+def test_rounds_that_take_far_longer_than_believed_go_on_with_fewer_threads() -> None:
+    before = torch.get_num_threads()
+    backend = backend_of(scripted([SAY["a"]] * 30, 3, len(PIECES)), {})
+    for width in (1, 2):
+        backend.loaded.controller.costs.set_verify(width, 3, 1e-6)
+    backend.loaded = replace(backend.loaded, threads=Threads(2, 2))
+    request = Request(HELLO, max_tokens=2 * ROUNDS)
+    numbers = [torch.get_num_threads() for _ in backend.generate(request, threading.Event())]
+    torch.set_num_threads(before)
+    assert numbers[0] == 2 and 1 in numbers

@@ -1,0 +1,121 @@
+"""How many threads the processor's rounds run with, at the start and while other programs run.
+
+Contract: every operation waits for its slowest thread, and one whose core does something else is
+slow. `choose_threads` times a step of the loaded model with torch's own number and with fewer, and
+keeps torch's own unless another is better by MARGIN. All cores are used only where all but one
+would be slower by MARGIN, and beside a page, which is drawn while a reply is written, by WORTH_ALL.
+
+`Threads.observe` gets what each round of a reply took to what is believed. Where ROUNDS of them are
+SLOW, the next ROUNDS run with the next smaller number, and later ones too if that is better by
+MARGIN. With fewer threads than usual, the usual number is tried the same way every RETRY_S. A trial
+is made of rounds of the reply itself: none is run for it. A round's tokens do not depend on it.
+
+Beside a program that keeps one of two cores busy, a step of 350M parameters took 220 ms with two
+threads and 92 with one, and 60 and 84 in quiet. On two cores with the demo model both are 1.4 times
+as fast as one in quiet; the first four replies in a browser on the same cores ran at 270 tokens/s
+with both and at 365 with one (medians of three starts each, in turns), the very first one at 46 to
+94 and at 348 to 385.
+
+Not here: what a round is believed to take (engine.costs).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import torch
+
+MARGIN = 1.15
+WORTH_ALL = 1.6
+TIMED_STEPS = 7
+MOST_SECONDS = 1.0  # for one candidate: a large model is timed by fewer steps
+ROUNDS = 8
+SLOW = 1.5
+RETRY_S = 60.0
+
+Clock = Callable[[], float]
+
+
+class Threads:
+    """torch's number of threads in the thread that runs the rounds. usual: what a quiet machine
+    gets. number: the present one. clock: seconds."""
+
+    def __init__(self, usual: int, number: int, clock: Clock = perf_counter) -> None:
+        self._usual = usual
+        self._clock = clock
+        self._shares = list[float]()
+        self._trial: tuple[int, float] | None = None  # the number before it, and its share
+        self._next_s = clock() if number == usual else clock() + RETRY_S
+        torch.set_num_threads(number)
+
+    def observe(self, share: float) -> None:
+        """share: what a round took of what is believed."""
+        self._shares.append(share)
+        if len(self._shares) < ROUNDS:
+            return
+        share, number = median(self._shares), torch.get_num_threads()
+        self._shares.clear()
+        if self._trial is not None:
+            self._judge(*self._trial, share)
+        elif self._clock() < self._next_s:
+            return
+        elif number < self._usual:
+            self._try(self._usual, share)
+        elif share >= SLOW and number > 1:
+            self._try(candidates(number)[1], share)
+
+    def _try(self, number: int, share: float) -> None:
+        self._trial = torch.get_num_threads(), share
+        torch.set_num_threads(number)
+
+    def _judge(self, before: int, share_before: float, share: float) -> None:
+        if share_before < MARGIN * share:
+            torch.set_num_threads(before)
+        self._trial, self._next_s = None, self._clock() + RETRY_S
+
+
+def candidates(default: int) -> list[int]:
+    """torch's own number first, one less, then halves of it down to 1."""
+    found = [default]
+    while found[-1] > 1:
+        found.append(found[-1] // 2)
+    if default - 1 > 0 and default - 1 not in found:
+        found.insert(1, default - 1)
+    return found
+
+
+def choose_threads(
+    step: Callable[[], object], beside_page: bool = False, clock: Clock = perf_counter
+) -> Threads:
+    """Set torch's threads to the best number for `step`. CPU only."""
+    default = torch.get_num_threads()
+    step_ms = dict[int, float]()
+    for count in candidates(default):
+        torch.set_num_threads(count)
+        step_ms[count] = _step_ms(step, clock)
+    usual, worth = default, WORTH_ALL if beside_page else MARGIN
+    leaves_one = default > 1 and _are_all(default)
+    if leaves_one and step_ms[default - 1] < worth * step_ms[default]:
+        usual = default - 1
+    best = min(step_ms, key=lambda count: step_ms[count])
+    is_better = best < usual and step_ms[usual] > MARGIN * step_ms[best]
+    return Threads(usual, best if is_better else usual, clock)
+
+
+def _are_all(num_threads: int) -> bool:
+    """Whether so many leave no core free; two threads of a processor share one."""
+    return 2 * num_threads >= (os.cpu_count() or 1)
+
+
+def _step_ms(step: Callable[[], object], clock: Clock) -> float:
+    times, begun = list[float](), clock()
+    for _ in range(TIMED_STEPS + 1):  # the first warms up
+        started = clock()
+        step()
+        times.append(1000.0 * (clock() - started))
+        if clock() - begun > MOST_SECONDS and len(times) > 1:
+            break
+    return median(times[1:])
