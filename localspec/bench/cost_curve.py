@@ -15,7 +15,7 @@ import torch
 
 from localspec.bench.runs import BenchEngine
 from localspec.core import SamplingParams
-from localspec.engine.calibrate import StandIn, verify_ms_of
+from localspec.engine.calibrate import StandIn, verify_ms_of, width_turns
 from localspec.engine.engine import Engine
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.plans import FULL_PRECISIONS
@@ -44,7 +44,8 @@ def cost_curve(
 
 
 def _curve(engine: Engine, widths: tuple[int, ...], context: int) -> dict[str, Any]:
-    verify_ms = verify_ms_of(engine, list(widths), context, SamplingParams())
+    turns = [*width_turns(engine, [*widths], context, SamplingParams())]
+    verify_ms = verify_ms_of([*widths], turns)
     relative = [ms / verify_ms[1] for ms in verify_ms.values()]
     return {"widths": list(widths), "verify_ms": list(verify_ms.values()), "relative": relative}
 

@@ -13,7 +13,7 @@ Not here: the table (costs), refinement while running (controller).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -92,8 +92,12 @@ def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:
             fitting = [w for w in widths if context + 2 * len(widths) + 2 * w <= capacity]
             if not all(costs.is_fresh(width, context) for width in fitting):
                 phrase = f"measuring forwards of the target, {place}"
-                found = yield from verify_turns(phrase, stage, fitting, context, sampling)
-                for width, ms in found.items():
+                yield phrase
+                turns = list[list[float]]()
+                for turn in width_turns(stage, fitting, context, sampling):
+                    turns.append(turn)
+                    yield phrase
+                for width, ms in verify_ms_of(fitting, turns).items():
                     costs.set_verify(width, context, ms)
             new = [name for name in engine.drafters if not costs.is_fresh(name, context)]
             for name in new:
@@ -120,36 +124,26 @@ def made_up_text(engine: Engine, context: int, sampling: SamplingParams) -> Sequ
     return engine.start(prompt, sampling, 10_000, frozenset())
 
 
-def verify_ms_of(
-    stage: Engine, widths: list[int], context: int, sampling: SamplingParams
-) -> dict[int, float]:
-    """`verify_turns`, at once."""
-    turns = verify_turns("", stage, widths, context, sampling)
-    while True:
-        try:
-            next(turns)
-        except StopIteration as end:
-            found: dict[int, float] = end.value
-            return found
-
-
-def verify_turns(
-    phrase: str, stage: Engine, widths: list[int], context: int, sampling: SamplingParams
-) -> Generator[str, None, dict[int, float]]:
-    """The cost of each width, as `widths_ms` takes it; yields the phrase before each turn of the
-    widths. They take turns so that they meet the same load: what they cost beside each other is
-    right on a busy machine too. A turn begins with a plain round that is not counted, since plain
-    rounds follow each other. One row costs no more than several: what says so is noise that the few
-    turns did not share."""
-    turn, started, turns = (1, *widths), perf_counter(), list[list[float]]()
-    while len(turns) <= REPEATS or (
-        len(turns) <= MOST_REPEATS and perf_counter() - started < QUICKLY_S
-    ):
-        yield phrase
-        turns.append(widths_ms(stage, turn, context, sampling)[1:])
+def verify_ms_of(widths: list[int], turns: list[list[float]]) -> dict[int, float]:
+    """The cost of each width, by `width_turns` of them. One row costs no more than several: what
+    says so is noise that the few turns did not share."""
     calm = sorted(turns[1:], key=sum)[: len(turns) // 2]  # the first turn warms up
     found = dict(zip(widths, map(median, zip(*calm, strict=True)), strict=True))
     return {width: min(found.values()) if width == 1 else ms for width, ms in found.items()}
+
+
+def width_turns(
+    stage: Engine, widths: list[int], context: int, sampling: SamplingParams
+) -> Iterator[list[float]]:
+    """What each width took, in turn after turn of them all. They take turns so that they meet the
+    same load: what they cost beside each other is right on a busy machine too. A turn begins with a
+    plain round that is not counted, since plain rounds follow each other."""
+    started, num_turns = perf_counter(), 0
+    while num_turns <= REPEATS or (
+        num_turns <= MOST_REPEATS and perf_counter() - started < QUICKLY_S
+    ):
+        yield widths_ms(stage, (1, *widths), context, sampling)[1:]
+        num_turns += 1
 
 
 def widths_ms(

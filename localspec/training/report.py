@@ -21,7 +21,7 @@ from localspec.backend import Report
 from localspec.core import Drafter, DraftPlan, SamplingParams
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import drafter_class
-from localspec.engine.calibrate import REPEATS, StandIn, made_up_text, verify_ms_of
+from localspec.engine.calibrate import REPEATS, StandIn, made_up_text, verify_ms_of, width_turns
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.formats.folder_files import check_folder
@@ -114,7 +114,8 @@ def _gain(
     widths, capacity = [1 + n for n in range(len(note.acceptance) + 1)], model.cache.shape.capacity
     context = min(TEXT_LENGTH, capacity // 2, capacity - 4 * len(widths))  # each leaves two tokens
     stage = Engine(model, {StandIn.name: StandIn()})
-    verify_ms = verify_ms_of(stage, widths, context, SamplingParams())
+    turns = [*width_turns(stage, widths, context, SamplingParams())]
+    verify_ms = verify_ms_of(widths, turns)
     model.cache.rollback(0)
     plain_ms = verify_ms[1]
     lengths = list[LengthGain]()
