@@ -79,33 +79,6 @@ class FeedForward(Protocol):
 
 
 @dataclass(frozen=True)
-class GatedFeedForward:
-    """down(activation(gate) * up), gate and up as one product."""
-
-    gate_up: Linear
-    down: Linear
-    activation: Activation = F.silu
-    reads_host = False
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        return (self.gate_up, self.down)
-
-    def with_linears(self, change: Callable[[Linear], Linear]) -> GatedFeedForward:
-        return replace(self, gate_up=change(self.gate_up), down=change(self.down))
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.down(self._inner(rows))
-
-    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self.down.add_to(self._inner(rows), residual)
-
-    def _inner(self, rows: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(rows).chunk(2, dim=-1)
-        return self.activation(gate).mul_(up)
-
-
-@dataclass(frozen=True)
 class PlainFeedForward:
     """down(activation(up))."""
 
@@ -122,10 +95,22 @@ class PlainFeedForward:
         return replace(self, up=change(self.up), down=change(self.down))
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.down(self.activation(self.up(rows)))
+        return self.down(self._inner(rows))
 
     def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return self.down.add_to(self.activation(self.up(rows)), residual)
+        return self.down.add_to(self._inner(rows), residual)
+
+    def _inner(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.up(rows))
+
+
+@dataclass(frozen=True)
+class GatedFeedForward(PlainFeedForward):
+    """down(activation(gate) * up). up: gate and up as one product."""
+
+    def _inner(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = self.up(rows).chunk(2, dim=-1)
+        return self.activation(gate).mul_(up)
 
 
 @dataclass(frozen=True)
