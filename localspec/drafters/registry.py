@@ -22,6 +22,7 @@ Needs = Literal["nothing", "draft", "copy", "head", "foreign"]
 TokenKind = Literal["draft", "self", "ngram"]
 
 PLAIN, PLAIN_COLOUR = "without drafting", "#879696"  # of plain decoding
+UNKNOWN = "unknown"  # as a server may leave who drafted
 
 
 @dataclass(frozen=True)
@@ -183,9 +184,11 @@ def drafter_class(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def label_of(name: str) -> str:
+def label_of(name: str | None) -> str:
     """The drafter's label, or what writes without one; the name itself where the log holds one that
-    is not registered."""
+    is not registered, UNKNOWN where it holds none."""
+    if name is None:
+        return UNKNOWN
     return PLAIN if name == OFF else REGISTRY[name].label if name in REGISTRY else name
 
 
@@ -194,8 +197,8 @@ def labelled(sentence: str) -> str:
     return re.sub(rf"\b({'|'.join(REGISTRY)})\b", lambda found: label_of(found[1]), sentence)
 
 
-def colour_of(name: str) -> str | None:
-    """None for a name that is not registered: the plot then takes one of its own."""
+def colour_of(name: str | None) -> str | None:
+    """None for a name that is not known or not registered: the plot then takes one of its own."""
     if name == OFF:
         return PLAIN_COLOUR
     return REGISTRY[name].colour if name in REGISTRY else None

@@ -18,7 +18,7 @@ from typing import Any
 
 from localspec.arithmetic import ratio
 from localspec.backend import Description
-from localspec.drafters.registry import colour_of, label_of
+from localspec.drafters.registry import UNKNOWN, colour_of, label_of
 from localspec.plots import Axes, Group, Series, bars, lines
 from localspec.speculation import interpolated
 from localspec.units import axis_unit
@@ -96,7 +96,7 @@ def _grouped(rows: Sequence[Row], field: str) -> dict[str, list[Row]]:
 
 def _label(field: str, value: Any) -> str:
     if value is None or value == "":
-        return "unknown"
+        return UNKNOWN
     return f"{value:.2f}" if field == "temperature" else kind_words(value)
 
 

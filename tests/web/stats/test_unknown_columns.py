@@ -1,0 +1,72 @@
+"""Each reader of turns takes any column that may be NULL as unknown."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from localspec.chat.service import ChatService, Scope
+from localspec.record.export import Format
+from localspec.web.proof.report import report_zip
+from localspec.web.proof.tokens import token_view
+from localspec.web.stats.selection import Selection
+from localspec.web.stats.tab import fill
+from localspec.web.talk.messages import chat_messages
+from tests.fakes import FakeBackend, session_info
+from tests.record import samples
+
+EXPORTS: tuple[Format, ...] = ("csv", "jsonl", "markdown", "sqlite")
+
+
+def columns_that_may_be_null(database: Path) -> list[str]:
+    with closing(sqlite3.connect(database)) as db:
+        found = db.execute("SELECT name FROM pragma_table_info('turn') WHERE NOT \"notnull\"")
+        return [name for (name,) in found if name != "id"]
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
+    """Its log has a lenient turn for each such column without it, and one without all of them, each
+    in a conversation of its own."""
+    folder = tmp_path_factory.mktemp("home")
+    with closing(samples.open_store(folder)) as store:
+        columns = columns_that_may_be_null(folder / "localspec.db")
+        for unknown in (*([name] for name in columns), columns):
+            turn = samples.begin(store, settings=samples.LENIENT_SETTINGS)
+            samples.finish(store, turn, stats=samples.LENIENT_STATS)
+            with closing(sqlite3.connect(folder / "localspec.db")) as db, db:
+                emptied = ", ".join(f"{name} = NULL" for name in unknown)
+                db.execute(f"UPDATE turn SET {emptied} WHERE id = ?", (turn.turn_id,))
+        made = ChatService(store, session_info, lambda report: FakeBackend())
+        yield made
+        made.close()
+
+
+def test_the_stats_tab_and_the_report_show_each_of_these_turns(service: ChatService) -> None:
+    for conversation in service.conversations():
+        assert "1 turn" in "".join(fill(service, Selection("conversation", conversation.id)))
+    assert report_zip(service, {"scope": "all"})
+
+
+def test_who_drafted_is_unknown_where_the_log_does_not_say(service: ChatService) -> None:
+    assert "<title>unknown (lenient): " in "".join(fill(service, Selection("all")))
+
+
+def test_every_export_has_each_of_these_turns(service: ChatService, tmp_path: Path) -> None:
+    for format in EXPORTS:
+        service.export(Scope(), format, tmp_path / "out")
+        assert (tmp_path / "out").stat().st_size
+    for conversation in service.conversations():
+        service.export(Scope(conversation_id=conversation.id), "markdown", tmp_path / "one.md")
+
+
+def test_each_of_these_replies_has_its_notes_and_its_details(service: ChatService) -> None:
+    for row in service.turn_rows():
+        handle, message_id = row["conversation_id"], row["message_id"]
+        assert len(chat_messages(service.messages(handle), {message_id: row}, False)) == 2
+        if service.store.reply_tokens(message_id) is not None:
+            assert token_view(service, message_id)["message"] == message_id
