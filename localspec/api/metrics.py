@@ -24,6 +24,21 @@ MILLISECONDS = 1000.0
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+COUNTED = (  # of a turn: the metric, what it is, and the figure
+    ("vllm:prompt_tokens", "Tokens of prompts.", "num_prompt_tokens"),
+    ("vllm:generation_tokens", "Tokens of replies.", "num_output_tokens"),
+    ("vllm:prefix_cache_hits", "Prompt tokens found.", "num_reused_tokens"),
+    ("vllm:spec_decode_num_drafts", "Rounds that drafted.", "num_drafts"),
+    ("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", "num_draft_tokens"),
+    ("vllm:spec_decode_num_accepted_tokens", "Of these, accepted.", "num_accepted_tokens"),
+    ("localspec:energy_joules", "Of the card in replies.", "energy_joules"),
+)
+TIMED = {
+    "vllm:time_to_first_token_seconds": "ttft_ms",
+    "vllm:e2e_request_latency_seconds": "reply_ms",
+    "vllm:request_prefill_time_seconds": "prefill_ms",
+    "vllm:request_decode_time_seconds": "decode_ms",
+}
 FINISHED: dict[FinishReason | None, str] = {
     "eos": "stop", "stop": "stop", "length": "length", "cancelled": "abort",
 }  # fmt: skip
@@ -55,24 +70,17 @@ class Metrics:
         stats = None if end is None else end.stats
         if end is None or stats is None:
             return
-        add = self._add
-        add("vllm:prompt_tokens", "Tokens of prompts.", stats.num_prompt_tokens, model)
-        add("vllm:generation_tokens", "Tokens of replies.", stats.num_output_tokens, model)
-        add("vllm:prefix_cache_queries", "Prompt tokens looked up.", stats.num_prompt_tokens, model)
-        add("vllm:prefix_cache_hits", "Of these, found.", stats.num_reused_tokens, model)
-        add("vllm:spec_decode_num_drafts", "Rounds that drafted.", stats.num_drafts, model)
-        drafted, accepted = stats.num_draft_tokens, stats.num_accepted_tokens
-        add("vllm:spec_decode_num_draft_tokens", "Tokens drafted.", drafted, model)
-        add("vllm:spec_decode_num_accepted_tokens", "Of these, accepted.", accepted, model)
-        add("localspec:energy_joules", "Of the card in replies.", stats.energy_joules, model)
+        for metric, what, name in COUNTED:
+            self._add(metric, what, stats.told(name), model)
+        if stats.told("num_reused_tokens") is not None:
+            looked_up = "vllm:prefix_cache_queries"
+            self._add(looked_up, "Prompt tokens looked up.", stats.num_prompt_tokens, model)
         if stats.plain_reply_ms is not None:
             plain, own = "localspec:plain_reply_seconds", "localspec:compared_reply_seconds"
-            add(plain, "Of compared replies, undrafted.", _s(stats.plain_reply_ms), model)
-            add(own, "Of compared replies.", _s(stats.reply_ms), model)
-        self._see("vllm:time_to_first_token_seconds", SECONDS, _s(stats.ttft_ms), model)
-        self._see("vllm:e2e_request_latency_seconds", SECONDS, _s(stats.reply_ms), model)
-        self._see("vllm:request_prefill_time_seconds", SECONDS, _s(stats.prefill_ms), model)
-        self._see("vllm:request_decode_time_seconds", SECONDS, _s(stats.decode_ms), model)
+            self._add(plain, "Of compared replies, undrafted.", _s(stats.plain_reply_ms), model)
+            self._add(own, "Of compared replies.", _s(stats.reply_ms), model)
+        for metric, name in TIMED.items():
+            self._see(metric, SECONDS, _s(stats.told(name)), model)
         self._count_rounds(end.steps, model)
 
     def _count_rounds(self, steps: Sequence[Step], model: str) -> None:

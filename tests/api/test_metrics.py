@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from localspec.backend import Chunk, Request
 from localspec.chat.service import ReplySettings
 from tests.api.conftest import Doors, scripted_pace, scripted_reply, serving
 from tests.fakes import FakeBackend, Script
@@ -82,6 +85,25 @@ def test_a_reply_that_failed_or_was_stopped_counts_as_such(fresh: Doors) -> None
     until(lambda: read(fresh).get("vllm:request_success_total") == 1)
     with fresh.http() as http:
         assert 'finished_reason="abort"' in http.get("/metrics").text
+
+
+class Reticent(FakeBackend):
+    """A server that tells how long a prompt is, and not how much of it was known before."""
+
+    def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+        for chunk in super().generate(request, cancel):
+            untold = frozenset({"num_reused_tokens", "num_output_tokens", "decode_ms"})
+            yield replace(chunk, stats=replace(chunk.stats, untold=untold))
+
+
+def test_what_a_server_does_not_tell_is_not_counted(tmp_path: Path) -> None:
+    with serving(Reticent(Script(reply=scripted_reply)), tmp_path) as doors:
+        reply = doors.service.submit(None, "Count.", ReplySettings())
+        assert reply is not None and reply.done.wait(20)
+        found = until(lambda: (now := read(doors)).get("vllm:request_success_total") == 1 and now)
+    assert found["vllm:prompt_tokens_total"] > 0
+    untold = ("prefix_cache", "generation_tokens_total", "request_decode_time_seconds")
+    assert not [name for name in found for each in untold if each in name]
 
 
 def test_the_board_asks_for_metrics_that_there_are(fresh: Doors) -> None:
