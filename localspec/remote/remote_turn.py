@@ -51,6 +51,7 @@ class RemoteTurn:
     drafts: Drafts | None = None
     untold: frozenset[str] = UNTOLD | DRAFTS | {
         "num_output_tokens", "num_prompt_tokens", "num_reused_tokens", "num_thinking_tokens",
+        "decode_ms",
     }  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -75,12 +76,10 @@ class RemoteTurn:
         if self.first_s is None:
             self.first_s = now_s
             self.stats = replace(self.stats, ttft_ms=1000.0 * (now_s - self.started_s))
+        self.stats = replace(self.stats, reply_ms=1000.0 * (now_s - self.started_s))
         written_s = now_s - self.first_s
-        self.stats = replace(
-            self.stats,
-            decode_ms=1000.0 * written_s if written_s >= SHORTEST_WRITING_S else 0.0,
-            reply_ms=1000.0 * (now_s - self.started_s),
-        )
+        if written_s >= SHORTEST_WRITING_S:
+            self._learn({"decode_ms": 1000.0 * written_s})
         return Chunk("decode", self.stats, text, thinking=thinking, logprobs=logprobs)
 
     def _count_tokens(self, usage: Mapping[str, Any]) -> None:
@@ -112,7 +111,7 @@ class RemoteTurn:
         untold = self.untold - OF_DRAFTS
         self.stats = replace(self.stats, drafted_by=made, reason=reason, untold=untold)
 
-    def _learn(self, told: Mapping[str, int]) -> None:
+    def _learn(self, told: Mapping[str, float]) -> None:
         self.untold -= told.keys()
         self.stats = replace(self.stats, **told, untold=self.untold)  # type: ignore[arg-type]
 

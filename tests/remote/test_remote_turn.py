@@ -23,7 +23,9 @@ def test_text_that_arrives_all_at_once_tells_no_rate_of_writing() -> None:
         found = turn.add(event(num_tokens), OTHER)
     assert found is not None and turn.first_s is not None
     assert found.stats.ttft_ms is not None and found.stats.tokens_per_second is None
+    assert found.stats.told("decode_ms") is None
     turn.first_s -= 2.0
     found = turn.add(event(4), OTHER)
     assert found is not None
+    assert found.stats.told("decode_ms") == pytest.approx(2000.0, rel=0.1)
     assert found.stats.tokens_per_second == pytest.approx(2.0, rel=0.1)

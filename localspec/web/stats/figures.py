@@ -10,14 +10,14 @@ wait 0 ms; `between_updates` are the times of the rounds themselves.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
 from localspec.arithmetic import percentile, ratio
 from localspec.drafters.registry import label_of
 from localspec.record.markdown import ENDED
-from localspec.speculation import MIN_COMPARED_TOKENS, DecodeCounts, speedup
+from localspec.speculation import MIN_COMPARED_TOKENS, speedup
 from localspec.units import DASH, took
 from localspec.web.live import badge, drafters_of
 from localspec.web.words import direction, gain_words, number, percent
@@ -50,12 +50,18 @@ MAX_LINES = 100  # of the table
 
 
 @dataclass(frozen=True)
-class Summary(DecodeCounts):
-    """Turns taken together. None where nothing was measured. speedup: of whole replies, of the
-    num_compared turns that have one.
+class Summary:
+    """Turns taken together. None where nothing was measured; each rate is of the turns that have
+    both of its numbers. speedup: of whole replies, of the num_compared turns that have one.
     num_lenient_tokens: of num_lenient_output_tokens, which the lenient turns among them have."""
 
     num_turns: int
+    num_output_tokens: int
+    tokens_per_second: float | None
+    acceptance_rate: float | None
+    draft_share: float | None
+    mean_accepted_length: float | None
+    mean_num_draft_tokens: float | None
     speedup: float | None
     decode_speedup: float | None
     alpha: float | None = None
@@ -84,9 +90,16 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
     """All turns of `rows` as one. rounds: their steps, needed for α alone."""
     measured = [row for row in rows if row["num_output_tokens"]]
     lenient = [row for row in rows if row["exact"] is False]
+    speed = _rate(measured, "num_output_tokens", "decode_ms")
+    accepted = _rate(measured, "num_accepted_tokens", "num_drafts")
     return Summary(
         num_turns=len(rows),
-        **{one.name: _sum(measured, one.name) for one in fields(DecodeCounts)},
+        num_output_tokens=_sum(measured, "num_output_tokens"),
+        tokens_per_second=None if speed is None else 1000.0 * speed,
+        acceptance_rate=_rate(measured, "num_accepted_tokens", "num_draft_tokens"),
+        draft_share=_rate(measured, "num_accepted_tokens", "num_output_tokens"),
+        mean_accepted_length=None if accepted is None else 1.0 + accepted,
+        mean_num_draft_tokens=_rate(measured, "num_draft_tokens", "num_drafts"),
         speedup=_gain(measured, "plain_reply_ms", "reply_ms"),
         decode_speedup=_gain(measured, "plain_decode_ms", "decode_ms"),
         alpha=reached_acceptance(rounds),
@@ -284,6 +297,12 @@ def _gain(rows: Sequence[Row], plain: str, took: str) -> float | None:
     if _sum(compared, "num_output_tokens") < MIN_COMPARED_TOKENS:
         return None
     return speedup(_sum(compared, plain), _sum(compared, took))
+
+
+def _rate(rows: Sequence[Row], above: str, below: str) -> float | None:
+    """A ratio of sums over the rows that have both."""
+    known = [row for row in rows if row[above] is not None and row[below]]
+    return ratio(_sum(known, above), _sum(known, below))
 
 
 def _sum(rows: Sequence[Row], name: str) -> Any:

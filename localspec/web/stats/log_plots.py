@@ -16,7 +16,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from localspec.arithmetic import ratio
 from localspec.backend import Description
 from localspec.drafters.registry import UNKNOWN, colour_of, label_of
 from localspec.plots import Axes, Group, Series, bars, lines
@@ -30,7 +29,6 @@ MAX_ROUNDS = 300  # of γ over time: the newest
 MAX_MARKS = 300  # of speed by turn: the newest
 MAIN = ("speedup-by-drafter", "speedup-by-workload", "speed-by-turn")  # seen unasked
 SHARED = {"temperature": "temperature", "drafter": "drafter", "workload": "kind of text"}
-COUNTS = ("num_draft_tokens", "num_drafts")
 MAX_DRAFT_TOKENS = 8  # on the axis of the cost curves
 MEASURED_COLOUR = "#dc2626"
 SLOWER = " A red bar is slower than that."
@@ -207,10 +205,9 @@ def _break_even(rows: Sequence[Row], rounds: Sequence[Row], curves: Sequence[Cos
         Series(label_of(curve.drafter), curve.percents, colour_of(curve.drafter))
         for curve in curves
     ]
-    guesses, drafts = (sum(row[name] or 0 for row in rows) for name in COUNTS)
-    alpha, gamma = stats.reached_acceptance(rounds), ratio(guesses, drafts)
-    if alpha is not None and gamma is not None:
-        point = (gamma, 100 * alpha)
+    all_turns = stats.summarise(rows, rounds)
+    if all_turns.alpha is not None and all_turns.mean_num_draft_tokens is not None:
+        point = (all_turns.mean_num_draft_tokens, 100 * all_turns.alpha)
         series.append(Series("measured", [point], MEASURED_COLOUR, is_line=False))
     axes = _axes(
         "Acceptance needed to break even", "draft length γ", "% of guesses checked", y_top=100

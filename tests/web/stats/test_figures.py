@@ -72,6 +72,19 @@ def test_several_turns_are_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
     assert summary.mean_accepted_length == pytest.approx(4.0)
 
 
+def test_a_rate_is_of_the_turns_that_have_both_of_its_numbers() -> None:
+    """As of a server that broke off, wrote all at once, or tells no rounds."""
+    no_drafts = dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"))
+    broken_off = ROW | no_drafts | {"decode_ms": None}
+    at_once = ROW | no_drafts | {"decode_ms": 0.0}  # as an earlier version logged it
+    no_rounds = ROW | {"num_drafts": None, "num_accepted_tokens": 25}
+    found = stats.summarise([ROW, broken_off, at_once, no_rounds])
+    assert found.num_output_tokens == 400
+    assert found.tokens_per_second == pytest.approx(100.0)
+    assert (found.acceptance_rate, found.draft_share) == (0.5, 0.5)
+    assert (found.mean_accepted_length, found.mean_num_draft_tokens) == (4.0, 4.0)
+
+
 def test_nothing_measured_is_unknown_not_zero() -> None:
     summary = stats.summarise([NOTHING])
     assert summary.tokens_per_second is None and summary.speedup is None
