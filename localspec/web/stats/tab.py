@@ -63,7 +63,9 @@ def add_tab(service: ChatService, conversation: gr.components.Component) -> None
             exports = html_box("", "ls-exports")
         with (
             gr.Accordion(
-                "Filter by who asked, model or day", open=False, elem_id="ls-filters-fold"
+                "Filter figures and report by who asked, model or day",
+                open=False,
+                elem_id="ls-filters-fold",
             ),
             gr.Row(elem_id="ls-filters", elem_classes="ls-fields"),
         ):
@@ -97,7 +99,7 @@ def fill(service: ChatService, selection: Selection) -> list[str]:
     waits = stats.wait_lines(*stats.with_and_without(rows, rounds))
     all_figures = PANELS.figures(summary, saved_ms) + PANELS.waits(stats.WAIT_COLUMNS, waits)
     return [
-        PANELS.exports(selection),
+        PANELS.exports(selection, bool(found) or selection.scope == "all", bool(rows)),
         PANELS.verdict(*verdict, summary, saved_ms, num_apart),
         PANELS.plots(plots, MAIN),
         PANELS.folded("All figures", all_figures) if rows else "",

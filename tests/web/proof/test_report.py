@@ -107,7 +107,7 @@ def test_the_page_shows_plots_that_can_be_saved_and_offers_the_report(
     with one.page.expect_download() as waiting:
         one.page.click("a.ls-report")
     assert waiting.value.suggested_filename == "localspec-report.zip"
-    one.page.get_by_role("button", name="Filter by who asked, model or day").click()
+    one.page.get_by_role("button", name="Filter figures and report by who asked").click()
     one.page.fill("#ls-since input, #ls-since textarea", "tomorrow")
     one.page.keyboard.press("Enter")
     one.wait_for("is no day", "#ls-stats-warning")

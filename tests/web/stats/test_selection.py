@@ -39,6 +39,22 @@ def test_the_last_seven_days_are_a_scope_of_figures_and_exports() -> None:
     assert scope.since == str(week_begin()) and name == f"since-{week_begin()}"
 
 
+def test_a_download_that_would_be_refused_is_not_offered(tmp_path: Path) -> None:
+    """A browser says no more of it than that it failed."""
+    from localspec.web.stats.tab import fill
+
+    service, _ = open_service(tmp_path)
+    assert "href" not in fill(service, Selection("session"))[0]
+    assert "href" not in fill(service, Selection("conversation", None))[0]
+    assert fill(service, Selection("all"))[0].count("href") == 4, "what was imported has no turn"
+    reply = ask(service, "Tell me of owls.")
+    for scope in ("session", "conversation", "all"):
+        links = fill(service, Selection(scope, reply.handle))[0]
+        assert links.count("href") == 5
+    assert "/report" not in fill(service, Selection("all", source="api"))[0]
+    close(service)
+
+
 def test_the_turns_of_other_programs_are_apart_unless_they_are_asked_for(tmp_path: Path) -> None:
     from localspec.web.stats.tab import fill
 
