@@ -247,16 +247,14 @@ class Reply:
         return replace(stats, plain_decode_ms=None)
 
     def _packed_tokens(self) -> bytes | None:
-        """What the token view shows; None without rounds. Lengths are left out where the backend
-        did not give one for each token."""
+        """What the token view shows; None without rounds."""
         rounds = [chunk for chunk in self._chunks if chunk.step is not None]
         if not rounds:
             return None
         lengths = tuple(length for chunk in rounds for length in chunk.lengths)
-        has_all = len(lengths) == sum(len(chunk.tokens) for chunk in self._chunks)
         drafted = tuple(chunk.drafted for chunk in rounds)
         start = len(self.pending.begun_thinking) + len(self.pending.begun_text)
-        return pack(TokenRecord(lengths if has_all else (), drafted, start))
+        return pack(TokenRecord(lengths, drafted, start))
 
 
 def _round(chunk: Chunk) -> ReplyRound:

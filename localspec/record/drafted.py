@@ -26,8 +26,8 @@ OUTCOMES = {letter: outcome for outcome, letter in LETTERS.items()}
 
 @dataclass(frozen=True)
 class TokenRecord:
-    """lengths: characters of the reply by output token, empty where not known. start: characters
-    of the reply before this turn. rounds: what each proposed."""
+    """lengths: characters of the reply by output token. start: characters of the reply before this
+    turn. rounds: what each proposed."""
 
     lengths: tuple[int, ...]
     rounds: tuple[tuple[DraftedToken, ...], ...]

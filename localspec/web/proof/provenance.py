@@ -1,8 +1,7 @@
 """Where each token of a reply came from, as data for the token view.
 
 Contract: pure. `runs` of a Provenance, joined, are the reply's text exactly: tokens that are parts
-of one character stand in one run. Counts are of tokens, and equal the log's. Without a record of
-what was drafted (an older log) there are marks instead of runs, and no guesses that were refused.
+of one character stand in one run. Counts are of tokens, and equal the log's.
 
 As JSON the tuples are lists and the names those that static/tokens.js reads.
 
@@ -12,7 +11,7 @@ Not here: reading the log (tokens), drawing (static/tokens.js).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from localspec.backend import DraftedToken
@@ -67,8 +66,7 @@ class Missed:
 @dataclass(frozen=True)
 class ShownRound:
     """One check by the model. drafted, accepted, tokens, not_reached: how many; not_reached are the
-    guesses behind a wrong one, None where it is not known. time: in words, "" where it is
-    not known."""
+    guesses behind a wrong one. time: in words, "" where it is not known."""
 
     drafter: str
     drafted: int
@@ -76,20 +74,17 @@ class ShownRound:
     tokens: int
     time: str
     is_probe: bool
-    missed: tuple[Missed, ...] = ()
-    not_reached: int | None = None
+    missed: tuple[Missed, ...]
+    not_reached: int
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """See the module. text: the whole reply, for where there are no runs."""
+    """See the module."""
 
-    text: str
-    tokens: tuple[ShownToken, ...]
     rounds: tuple[ShownRound, ...]
-    runs: tuple[TokenRun, ...] | None
-    has_drafts: bool
-    counts: Mapping[Kind, int] = field(default_factory=dict)
+    runs: tuple[TokenRun, ...]
+    counts: Mapping[Kind, int]
 
 
 def kind_of(drafter: str) -> Kind:
@@ -101,26 +96,20 @@ def provenance_of(
     text: str,
     sources: Sequence[str],
     steps: Sequence[Mapping[str, Any]],
-    record: TokenRecord | None,
+    record: TokenRecord,
 ) -> Provenance:
     """sources: where each output token came from, as logged. steps: rows of the log."""
-    found = record or TokenRecord((), ())
-    rounds = found.rounds if len(found.rounds) == len(steps) else None
-    is_divided = found.lengths and len(found.lengths) == len(sources)
-    pieces = cut(text[found.start :], found.lengths) if is_divided else None
+    pieces = cut(text[record.start :], record.lengths)
     tokens, shown, done = list[ShownToken](), list[ShownRound](), 0
-    for number, step in enumerate(steps):
-        own = sources[done : done + step["num_output_tokens"]]
-        own_pieces = None if pieces is None else pieces[done : done + len(own)]
-        drafted = None if rounds is None else rounds[number]
-        tokens += _tokens(number, own, step, drafted)
-        shown.append(_round(step, own, own_pieces, drafted))
-        done += len(own)
+    for number, (step, drafted) in enumerate(zip(steps, record.rounds, strict=True)):
+        place = slice(done, done + step["num_output_tokens"])
+        tokens += _tokens(number, sources[place], step, drafted)
+        shown.append(_round(step, sources[place], pieces[place], drafted))
+        done = place.stop
     counts: dict[Kind, int] = {
         kind: count for kind in KINDS if (count := sum(one.kind == kind for one in tokens))
     }
-    runs = None if pieces is None else _runs(text[: found.start], tokens, pieces)
-    return Provenance(text, tuple(tokens), tuple(shown), runs, rounds is not None, counts)
+    return Provenance(tuple(shown), _runs(text[: record.start], tokens, pieces), counts)
 
 
 def cut(text: str, lengths: Sequence[int]) -> list[str]:
@@ -138,9 +127,9 @@ def _tokens(
     number: int,
     sources: Sequence[str],
     step: Mapping[str, Any],
-    drafted: Sequence[DraftedToken] | None,
+    drafted: Sequence[DraftedToken],
 ) -> list[ShownToken]:
-    accepted = iter([one for one in drafted or () if one.outcome == "accepted"])
+    accepted = iter([one for one in drafted if one.outcome == "accepted"])
     found = []
     for source in sources:
         if source in (TARGET, FORCED):
@@ -153,11 +142,9 @@ def _tokens(
     return found
 
 
-def _target_kind(step: Mapping[str, Any], drafted: Sequence[DraftedToken] | None) -> Kind:
+def _target_kind(step: Mapping[str, Any], drafted: Sequence[DraftedToken]) -> Kind:
     if not step["num_draft_tokens"]:
         return "plain"
-    if drafted is None:  # of a chain this is all there is to know
-        return "corrected" if step["num_accepted_tokens"] < step["num_draft_tokens"] else "bonus"
     end = _end_of(drafted)
     is_refused = any(one.outcome == "rejected" and one.parent == end for one in drafted)
     return "corrected" if is_refused else "bonus"
@@ -171,11 +158,10 @@ def _end_of(drafted: Sequence[DraftedToken]) -> int:
 def _round(
     step: Mapping[str, Any],
     sources: Sequence[str],
-    pieces: Sequence[str] | None,
-    drafted: Sequence[DraftedToken] | None,
+    pieces: Sequence[str],
+    drafted: Sequence[DraftedToken],
 ) -> ShownRound:
     times = (step["draft_ms"], step["verify_ms"])
-    outcomes = None if drafted is None else [one.outcome for one in drafted]
     return ShownRound(
         drafter=label_of(step["drafter"]) if step["num_draft_tokens"] else DASH,
         drafted=step["num_draft_tokens"],
@@ -183,16 +169,16 @@ def _round(
         tokens=step["num_output_tokens"],
         time="" if None in times else took(sum(times)),
         is_probe=bool(step["is_probe"]),
-        missed=() if drafted is None else _missed(drafted, sources, pieces),
-        not_reached=None if outcomes is None else outcomes.count("not_reached"),
+        missed=_missed(drafted, sources, pieces),
+        not_reached=sum(one.outcome == "not_reached" for one in drafted),
     )
 
 
 def _missed(
-    drafted: Sequence[DraftedToken], sources: Sequence[str], pieces: Sequence[str] | None
+    drafted: Sequence[DraftedToken], sources: Sequence[str], pieces: Sequence[str]
 ) -> tuple[Missed, ...]:
     kept = {one.parent: one.text for one in drafted if one.outcome == "accepted"}
-    if sources and sources[-1] == TARGET and pieces is not None:
+    if sources and sources[-1] == TARGET:
         kept.setdefault(_end_of(drafted), pieces[-1])
     return tuple(
         Missed(one.text, kept.get(one.parent), one.confidence)

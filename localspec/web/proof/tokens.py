@@ -17,15 +17,23 @@ from localspec.chat import audit
 from localspec.chat.service import ChatService, Task
 from localspec.core import AUTO, OFF
 from localspec.drafters.registry import label_of
+from localspec.errors import StoreError
 from localspec.web.proof.provenance import KINDS, Provenance, provenance_of
 
 MAX_KEPT = 50  # replays
+LENIENT = "Checking was lenient here, as you chose: other guesses passed as well."
 
 
 def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
     """The view of a stored reply, and the drafters that it can be made again with. Raises
-    StoreError for one that the log does not have."""
+    StoreError for one that the log does not have, or of which an earlier version logged less."""
     reply = service.reply_record(message_id)
+    sizes = (len(reply.tokens), len(reply.steps))
+    if reply.record is None or (len(reply.record.lengths), len(reply.record.rounds)) != sizes:
+        raise StoreError(
+            "The log does not have what was drafted for this reply, as an earlier localspec wrote "
+            "it. Regenerate it to see where each token comes from."
+        )
     found = provenance_of(reply.text, reply.provenance, reply.steps, reply.record)
     return as_json(reply.row, found) | {"drafters": _drafters(service)}
 
@@ -40,39 +48,17 @@ def _drafters(service: ChatService) -> list[dict[str, str]]:
 
 
 def as_json(row: Mapping[str, Any], found: Provenance) -> dict[str, Any]:
-    counts = ("num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_drafts")
+    counts = ("num_draft_tokens", "num_accepted_tokens", "num_output_tokens")
     return {
-        "message": row["message_id"],
-        "temperature": row["temperature"],
-        "is_exact": row["exact"],
         **{name: row[name] for name in counts},
-        "text": found.text,
         "runs": found.runs,
-        "tokens": found.tokens,
         "rounds": [asdict(one) for one in found.rounds],
         "legend": [
             {"kind": kind, "label": KINDS[kind][0], "meaning": KINDS[kind][1], "count": count}
             for kind, count in found.counts.items()
         ],
-        "notes": _notes(row, found),
+        "notes": [LENIENT] if row["exact"] is False else [],
     }
-
-
-def _notes(row: Mapping[str, Any], found: Provenance) -> list[str]:
-    notes = []
-    if not found.has_drafts:
-        notes.append(
-            "This reply was logged before localspec kept what was drafted: where each token came "
-            "from is shown, but not what was refused."
-        )
-    if found.runs is None:
-        notes.append(
-            "Which letters belong to which token was not logged, so each token is a mark below the "
-            "text."
-        )
-    if row["exact"] is False:
-        notes.append("Checking was lenient here, as you chose: other guesses passed as well.")
-    return notes
 
 
 class Audits:

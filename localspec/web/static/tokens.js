@@ -86,11 +86,9 @@ function missedSpan(number, round, missed) {
   });
 }
 
-// What arrow keys go through; filled by textBox or marksBox.
-const emptyBox = (ariaLabel) => make("div", { id: "ls-tv-text", className: "ls-tv-text", tabIndex: 0, role: "group", ariaLabel });
-
 function textBox(data) {
-  const box = emptyBox("The reply, token by token. Arrow keys go through the tokens.");
+  const box = make("div", { id: "ls-tv-text", className: "ls-tv-text", tabIndex: 0, role: "group",
+    ariaLabel: "The reply, token by token. Arrow keys go through the tokens." });
   let round = -1;
   const told = new Set(); // rounds whose refused guesses are placed
   for (const run of data.runs) {
@@ -115,18 +113,6 @@ function textBox(data) {
   return box;
 }
 
-// Without the text of single tokens: the text, and a mark for each token.
-function marksBox(data) {
-  const box = emptyBox("One mark for each token. Arrow keys go through the marks.");
-  let round = 0;
-  for (const one of data.tokens) {
-    const first = one[1] === round ? "" : " ls-first";
-    round = one[1];
-    box.append(token(`ls-run ls-mark ls-k-${one[0]}${first}`, tokenWords(data, one), { role: "img", ariaLabel: one[0] }));
-  }
-  return make("div", {}, make("p", { className: "ls-tv-plain", textContent: data.text }), box);
-}
-
 const numMissed = (data) => data.rounds.reduce((sum, round) => sum + round.missed.length, 0);
 
 function legend(data) {
@@ -144,10 +130,8 @@ function legend(data) {
 function summary(data) {
   const { num_output_tokens: tokens, num_accepted_tokens: accepted, num_draft_tokens: drafted } = data;
   const rate = drafted ? ` (${Math.round((100 * accepted) / drafted)} %)` : "";
-  const unseen = data.rounds.map((round) => round.not_reached);
-  const skipped = unseen.includes(null)
-    ? ""
-    : `, ${numMissed(data)} refused, ${unseen.reduce((a, b) => a + b, 0)} not checked`;
+  const unseen = data.rounds.reduce((sum, round) => sum + round.not_reached, 0);
+  const skipped = `, ${numMissed(data)} refused, ${unseen} not checked`;
   return (
     `${tokens} tokens in ${data.rounds.length} checks by the model. ` +
     `Guessed: ${drafted}, of which ${accepted} right${rate}${skipped}.`
@@ -209,9 +193,8 @@ function fill(data, message) {
   if (data.error) return body.replaceChildren(note(data.error));
   const hint = "Point at a token, or go through them with arrow keys.";
   const detail = make("p", { id: "ls-tv-detail", className: "ls-tv-detail", ariaLive: "polite", textContent: hint });
-  const text = data.runs ? textBox(data) : marksBox(data);
   const sum = make("p", { className: "ls-tv-sum", textContent: summary(data) });
-  body.replaceChildren(sum, legend(data), ...data.notes.map(note), text, detail, auditBox(message, data.drafters), roundsTable(data));
+  body.replaceChildren(sum, legend(data), ...data.notes.map(note), textBox(data), detail, auditBox(message, data.drafters), roundsTable(data));
 }
 
 function move(step) {
