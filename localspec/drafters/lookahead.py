@@ -152,8 +152,7 @@ class LookaheadDrafter(DrafterBase):
         leaves = _open_window(tree, columns)
         tree.grow()  # a node that is in both leaves room for another
         # The window pays in later rounds, so no price of this round judges it.
-        proposal = tree.whole(num_steps=1) if tree.nodes else Proposal()
-        self._sent = Sent(proposal, len(tokens), columns, leaves)
+        self._sent = Sent(tree.whole(num_steps=1), len(tokens), columns, leaves)
         return self._sent.proposal
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:

@@ -90,8 +90,7 @@ def grown(
     root = HeadGuesses(levels, prices.chance)
     tree = TreeGrowth(prices, max_nodes, root, end_ids=end_ids)
     tree.grow()
-    found = tree.proposal(num_steps=1)
-    return found if found.tokens else Proposal()
+    return tree.proposal(num_steps=1)
 
 
 class HeadGuesses(Ranked):

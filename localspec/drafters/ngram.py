@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from localspec.core import GRAMMAR, DraftPlan, Growth, Proposal, Sequence, chain
+from localspec.core import GRAMMAR, DraftPlan, Proposal, Sequence, chain
 from localspec.drafters.lookup import Lookup, Matches, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import TreeGrowth
@@ -78,10 +78,12 @@ class NgramDrafter(DrafterBase):
             found = chain(forced, (1.0,) * len(forced))
             return replace(found, num_steps=1, makers=(GRAMMAR,) * len(forced))
         place = self._lookup.follow(sequence.tokens, sequence.prediction)
-        if plan.growth is not None:
-            return best_tree(self._lookup, place, size, plan.growth, end_ids)
-        found = best_chain(self._lookup, place, size, end_ids)
-        return replace(found, num_steps=1) if found.tokens else found
+        if plan.growth is None:
+            return replace(best_chain(self._lookup, place, size, end_ids), num_steps=1)
+        root = Continuations(self._lookup, place, plan.growth.chance)
+        tree = TreeGrowth(plan.growth, size, root, end_ids=end_ids)
+        tree.grow()
+        return tree.proposal(num_steps=1)
 
 
 def best_chain(lookup: Lookup, place: Matches, size: int, end_ids: frozenset[int]) -> Proposal:
@@ -96,17 +98,6 @@ def best_chain(lookup: Lookup, place: Matches, size: int, end_ids: frozenset[int
             break
         place = lookup.after(place, token)
     return chain(tuple(tokens), confidences=tuple(confidences))
-
-
-def best_tree(
-    lookup: Lookup, place: Matches, size: int, growth: Growth, end_ids: frozenset[int]
-) -> Proposal:
-    """The nodes that are worth more than they cost, at most `size`, best first."""
-    root = Continuations(lookup, place, growth.chance)
-    tree = TreeGrowth(growth, size, root, end_ids=end_ids)
-    tree.grow()
-    found = tree.proposal(num_steps=1)
-    return found if found.tokens else Proposal()
 
 
 class Continuations:
