@@ -19,8 +19,8 @@ from localspec.config import Profile, Settings, load_profiles
 from localspec.errors import ConfigError, LocalspecError, ModelError
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Downloads
-from localspec.machine.folder_shapes import shape_to_load
-from localspec.machine.gguf_models import gguf_of, shape_of_gguf
+from localspec.machine.folder_shapes import shape_of_gguf, shape_to_load
+from localspec.machine.gguf_models import gguf_of
 from localspec.machine.hardware import Device, Hardware, on_device, probe
 from localspec.machine.hub_files import Survey
 from localspec.machine.other_programs import OtherModel, found_models

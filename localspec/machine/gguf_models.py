@@ -1,9 +1,9 @@
-"""GGUF files as models: the file that a path names, its shape, and the folder to load it from.
+"""GGUF files as models: the file that a path names, and the folder to load it from.
 
-Contract: `gguf_of` finds the file; `shape_of_gguf` reads its header. `opened_gguf` writes the small
-files of a model folder (config, tokenizer, chat template) from the file's settings into a folder
-of localspec's own, once; the weights stay where they are, and POINTER names them. All that
-reads a model folder then reads this one. Raises ModelError.
+Contract: `gguf_of` finds the file, `title_of` names it. `opened_gguf` writes the small files of a
+model folder (config, tokenizer, chat template) from the file's settings into a folder of
+localspec's own, once; the weights stay where they are, and POINTER names them. All that reads a
+model folder then reads this one. Raises ModelError.
 
 Not here: the settings themselves (formats), reading the weights (forward.stored).
 """
@@ -20,8 +20,6 @@ from localspec.files import replacing
 from localspec.formats.gguf_file import PART, POINTER, GGUFHeader, is_gguf, parts_of, read_header
 from localspec.formats.gguf_settings import config_of, end_ids_of, tensor_names
 from localspec.formats.gguf_tokenizer import tokenizer_of
-from localspec.machine import folder_shapes
-from localspec.machine.shapes import ModelShape
 
 LAYOUT = "5"  # of the folders written here: another one is written anew
 BLOB = "sha256-"  # how the name of a file of Ollama begins
@@ -49,10 +47,6 @@ def is_model_file(file: Path) -> bool:
     """Whether it is a model, or the first part of one: no vision tower and no further part."""
     part = PART.match(file.stem)
     return PROJECTOR not in file.name and (part is None or int(part["number"]) == 1)
-
-
-def shape_of_gguf(file: Path, name: str | None = None) -> ModelShape:
-    return folder_shapes.shape_of_gguf(file, name or title_of(file))
 
 
 def title_of(file: Path) -> str:

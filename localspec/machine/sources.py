@@ -28,8 +28,8 @@ from localspec.formats.native import SIZED
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.fetch import fetch
-from localspec.machine.folder_shapes import shape_from_folder, shape_to_load
-from localspec.machine.gguf_models import gguf_of, opened_gguf, shape_of_gguf, title_of
+from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf, shape_to_load
+from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
 from localspec.machine.shapes import ModelShape
 from localspec.options import LoadOptions
 
@@ -95,7 +95,7 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
     folder = named_path(name)
     file = gguf_of(folder)
     if file is not None:
-        return KnownModel(shape_of_gguf(file), file, ())
+        return KnownModel(shape_of_gguf(file, title_of(file)), file, ())
     if folder.is_dir():
         return KnownModel(shape_to_load(folder), folder, ())
     cached = cached_folder(name)

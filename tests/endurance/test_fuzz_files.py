@@ -15,8 +15,8 @@ from localspec.config import PROJECT_FOLDER
 from localspec.formats.gguf_file import read_header
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import head_kind
-from localspec.machine.folder_shapes import shape_from_folder
-from localspec.machine.gguf_models import opened_gguf, shape_of_gguf
+from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
+from localspec.machine.gguf_models import opened_gguf
 from tests.drafters.random_eagle import write_random
 from tests.endurance.test_fuzz import copied, fuzz, mutated, opened, twisted
 from tests.forward.test_unpack import LAYOUTS, packed_folder
@@ -54,7 +54,7 @@ def test_mutated_gguf_files_are_loaded_or_refused(tmp_path: Path, tally: Tally) 
         folder.mkdir()
         (folder / "model.gguf").write_bytes(made)
         try:
-            shape_of_gguf(folder / "model.gguf")
+            shape_of_gguf(folder / "model.gguf", "model")
             opened(opened_gguf(folder / "model.gguf", folder))
         finally:
             shutil.rmtree(folder)

@@ -16,8 +16,8 @@ from localspec.formats.gguf_families import FAMILIES
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of
 from localspec.forward.weights import load_module
-from localspec.machine.folder_shapes import shape_from_folder
-from localspec.machine.gguf_models import opened_gguf, shape_of_gguf
+from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
+from localspec.machine.gguf_models import opened_gguf
 from tests.forward.test_stored import VOCABULARY
 from tests.gguf_files import write_gguf
 from tests.tiny import CPU
@@ -163,7 +163,7 @@ def test_a_file_gives_the_logits_of_the_folder(family: str, tmp_path: Path) -> N
     with torch.inference_mode():
         wanted, found = (each(input_ids=torch.tensor([TOKENS])).logits for each in modules)
     assert torch.allclose(found, wanted, atol=1e-5 * float(wanted.abs().max()))
-    shape = shape_of_gguf(tmp_path / "tiny.gguf")
+    shape = shape_of_gguf(tmp_path / "tiny.gguf", "tiny")
     assert shape.num_params == sum(each.numel() for each in module.parameters())
     assert shape_from_folder(folders[1]).num_params == shape.num_params
     assert shape.kv_width == shape_from_folder(folders[0]).kv_width
@@ -194,7 +194,7 @@ def test_what_a_family_does_not_have_in_a_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "odd.gguf"
     write_gguf(file, module_of("olmo2"), "F32", "olmo2", of_olmo_3)
     with pytest.raises(ModelError, match=r"odd.gguf is an OLMo 3.*windows.*safetensors"):
-        shape_of_gguf(file)
+        shape_of_gguf(file, "odd")
     write_gguf(file, module_of("granite"), "F32", "granite", VOCABULARY)
     with pytest.raises(ModelError, match=r"does not say 'granite.embedding_scale'"):
-        shape_of_gguf(file)
+        shape_of_gguf(file, "odd")

@@ -24,8 +24,8 @@ from localspec.formats.folder_files import weight_files
 from localspec.forward.fingerprint import fingerprint
 from localspec.load import open_local_backend
 from localspec.machine.compatibility import read_token_map
-from localspec.machine.folder_shapes import shape_from_folder
-from localspec.machine.gguf_models import gguf_of, opened_gguf, shape_of_gguf, title_of
+from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
+from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
 from localspec.machine.hardware import probe
 from localspec.machine.plan_report import make_plans
 from localspec.machine.sources import resolve
@@ -50,7 +50,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_its_shape_is_that_of_the_model_it_was_made_from(demo: Path) -> None:
-    found, wanted = shape_of_gguf(demo), shape_from_folder(DRAFT)
+    found, wanted = shape_of_gguf(demo, "demo"), shape_from_folder(DRAFT)
     assert found.stored_as == "GGUF (BF16)"
     assert found.num_params == wanted.num_params
     assert found.kv_bytes(100) == wanted.kv_bytes(100)
