@@ -1,6 +1,6 @@
 """Downloads of the app: one model at a time, in a process that fetches (see fetch).
 
-Contract: `ask` queues a model, `pause` ends its process and keeps what arrived, `resume` continues,
+Contract: `ask` queues a model or goes on with one, `pause` ends its process and keeps what arrived,
 `cancel` also deletes the parts. `downloads` is a snapshot, safe to take at any moment and from any
 thread. Unfinished ones are kept in a file and listed again, paused, at the next start; none starts
 by itself, and how much is here is read from the cache. `close` ends the process that runs.
@@ -158,8 +158,6 @@ class Downloads:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="downloads", daemon=True)
                 self._thread.start()
-
-    resume = ask
 
     def pause(self, model_id: str) -> None:
         """What arrived stays."""

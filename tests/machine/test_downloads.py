@@ -142,7 +142,7 @@ def test_a_paused_download_goes_on_from_where_it_was_and_a_cancelled_one_leaves_
     assert state(downloads) == "paused"
     (part,) = wait(lambda: list(cache.rglob("*.incomplete")))
     held = part.stat().st_size
-    downloads.resume(MODEL)
+    downloads.ask(MODEL)
     wait(lambda: hub.ranges)
     (asked,) = hub.ranges
     assert int(asked.removeprefix("bytes=").removesuffix("-")) >= held > 100_000
@@ -185,7 +185,7 @@ def test_after_a_kill_the_next_start_offers_to_continue(
         assert found.state == "paused" and found.num_bytes is not None
         assert 100_000 < found.have_bytes < found.num_bytes, "read from the cache, not remembered"
         hub.pace_s = 0.0
-        again.resume(MODEL)
+        again.ask(MODEL)
         wait(lambda: state(again) == "done")
         assert hub.ranges, "what had arrived was not fetched again"
     finally:

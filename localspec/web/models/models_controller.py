@@ -125,7 +125,7 @@ class ModelsController:
             "size": self._ask_sizes,
             "download": self._download,
             "pause": lambda said: self.catalogue.downloads.pause(self._known_download(said)),
-            "resume": lambda said: self.catalogue.downloads.resume(self._known_download(said)),
+            "resume": lambda said: self.catalogue.downloads.ask(self._known_download(said)),
             "cancel": lambda said: self.catalogue.downloads.cancel(self._known_download(said)),
             "forget": lambda said: self.catalogue.downloads.forget(self._known_download(said)),
             "connect": self._connect,
