@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import ceil, floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -218,12 +217,14 @@ def _would_fit(folder: Path, place: Place, free: int) -> str:
     def fits(other: Place) -> bool:
         return needed_bytes(folder, other) <= free
 
-    halves = (place.context_length >> number for number in range(1, 32))
-    contexts = [each for each in halves if each >= SHORTEST_OFFERED]
-    shorter = (each for each in contexts if fits(replace(place, context_length=each)))
-    found = [f"a context of {each} tokens" for each in islice(shorter, 1)]
-    is_offered = "4-bit" in _planned_precisions(folder, place)
-    found += ["4-bit weights"] if is_offered and fits(replace(place, bits=4)) else []
+    found, context, shape = list[str](), place.context_length // 2, _shape(folder)
+    while context >= SHORTEST_OFFERED and not fits(replace(place, context_length=context)):
+        context //= 2
+    if context >= SHORTEST_OFFERED:
+        found.append(f"a context of {context} tokens")
+    precisions = () if shape is None else PlanRequest(shape, room_for(place.hardware)).precisions
+    if "4-bit" in precisions and fits(replace(place, bits=4)):
+        found.append("4-bit weights")
     if found:
         return f"{' or '.join(found).capitalize()} would fit. Or close other programs."
     return "Neither a shorter context nor fewer bits would fit: choose a smaller model."
@@ -235,12 +236,6 @@ def _shape(folder: Path) -> ModelShape | None:
         return shape_from_folder(folder)
     except ModelError:
         return None
-
-
-def _planned_precisions(folder: Path, place: Place) -> tuple[Precision, ...]:
-    """In which the model could be loaded there."""
-    shape = _shape(folder)
-    return () if shape is None else PlanRequest(shape, room_for(place.hardware)).precisions
 
 
 def needed_bytes(folder: Path, place: Place) -> int:
