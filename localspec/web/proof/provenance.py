@@ -65,13 +65,12 @@ class Missed:
 
 @dataclass(frozen=True)
 class ShownRound:
-    """One check by the model. drafted, accepted, tokens, not_reached: how many; not_reached are the
-    guesses behind a wrong one. time: in words, "" where it is not known."""
+    """One check by the model. drafted, accepted, not_reached: how many guesses; the last are those
+    behind a wrong one. time: in words, "" where it is not known."""
 
     drafter: str
     drafted: int
     accepted: int
-    tokens: int
     time: str
     is_probe: bool
     missed: tuple[Missed, ...]
@@ -166,7 +165,6 @@ def _round(
         drafter=label_of(step["drafter"]) if step["num_draft_tokens"] else DASH,
         drafted=step["num_draft_tokens"],
         accepted=step["num_accepted_tokens"],
-        tokens=step["num_output_tokens"],
         time="" if None in times else took(sum(times)),
         is_probe=bool(step["is_probe"]),
         missed=_missed(drafted, sources, pieces),
