@@ -13,6 +13,12 @@ target's next token is one token of the draft; a re-encoded token about as often
 peaks are high. The way with the larger estimate is taken. Both estimates come from the text before
 the round and begin anew with each turn.
 
+Why both: two draft tokens a round of the demo target's foreign draft, replies of 48 tokens to 16
+prompts of Spec-Bench, gave 1.51 tokens a round translated and 1.51 re-encoded at T = 0, 1.68 and
+1.59 at 0.7, 1.53 and 1.29 at 1. In the text of prompts 88 to 91 % of that target's tokens are one
+token of the draft; of GPT-2's, Llama 2's, Qwen 1.5's and SmolLM's 51 to 95 % are one token of
+another of them, and the others can be guessed re-encoded only.
+
 Not here: the bytes of tokens, what two vocabularies share (vocabularies).
 Source: universal assisted generation (transformers since 4.46) and token-level intersection
 (arXiv 2502.05202).
@@ -93,7 +99,8 @@ class CrossTokenizerDrafter(DrafterBase):
         return TRANSLATED if may_translate else RE_ENCODED
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        self._follow(sequence)
+        if self._text.follow(sequence.tokens):
+            self._peak = FIRST_PEAK
         way = self._way(sequence)
         if way is None or plan.num_draft_tokens == 0:
             return Proposal()
@@ -104,10 +111,6 @@ class CrossTokenizerDrafter(DrafterBase):
         if way == TRANSLATED and self._shared.mass(logits, temperature) >= ENOUGH_SHARED:
             return self._translated(sequence, plan.shortened(self._room), logits)
         return self._re_encoded(sequence, plan, logits)
-
-    def _follow(self, sequence: Sequence) -> None:
-        if self._text.follow(sequence.tokens):
-            self._peak = FIRST_PEAK
 
     @property
     def _room(self) -> int:

@@ -5,13 +5,10 @@ along its path. `grow` adds the best candidate while its worth exceeds the price
 What may follow a node comes from its `Children`, one token after another, the best first.
 
 Where children are free (a lookup, Medusa's heads) or known already (`Known`), `below` gives them as
-soon as a node is added.
-Where they take a step of the drafter, `wanted` names the nodes to extend next, all in one step, and
-none when what they are expected to bring does not pay for a step; `open` sets their children. A
-candidate waits for a step that is expected to bring a better one. Nothing follows the end of the
-text.
-
-A draft is dropped where it is not worth all that it costs.
+soon as a node is added. Where they take a step of the drafter, `wanted` names the nodes to extend
+next, all in one step, and none when what they are expected to bring does not pay for a step; `open`
+sets their children. A candidate waits for a step that is expected to bring a better one. Nothing
+follows the end of the text. `proposal` gives no tokens where they are not worth all that they cost.
 
 Not here: the rows (the drafters), the prices (the controller), acceptance (engine.verify).
 Source: best-first growth by expected acceptance as in OPT-Tree (arXiv 2406.17276) and EAGLE-2

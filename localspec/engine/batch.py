@@ -176,7 +176,8 @@ class Batch(Generic[Item]):
 
 
 def _first_of(asking: Sequence[_Member[Item]]) -> Sequence[_Member[Item]]:
-    """Those who go first: who drafts with the model of the first that drafts, else all."""
+    """Those whose rows run next. While any drafts: all that draft with the model of the first that
+    does, since the target's forward waits for drafts. Else all."""
     drafting = [(each, each.asked) for each in asking if each.asked and each.asked.is_draft]
     if not drafting:
         return asking

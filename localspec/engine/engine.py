@@ -92,7 +92,7 @@ class Engine:
         )
 
     def prefill(self, sequence: Sequence, cancel: threading.Event) -> Prefilled:
-        """`read`, alone."""
+        """Drive `read` to its end, for a sequence that is alone."""
         return alone(self.read(sequence, cancel))
 
     def read(
@@ -120,8 +120,8 @@ class Engine:
     def decode(
         self, sequence: Sequence, policy: Policy, cancel: threading.Event
     ) -> Generator[Round]:
-        """Rounds, alone, until the sequence ends or cancel is set. Raises NumericsError,
-        CacheError."""
+        """The rounds of a sequence that is alone, until it ends or cancel is set. Raises
+        NumericsError, CacheError."""
         with self.decoding(sequence):
             while sequence.finish_reason is None and not cancel.is_set():
                 yield alone(self.round(sequence, policy))

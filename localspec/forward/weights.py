@@ -1,8 +1,8 @@
 """Opens a model folder, checked by formats.folder_files.
 
 Contract: code in a model's folder is never run. Each failure is a ModelError that names what failed
-and the remedy. The native decoder takes over the models
-it can run, and is used only if its logits agree with those of transformers.
+and the remedy. The native decoder takes over the models it can run, and is used only if its logits
+agree with those of transformers.
 
 Not here: which model, whether it fits (machine), fetching it (machine.sources).
 """

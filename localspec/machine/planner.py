@@ -5,12 +5,12 @@ best first, and for each that does not (at the context asked for) one sentence w
 and what would make it fit. A shortened context or a lower precision is stated in the plan's
 reason. A need is rounded up and free memory down, so no sentence claims more room than there is.
 
-Order: plans with less than half the wanted context come last. On a GPU what
-drafts well (a draft model, or whatever was measured to gain) comes before what does not: a 4-bit
-target with a draft is several times as fast as a full one without. Then precision comes before
-context, and context before the drafter. Among drafters a measured gain decides; without one, the
-registry's order does. A draft is beside its target, on a second GPU only where that gives the
-target more bits or more context: the two take turns, so a second GPU makes neither faster.
+Order: plans with less than half the wanted context come last. On a GPU what drafts well (a draft
+model, or whatever was measured to gain) comes before what does not: a 4-bit target with a draft is
+several times as fast as a full one without. Then precision comes before context, and context before
+the drafter. Among drafters a measured gain decides; without one, the registry's order does. A draft
+is beside its target, on a second GPU only where that gives the target more bits or more context:
+the two take turns, so a second GPU makes neither faster.
 
 Not here: reading the machine (hardware), profiles and folders (plan_report).
 """

@@ -7,8 +7,7 @@ from the shape and marked so. Unknown stays None.
 
 The first card: of open licence and free to fetch without an agreement; then the largest, since size
 is the only measure of quality between families. On a GPU a draft counts as much as DRAFT_WORTH
-times the size. On a
-processor models are limited to what it reads in time.
+times the size. On a processor models are limited to what it reads in time.
 
 A gain that was not measured is a range: the best draft length under careful and under hopeful
 assumptions. The assumed acceptances span what is published for drafts of the same family and for

@@ -52,8 +52,8 @@ def read_only(path: Path) -> str:
 
 
 class Tables:
-    """Rows in and out of one connection, as plain dicts. changes: of each table by this
-    connection, by a row's id."""
+    """Rows in and out of one connection, as plain dicts. changes: how often `insert`, `update` and
+    `delete` wrote each table; what `execute` runs is not counted."""
 
     def __init__(self, conn: sqlite3.Connection) -> None:
         self.conn = conn
