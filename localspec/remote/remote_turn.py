@@ -23,6 +23,7 @@ from localspec.turn_stats import TurnStats
 
 # Text that arrives within it tells how it was delivered, not how fast it was written.
 SHORTEST_WRITING_S = 0.05
+LARGEST_COUNT = 2**31 - 1  # of tokens
 NAME = "server"  # of a draft's maker, as the log has it
 
 # Of every reply: who made which token is not told, and what an answer is equal to neither.
@@ -31,6 +32,7 @@ OF_DRAFTS = frozenset({"drafter", "draft_share"})  # known as soon as the counts
 DRAFTS = OF_DRAFTS | {"num_drafts", "num_draft_tokens", "num_accepted_tokens"}
 TOLD_NOTHING = "The server does not tell what it drafted."
 NOT_WHOLE = "The reply did not come to its end, so what was drafted for it is not known."
+WHAT_IS_KEPT = " What was written is kept. Continue it, or regenerate it."
 NOT_ALONE = (
     "Its counters are of all requests together, and others ran at the same time, so what was "
     "drafted for this reply is not known."
@@ -59,7 +61,8 @@ class RemoteTurn:
         self.stats = TurnStats(0, continued_from=source, untold=self.untold)  # type: ignore[arg-type]
 
     def add(self, event: Mapping[str, Any], kind: servers.ServerKind) -> Chunk | None:
-        """What an event of the stream adds; None where that is nothing to show."""
+        """What an event of the stream adds; None where that is nothing to show. Raises TypeError,
+        AttributeError or KeyError for one that is not in OpenAI's format."""
         self._count_tokens(event.get("usage") or {})
         if kind.drafts is not None:
             self.drafts = _drafts_in(event, kind.drafts) or self.drafts
@@ -67,8 +70,9 @@ class RemoteTurn:
         if choice.get("finish_reason") is not None:
             self.reason = _reason(choice)
         delta = choice.get("delta") or {}
-        text = delta.get("content") or choice.get("text") or ""
-        thinking = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        # a list or a number raises
+        text = "" + (delta.get("content") or choice.get("text") or "")
+        thinking = "" + (delta.get("reasoning_content") or delta.get("reasoning") or "")
         logprobs = _logprobs(choice.get("logprobs") or {})
         if not (text or thinking or logprobs):
             return None
@@ -89,8 +93,8 @@ class RemoteTurn:
             "num_reused_tokens": "prompt_tokens_details.cached_tokens",
             "num_thinking_tokens": "completion_tokens_details.reasoning_tokens",
         }
-        found = {name: servers.at_path(usage, path) for name, path in paths.items()}
-        told = {name: count for name, count in found.items() if isinstance(count, int)}
+        found = {name: _count(servers.at_path(usage, path)) for name, path in paths.items()}
+        told = {name: count for name, count in found.items() if count is not None}
         if told:
             self._learn(told)
 
@@ -118,7 +122,11 @@ class RemoteTurn:
     def last(self, error: Exception | None) -> Chunk:
         """The end of the reply."""
         if error is not None:
-            return Chunk("done", self.stats, finish_reason="error", error=_with_what_is_kept(error))
+            said = (
+                str(error) if isinstance(error, LocalspecError) else f"localspec failed: {error!r}."
+            )
+            kept = "" if self.first_s is None else WHAT_IS_KEPT
+            return Chunk("done", self.stats, finish_reason="error", error=said + kept)
         if self.cancel.is_set() and self.reason is None:
             return Chunk("done", self.stats, finish_reason="cancelled")
         if self.reason is None:
@@ -134,12 +142,16 @@ def _reason(choice: Mapping[str, Any]) -> FinishReason:
 
 
 def _drafts_in(event: Mapping[str, Any], paths: servers.DraftPaths) -> Drafts | None:
-    drafted = servers.at_path(event, paths.num_draft_tokens)
-    accepted = servers.at_path(event, paths.num_accepted_tokens)
-    if not isinstance(drafted, int) or not isinstance(accepted, int):
+    drafted = _count(servers.at_path(event, paths.num_draft_tokens))
+    accepted = _count(servers.at_path(event, paths.num_accepted_tokens))
+    if drafted is None or accepted is None:
         return None
-    rounds = servers.at_path(event, paths.num_drafts)
-    return Drafts(rounds if isinstance(rounds, int) else None, drafted, accepted)
+    return Drafts(_count(servers.at_path(event, paths.num_drafts)), drafted, accepted)
+
+
+def _count(told: Any) -> int | None:
+    """None for what no count can be."""
+    return told if type(told) is int and 0 <= told <= LARGEST_COUNT else None
 
 
 def _logprobs(found: Mapping[str, Any]) -> tuple[Logprob, ...]:
@@ -151,9 +163,3 @@ def _logprobs(found: Mapping[str, Any]) -> tuple[Logprob, ...]:
         )
         for one in found.get("content") or ()
     )
-
-
-def _with_what_is_kept(error: Exception) -> str:
-    """The end of a reply that had begun."""
-    said = str(error) if isinstance(error, LocalspecError) else f"localspec failed: {error!r}."
-    return f"{said} What was written is kept. Continue it, or regenerate it."

@@ -144,7 +144,11 @@ class ServerBackend:
                 if isinstance(event, Exception):
                     self._must_look, error = True, event
                     break
-                chunk = turn.add(event, kind)
+                try:
+                    chunk = turn.add(event.to_dict(warnings=False), kind)
+                except (AttributeError, KeyError, TypeError) as fault:
+                    error = _unreadable(self._found, fault)
+                    break
                 if chunk is not None:
                     yield chunk
         finally:
@@ -176,18 +180,17 @@ class ServerBackend:
             async with await asked.create(**fields) as stream:
                 events.put({})
                 async for event in stream:
-                    events.put(event.to_dict())
+                    events.put(event)
             events.put(None)
         except (openai.OpenAIError, httpx2.HTTPError) as error:
             events.put(explained(self._found, error, self._server.key))
         except ValueError as error:  # it ended in the middle of an event
-            name, said = self._found.kind.name, first_line(error)
-            events.put(LocalspecError(f"{name} sent what cannot be read ({said})."))
+            events.put(_unreadable(self._found, error))
         except Exception as error:  # the edge of this task: whoever waits must be told
             events.put(error)
 
 
-_Event = dict[str, Any] | Exception | None
+_Event = Any  # of OpenAI's package, or an error; None at the end
 
 
 def _client_of(server: RemoteServer) -> AsyncOpenAI:
@@ -217,6 +220,10 @@ def _next(events: SimpleQueue[_Event], cancel: threading.Event) -> _Event:
     return None
 
 
+def _unreadable(found: servers.Found, error: Exception) -> LocalspecError:
+    return LocalspecError(f"{found.kind.name} sent what cannot be read ({first_line(error)}).")
+
+
 def explained(found: servers.Found, error: Exception, key: str | None) -> LocalspecError:
     """A fault of the request or of the server, with the remedy. No key is in it."""
     import openai
@@ -228,7 +235,7 @@ def explained(found: servers.Found, error: Exception, key: str | None) -> Locals
             return LocalspecError(f"{found.kind.name} failed: {_said(error.body, key)}.")
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         return LocalspecError(servers.gone(found.url, cause))
-    said = _said(error.body if error.body is not None else error.message, key)
+    said = _said(error.body or error.message, key)
     if isinstance(error, openai.RateLimitError):
         return LocalspecError(f"{found.kind.name} is busy: {said}. Wait a moment, then try again.")
     if error.status_code < 500:

@@ -27,9 +27,10 @@ COUNTING = threading.Lock()
 @dataclass
 class Stub:
     """words: of the reply, one an event. drafted: of each reply (rounds, tokens, accepted). extra:
-    fields of the last event. breaks_after: events until the connection breaks. stands_after: events
-    until nothing comes any more. others: requests of somebody else that end during a reply.
-    key: without which nothing is answered."""
+    fields of the last event. breaks_after: events until the connection breaks. sends_after:
+    events, and the data of one more behind them. stands_after: events until nothing comes any more.
+    others: requests of somebody else that end during a reply. key: without which there is no
+    answer."""
 
     port: int = 0
     owned_by: str = "vllm"
@@ -41,6 +42,7 @@ class Stub:
     extra: Mapping[str, Any] = field(default_factory=dict)
     fault: tuple[int, str] | None = None
     breaks_after: int | None = None
+    sends_after: tuple[int, str] | None = None
     stands_after: int | None = None
     others: int = 0
     key: str | None = None
@@ -160,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._stream(body)
 
     def _send(self, text: str) -> None:
-        data = text.encode()
+        data = text.encode(errors="surrogateescape")
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.flush()
 
@@ -173,6 +175,8 @@ class _Handler(BaseHTTPRequestHandler):
             if number == stub.stands_after:
                 self._stand()
                 return
+            if stub.sends_after is not None and number == stub.sends_after[0]:
+                self._send(f"data: {stub.sends_after[1]}\n\n")
             self._send(f"data: {json.dumps(event)}\n\n")
         stub.finish()
         self._send("data: [DONE]\n\n")

@@ -227,6 +227,48 @@ def test_a_broken_connection_ends_the_turn_and_the_next_one_connects_again(
 
 
 @pytest.mark.parametrize(
+    "sent",
+    [
+        "[1, 2]",
+        '"words"',
+        '{"choices": "words"}',
+        '{"choices": [null]}',
+        '{"choices": [{"delta": "words"}]}',
+        '{"choices": [{"delta": {"content": 42}}]}',
+        '{"choices": [{"delta": {"content": ["a", "b"]}}]}',
+        '{"choices": [{"delta": {"content": "a"}, "logprobs": {"content": [{}]}}]}',
+        '{"choices": [{"delta": {"con',
+        "\udcff",
+    ],
+)
+def test_an_event_that_is_none_of_openais_ends_the_turn_in_words(
+    stub: Stub, open_it: Any, sent: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    stub.sends_after = (2, sent)
+    backend = open_it(stub)
+    found = chunks(backend)
+    assert text_of(found) == "Rain" and found[-1].finish_reason == "error"
+    assert "vLLM sent what cannot be read (" in str(found[-1].error)
+    assert "Continue it" in str(found[-1].error)
+    assert [str(one.message) for one in recwarn] == []
+    stub.sends_after = None
+    assert text_of(chunks(backend)) == "Rain falls."
+
+
+@pytest.mark.parametrize("count", [-5, 10**30, True, 1.5, "many"])
+def test_a_count_that_none_can_be_is_not_taken(stub: Stub, open_it: Any, count: Any) -> None:
+    stub.extra = {"usage": {"prompt_tokens": count, "completion_tokens": 4}}
+    stats = chunks(open_it(stub))[-1].stats
+    assert (stats.num_prompt_tokens, stats.num_output_tokens) == (9, 4)
+
+
+def test_of_a_reply_without_a_word_nothing_is_kept(stub: Stub, open_it: Any) -> None:
+    stub.sends_after = (0, "[1]")
+    last = chunks(open_it(stub))[-1]
+    assert last.finish_reason == "error" and "kept" not in str(last.error)
+
+
+@pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
         ((400, "max_tokens is too large"), RequestError, "max_tokens is too large"),
