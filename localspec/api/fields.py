@@ -10,6 +10,7 @@ and ours for drafting (drafter, num_draft_tokens, leniency, workload) and for th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -177,7 +178,7 @@ def role_of(name: str, param: str) -> Role:
     return ROLES[name]
 
 
-def text_of(content: str | list[Part] | None, param: str) -> str:
+def text_of(content: str | Sequence[Part] | None, param: str) -> str:
     """Raises Refused for what is no text."""
     if content is None:
         return ""

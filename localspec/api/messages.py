@@ -23,7 +23,7 @@ from localspec.api.fields import Common, Fields, Part, StopText, refuse_unless, 
 from localspec.api.formats import called, held, schema_of
 from localspec.api.pieces import Ending, pieces, whole
 from localspec.api.replies import Asked, event
-from localspec.api.tools import arguments_of, tool_of
+from localspec.api.tools import tool_of
 from localspec.backend import Message, Request, ToolCall
 from localspec.turn_stats import TurnStats
 
@@ -35,17 +35,29 @@ STOPPED: dict[Ending | None, str] = {
 APART = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # no text of the message
 
 
+class Block(Part):
+    """A part of a message, with the fields of what is no text. input: the arguments of a call.
+    content: the answer of a tool."""
+
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = Field(default_factory=dict)
+    tool_use_id: str = ""
+    content: str | list[Part] | None = None
+    thinking: str = ""
+
+
 class AnthropicMessage(Fields):
     """One message."""
 
     role: str
-    content: str | list[Part]
+    content: str | list[Block]
 
     def messages(self, param: str) -> list[Message]:
         """The answers of tools in it, then its text with the calls of tools. Raises Refused."""
         parts = [] if isinstance(self.content, str) else self.content
         answers = [
-            Message("tool", _result_in(one, param), call_id=str(_extra(one, "tool_use_id", "")))
+            Message("tool", text_of(one.content, param), call_id=one.tool_use_id)
             for one in parts
             if one.type == "tool_result"
         ]
@@ -54,7 +66,7 @@ class AnthropicMessage(Fields):
         text = text_of(self.content if isinstance(self.content, str) else rest, param)
         if answers and not text:
             return answers
-        thinking = "".join(str(_extra(one, "thinking", "")) for one in parts)
+        thinking = "".join(one.thinking for one in parts)
         role = role_of(self.role, f"{param}.role")
         return [*answers, Message(role, text, calls, thinking=thinking)]
 
@@ -63,7 +75,7 @@ class Thinking(Fields):
     """Whether the model thinks, and for how many tokens at most. It is always given."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
+    budget_tokens: Annotated[int, Field(ge=0)] | None = None
     display: Literal["summarized"] | None = None
 
 
@@ -155,21 +167,8 @@ class MessageHead:
         return {**self._fields, "content": content, **self.ending(None), "usage": usage, **more}
 
 
-def _extra(part: Part, name: str, otherwise: Any) -> Any:
-    return (part.model_extra or {}).get(name, otherwise)
-
-
-def _result_in(part: Part, param: str) -> str:
-    content = _extra(part, "content", "")
-    if isinstance(content, list):
-        content = [Part.model_validate(one) for one in content]
-    return text_of(content, param)
-
-
-def _earlier_call(part: Part) -> ToolCall:
-    text = json.dumps(_extra(part, "input", {}), ensure_ascii=False)
-    arguments = arguments_of(text, "messages")
-    return ToolCall(str(_extra(part, "id", "")), str(_extra(part, "name", "")), arguments)
+def _earlier_call(block: Block) -> ToolCall:
+    return ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

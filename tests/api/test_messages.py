@@ -120,3 +120,33 @@ def test_errors_are_anthropics(claude: Anthropic, fields: dict[str, object], err
         claude.messages.create(**asked)  # type: ignore[call-overload]
     body = caught.value.body
     assert isinstance(body, dict) and body["type"] == "error" and body["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("block", "place"),
+    [
+        ({"type": "tool_result", "tool_use_id": "1", "content": 3}, "content.0.content"),
+        ({"type": "tool_result", "tool_use_id": "1", "content": {"a": 1}}, "content.0.content"),
+        ({"type": "tool_result", "tool_use_id": "1", "content": [3]}, "content.0.content.0"),
+        ({"type": "tool_result", "tool_use_id": 1, "content": "Sun."}, "content.0.tool_use_id"),
+        ({"type": "tool_use", "id": "1", "name": "f", "input": [1]}, "content.0.input"),
+        ({"type": "tool_use", "id": "1", "name": 3, "input": {}}, "content.0.name"),
+    ],
+)
+def test_a_block_of_a_wrong_kind_is_refused_with_its_place(
+    doors: Doors, block: dict[str, object], place: str
+) -> None:
+    message = {"role": "assistant" if "input" in block else "user", "content": [block]}
+    with doors.http() as http:
+        answer = http.post("/v1/messages", json={"max_tokens": 9, "messages": [*ASKED, message]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(f"messages.1.{place}: ")
+
+
+def test_a_thought_cannot_be_shorter_than_nothing(doors: Doors) -> None:
+    thinking = {"type": "enabled", "budget_tokens": -5}
+    with doors.http() as http:
+        asked = {"max_tokens": 9, "messages": ASKED, "thinking": thinking}
+        answer = http.post("/v1/messages", json=asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("thinking.budget_tokens: ")
