@@ -65,7 +65,8 @@ class Request:
     tools: descriptions of functions, in OpenAI's format, that the chat format is to show the model.
     grammar: what the reply is held to (see chat.grammars), "" for any text.
     thinks: whether the model may think first; None: as its chat format says. thinking_budget: ends
-    a thought, sooner where the context is full; max_tokens is then of the answer alone.
+    a thought, sooner where the context is full, and at 0 there is none; max_tokens is then of the
+    answer alone.
     """
 
     messages: tuple[Message, ...]

@@ -125,7 +125,7 @@ class LocalBackend:
         started_s = perf_counter()
         check_drafter(self.loaded.description.drafters, request.drafter)
         template = self.loaded.template
-        if request.grammar:  # which a thought would not keep to
+        if request.grammar or request.thinking_budget == 0:  # a thought keeps to no grammar
             request = replace(request, thinks=False)
         start = start_of(template, request, self.loaded.context_length)
         refuse_unknown_tokens(start.prompt, self._engine.target.vocab_size, template)

@@ -160,6 +160,13 @@ def test_a_reply_cut_anywhere_goes_on_in_its_thought_or_answer(source: str) -> N
         assert start.source == "text" and template.spelled(start.begun).endswith(text or thinking)
 
 
+@pytest.mark.parametrize("source", RAW, ids=["qwen3", "r1", "channels"])
+def test_a_budget_of_nothing_leaves_no_token_of_a_thought(source: str) -> None:
+    """Also where the prompt opens it."""
+    chunks = ask(backend_of(template_of(source), RAW[source]), thinking_budget=0)
+    assert chunks[-1].stats.num_thinking_tokens == 0
+
+
 def test_a_budget_gives_way_where_the_context_has_no_room() -> None:
     template = template_of(QWEN3)
     backend = backend_of(template, RAW[QWEN3].replace(THOUGHT, 40 * THOUGHT))
