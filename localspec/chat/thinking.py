@@ -43,6 +43,7 @@ KNOWN = (
     CHANNELS,
     Marks("[THINK]", "[/THINK]", "[/THINK]"),  # Magistral
     Marks("<seed:think>", "</seed:think>", "</seed:think>"),  # Seed-OSS
+    Marks("<|channel>thought", "<channel|>", "\n<channel|>", are_control=True),  # Gemma 4
     Marks("<thought>", "</thought>", "\n</thought>\n\n"),  # EXAONE
     THINK,
 )

@@ -39,6 +39,13 @@ CHANNELS = (
     "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
     "{# analysis #}"
 )
+# As Gemma 4's, but that it thinks unless it is told not to.
+GEMMA4 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if not enable_thinking | default(true) %}<|channel>thought\n<channel|>{% endif %}"
+    "{% endif %}"
+)
 ASKED = (Message("user", "Who are you?"),)
 THOUGHT, ANSWER = "The café, it seems.", "A tiny one."
 
@@ -48,6 +55,8 @@ def template_of(source: str) -> ChatTemplate:
     if source == CHANNELS:
         names = ["<|channel|>", "<|message|>", "<|start|>", "<|end|>"]
         tokenizer.add_special_tokens({"additional_special_tokens": names})
+    elif source == GEMMA4:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|channel>", "<channel|>"]})
     else:
         tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.chat_template = source
@@ -85,10 +94,12 @@ RAW = {
     R1: f"{THOUGHT}\n</think>\n\n{ANSWER}",
     CHANNELS: f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final"
     f"<|message|>{ANSWER}",
+    GEMMA4: f"<|channel>thought\n{THOUGHT}\n<channel|>{ANSWER}",
 }
+NAMES = ("qwen3", "r1", "channels", "gemma4")
 
 
-@pytest.mark.parametrize("source", RAW, ids=["qwen3", "r1", "channels"])
+@pytest.mark.parametrize("source", RAW, ids=NAMES)
 def test_thought_and_answer_are_apart_whatever_marks_the_model_has(source: str) -> None:
     template = template_of(source)
     chunks = ask(backend_of(template, RAW[source]), stop=("caf",))  # ends no thought
@@ -100,7 +111,7 @@ def test_thought_and_answer_are_apart_whatever_marks_the_model_has(source: str) 
     assert 0 < stats.thinking_ms < stats.decode_ms
 
 
-@pytest.mark.parametrize("source", RAW, ids=["qwen3", "r1", "channels"])
+@pytest.mark.parametrize("source", RAW, ids=NAMES)
 def test_a_budget_ends_a_thought_without_a_stray_token(source: str) -> None:
     template = template_of(source)
     backend = backend_of(template, RAW[source].replace(THOUGHT, 9 * THOUGHT))
@@ -116,7 +127,7 @@ def test_a_budget_ends_a_thought_without_a_stray_token(source: str) -> None:
     assert template.marks is not None and raw == template.marks.closing
 
 
-@pytest.mark.parametrize("source", RAW, ids=["qwen3", "r1", "channels"])
+@pytest.mark.parametrize("source", RAW, ids=NAMES)
 def test_a_model_told_not_to_think_does_not(source: str) -> None:
     template = template_of(source)
     chunks = ask(backend_of(template, RAW[source]), thinks=False)
@@ -137,7 +148,7 @@ def test_the_template_says_whether_an_earlier_thought_is_shown(source: str, is_s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", RAW, ids=["qwen3", "r1", "channels"])
+@pytest.mark.parametrize("source", RAW, ids=NAMES)
 def test_a_reply_cut_anywhere_goes_on_in_its_thought_or_answer(source: str) -> None:
     template = template_of(source)
     backend = backend_of(template, RAW[source])
@@ -160,7 +171,7 @@ def test_a_reply_cut_anywhere_goes_on_in_its_thought_or_answer(source: str) -> N
         assert start.source == "text" and template.spelled(start.begun).endswith(text or thinking)
 
 
-@pytest.mark.parametrize("source", RAW, ids=["qwen3", "r1", "channels"])
+@pytest.mark.parametrize("source", RAW, ids=NAMES)
 def test_a_budget_of_nothing_leaves_no_token_of_a_thought(source: str) -> None:
     """Also where the prompt opens it."""
     chunks = ask(backend_of(template_of(source), RAW[source]), thinking_budget=0)
