@@ -17,7 +17,7 @@ TOKEN_BY_TOKEN = frozenset(("mamba", "falcon_mamba", "jamba"))
 # Attention of their own in transformers, which cannot check several drafted tokens at once.
 CHECKS_NO_DRAFTS = frozenset(
     ("bloom", "codegen", "cpmant", "git", "gptj", "hrm_text", "mpt", "openai-gpt",
-     "recurrent_gemma")
+     "recurrent_gemma", "xlstm")
 )  # fmt: skip
 # They read whole texts and continue none.
 ENCODERS = frozenset(
@@ -125,9 +125,11 @@ def attention_fault(text: Mapping[str, Any]) -> str | None:
             f"{family} has layers of the kind {', '.join(others)}. Their state cannot take back a "
             "rejected draft. Choose a model with full attention."
         )
-    if text.get("kv_lora_rank"):
+    of_values = text.get("v_head_dim")
+    if text.get("kv_lora_rank") or of_values not in (None, text.get("head_dim", of_values)):
+        named = "latent attention (MLA)" if text.get("kv_lora_rank") else "attention"
         return (
-            f"{family} has latent attention (MLA), whose keys and values differ in size, which the "
-            "cache here does not hold yet. Choose a model of another family, such as Qwen3."
+            f"{family} has {named} whose keys and values differ in size, which the cache here does "
+            "not hold yet. Choose a model of another family, such as Qwen3."
         )
     return None

@@ -156,6 +156,7 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
         )
     layers, width, heads = (int(sizes[key] or 0) for key in NAMES)
     is_tied = text.get("tie_word_embeddings", not any("lm_head" in key for key in tensors))
+    inner = text.get("intermediate_size") or 4 * width  # Gemma 3n says it of each layer
     beside = {key for key in tensors if _is_beside(key)}
     twice = {key for key in tensors if is_tied and "lm_head" in key}  # some write it all the same
     own = {key: shape for key, shape in tensors.items() if key not in beside | twice}
@@ -165,7 +166,7 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
         "num_hidden_layers": layers,
         "hidden_size": width,
         "num_attention_heads": heads,
-        "intermediate_size": text.get("intermediate_size") or 4 * width,
+        "intermediate_size": max(inner) if isinstance(inner, list) else inner,
         "vocab_size": text.get("vocab_size") or 0,
         "max_position_embeddings": longest,
         "tie_word_embeddings": is_tied,

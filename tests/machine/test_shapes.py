@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig
 
 from localspec.config import SHIPPED_PROFILES, load_profiles
 from localspec.errors import ModelError
 from localspec.formats.native import LAYOUTS, SIZED
+from localspec.forward.model import kv_shape
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.shapes import ModelShape, shape_from_config
 from localspec.machine.sources import shape_from_entry
@@ -392,6 +394,24 @@ def test_a_family_that_is_not_known_is_counted_from_its_files(tmp_path: Path) ->
     assert "learnt positions" not in shape.not_native and "mixed in one weight" in shape.not_native
     assert shape.weight_bytes("fp32") == 4 * shape.num_params
     assert (shape.context_length, shape.kv_bytes_per_token("fp32")) == (128, 2 * 2 * 64 * 4)
+
+
+def test_a_family_that_says_a_size_of_each_layer_is_counted(tmp_path: Path) -> None:
+    """Gemma 3n."""
+    config = {**SMALL, "model_type": "of_its_own", "intermediate_size": [16, 32]}
+    saved(tmp_path, config, {"model.norm.weight": torch.zeros(8)})
+    assert shape_from_folder(tmp_path).intermediate_size == 32
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "mimo_v2_flash", "xlstm", "hrm_text", "bert"])
+def test_a_plan_refuses_what_loading_refuses(family: str, tmp_path: Path) -> None:
+    config: Any = AutoConfig.for_model(family)
+    saved(tmp_path, config.to_dict(), {"model.norm.weight": torch.zeros(8)})
+    with pytest.raises(ModelError) as planned:
+        shape_from_folder(tmp_path)
+    with pytest.raises(ModelError) as loaded:
+        kv_shape(config, 64)
+    assert str(planned.value) == str(loaded.value)
 
 
 def test_packed_weights_are_counted_as_they_are_computed_with(tmp_path: Path) -> None:
