@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,6 +24,16 @@ class QuantisedLinear:
 
 def bytes_of(*tensors: torch.Tensor | None) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def tensors_of(module: Any) -> Iterator[torch.Tensor]:
+    """All that it holds, with the scales that bitsandbytes keeps beside a weight of 4 bits."""
+    for tensor in chain(module.parameters(), module.buffers()):
+        yield tensor
+        state = getattr(tensor, "quant_state", None)
+        while state is not None:  # scales may have scales
+            yield state.absmax
+            state = state.state2
 
 
 def joined_bias(layers: Sequence[Any]) -> torch.Tensor | None:

@@ -12,7 +12,6 @@ Not here: loading from disk, sampling, drafting.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -21,6 +20,7 @@ from localspec.errors import ModelError
 from localspec.formats.attention import attention_fault, count_key_heads, is_recurrent
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
+from localspec.forward.layer_parts import tensors_of
 from localspec.forward.tree import depths, visible_mask
 from localspec.forward.upload import indices, uploaded
 
@@ -83,8 +83,7 @@ class ModuleLM:
 
     @property
     def weight_bytes(self) -> int:
-        tensors = chain(self.module.parameters(), self.module.buffers())
-        held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
+        held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors_of(self.module)}
         return sum(held.values())  # tied weights count once
 
     @torch.inference_mode()

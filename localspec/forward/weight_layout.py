@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import chain
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
@@ -32,7 +33,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from localspec.forward.int8 import Int8Linear
-from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias
+from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias, tensors_of
 from localspec.forward.nf4 import Nf4Linear
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
@@ -259,8 +260,7 @@ def fused(layers: Sequence[Any]) -> Linear:
         joined = Nf4Linear.of_modules(layers) or Int8Linear.of_modules(layers)
         if joined is not None:
             return joined
-        tensors = [t for layer in layers for t in (*layer.parameters(), *layer.buffers())]
-        return ModuleLinear(layers, bytes_of(*tensors))
+        return ModuleLinear(layers, bytes_of(*chain(*map(tensors_of, layers))))
     weights = [layer.weight.detach() for layer in layers]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     return packed(weight, joined_bias(layers))

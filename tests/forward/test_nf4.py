@@ -62,6 +62,15 @@ def test_layers_of_one_input_become_one_product(is_nested: bool, has_run: bool) 
     assert torch.equal(joined.add_to(rows(3), wanted), 2.0 * wanted)
 
 
+@pytest.mark.parametrize(("is_nested", "of_scales"), [(False, 4 * 24), (True, 24 + 4)])
+def test_layers_that_stay_apart_are_counted_with_their_scales(
+    is_nested: bool, of_scales: int
+) -> None:
+    """24 rows of one block each; quantised scales are bytes with a scale of their own."""
+    layer = module_of(24, 1, is_nested=is_nested)
+    assert fused([layer]).weight_bytes == 24 * 32 + of_scales
+
+
 @NEEDS_BF16
 @torch.inference_mode()
 def test_a_row_has_the_same_bits_at_every_width() -> None:
