@@ -29,7 +29,14 @@ from localspec.drafters.parts import Parts
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import Warp, noise_after, perturbed, repelled
 from localspec.forward.decoder import Decoder
-from localspec.forward.graphs import GraphFault, GraphPool, GraphStore, Work, buckets, fastest
+from localspec.forward.graphs import (
+    GraphFault,
+    GraphPool,
+    GraphStore,
+    Recording,
+    buckets,
+    fastest,
+)
 from localspec.forward.model import LanguageModel, prefill
 from localspec.forward.static import Window, undisturbed, windows
 from localspec.forward.upload import indices, pinned
@@ -179,14 +186,6 @@ class StaticChunk:
         return tokens[:1]
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A chunk with its inputs. replay: of its graph, or the chunk itself."""
-
-    chunk: StaticChunk
-    replay: Work
-
-
 class ChunkedDraft:
     """Drafts with `model` in chunks that are captured in idle time. target_vocab_size, share: see
     Drafting. num_children: tokens that `levels` gives for each place."""
@@ -218,8 +217,8 @@ class ChunkedDraft:
     def use(self, model: Decoder) -> None:
         """Draft with this model from now on; its graphs are made anew."""
         self.model = model
-        self._store = GraphStore[_Key, _Ready](self._pool)
-        self._uncaptured: dict[_Key, _Ready] = {}
+        self._store = GraphStore[_Key, Recording[StaticChunk]](self._pool)
+        self._uncaptured: dict[_Key, Recording[StaticChunk]] = {}
         self._windows: dict[int, tuple[Window, ...]] = {}
 
     @property
@@ -316,7 +315,7 @@ class ChunkedDraft:
                 places = range(done, done + size)
                 buffers.noise[:size].copy_(noise_after(sequence, places, self.model.device))
             newest = found[-1][0, -1, :1] if found else None
-            ready.chunk.fill(pending, start, sequence.sampling, newest)
+            ready.work.fill(pending, start, sequence.sampling, newest)
             ready.replay()
             found.append(buffers.summary[:, :size].clone())
             start += size if found[1:] else len(pending) + size - 1
@@ -328,26 +327,26 @@ class ChunkedDraft:
         end = len(draft.sequence.tokens) + draft.plan.num_draft_tokens
         return next(each for each in buckets(self.model.cache.shape.capacity) if each >= end)
 
-    def _ready(self, key: _Key) -> _Ready:
+    def _ready(self, key: _Key) -> Recording[StaticChunk]:
         """Captured, else as it is."""
         if key in self._store.ready:
             return self._store.ready[key]
         if key not in self._uncaptured:
             chunk = self._chunk(key, self._in(key.bucket)[0])
-            self._uncaptured[key] = _Ready(chunk, chunk)
+            self._uncaptured[key] = Recording(chunk, chunk)
         return self._uncaptured[key]
 
     def _chunk(self, key: _Key, window: Window) -> StaticChunk:
         return StaticChunk(window, key, self._vocab_size, self._buffer(), self._share)
 
-    def _captured(self, key: _Key) -> _Ready:
+    def _captured(self, key: _Key) -> Recording[StaticChunk]:
         """The fastest of the graphs that a key may have."""
         made = [self._recorded(key, window) for window in self._in(key.bucket)]
         self._uncaptured.pop(key, None)
         return fastest(self._pool, made)
 
     @torch.inference_mode()
-    def _recorded(self, key: _Key, window: Window) -> _Ready:
+    def _recorded(self, key: _Key, window: Window) -> Recording[StaticChunk]:
         """Record one chunk and compare a replay with the code that was recorded."""
         buffers, chunk = self._buffer(), self._chunk(key, window)
         sampling = key.cuts.example()
@@ -368,7 +367,7 @@ class ChunkedDraft:
             error = float((found[1] - wanted[1]).abs().max())
         if not (is_same and error <= AGREEMENT):
             raise GraphFault(f"a replay of {key.size} draft tokens gave other tokens")
-        return _Ready(chunk, replay)
+        return Recording(chunk, replay)
 
     def _in(self, bucket: int) -> tuple[Window, ...]:
         if bucket not in self._windows:

@@ -35,6 +35,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.static import StaticForward, Window, undisturbed, windows
 
 Work = Callable[[], None]
+Filled = TypeVar("Filled", bound=Work)
 
 WARM_UPS = 3  # libraries choose kernels and take workspaces in their first calls
 TIMED_REPLAYS = 10
@@ -149,6 +150,14 @@ class _Recorded:
         self._graph.replay()
 
 
+@dataclass(frozen=True)
+class Recording(Generic[Filled]):
+    """Work whose inputs are filled in before it runs. replay: of its graph, or the work itself."""
+
+    work: Filled
+    replay: Work
+
+
 class GraphFault(RuntimeError):
     """A replay did not do what the recorded work does."""
 
@@ -189,17 +198,7 @@ class GraphStore(Generic[Key, Graph]):
                 return
 
 
-class Recorded(Protocol):
-    """What a graph is kept with."""
-
-    @property
-    def replay(self) -> Work: ...
-
-
-AnyRecorded = TypeVar("AnyRecorded", bound=Recorded)
-
-
-def fastest(pool: GraphPool, made: Sequence[AnyRecorded]) -> AnyRecorded:
+def fastest(pool: GraphPool, made: Sequence[Recording[Filled]]) -> Recording[Filled]:
     """Of several that do the same; timed only where there is a choice."""
     if len(made) == 1:
         return made[0]
@@ -242,20 +241,12 @@ def shapes(capacity: int) -> tuple[Shape, ...]:
     )
 
 
-@dataclass(frozen=True)
-class Recording:
-    """A forward with its inputs, and what runs it."""
-
-    static: StaticForward
-    replay: Work
-
-
 class CapturedDecoder(Decoder):
     """A Decoder whose forward replays a graph where there is one."""
 
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder.weights, decoder.cache, decoder.is_fastest)
-        self._store = GraphStore[Shape, Recording](pool)
+        self._store = GraphStore[Shape, Recording[StaticForward]](pool)
         self._order: tuple[Shape, ...] = ()  # of the ready ones: narrow before wide, then short
         self._windows: dict[int, tuple[Window, ...]] = {}
         self._out: torch.Tensor | None = None  # [widest, V] fp32, shared by all graphs
@@ -268,11 +259,6 @@ class CapturedDecoder(Decoder):
     @property
     def notice(self) -> str | None:
         return self._store.notice
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Device memory for logits that graphs need beside the pool; inputs are a few kB more."""
-        return 0 if self._out is None else self._out.nbytes
 
     @torch.inference_mode()
     def forward(
@@ -287,7 +273,7 @@ class CapturedDecoder(Decoder):
             return super().forward(tokens, parents, num_logits)
         size = len(tokens)
         with self.cache.append(tokens) as start:
-            found.static.fill(tokens, parents, start)
+            found.work.fill(tokens, parents, start)
             found.replay()
         first = 0 if num_logits is None else size - num_logits
         return self._buffer()[first:size].clone()  # the next replay writes over it
@@ -305,7 +291,7 @@ class CapturedDecoder(Decoder):
             self._windows[bucket] = windows(self, bucket)
         return self._windows[bucket]
 
-    def _recording_for(self, num_tokens: int) -> Recording | None:
+    def _recording_for(self, num_tokens: int) -> Recording[StaticForward] | None:
         start = self.cache.length
         for width, bucket in self._order:
             if num_tokens <= width and start + width <= bucket:
@@ -313,14 +299,14 @@ class CapturedDecoder(Decoder):
         return None
 
     @torch.inference_mode()
-    def _captured(self, shape: Shape) -> Recording:
+    def _captured(self, shape: Shape) -> Recording[StaticForward]:
         """The fastest of the graphs that a shape may have."""
         width, bucket = shape
         made = [self._recorded(window, width) for window in self._windows_of(bucket)]
         self._order = tuple(sorted({*self._order, shape}))
         return fastest(self._store.pool, made)
 
-    def _recorded(self, window: Window, width: int) -> Recording:
+    def _recorded(self, window: Window, width: int) -> Recording[StaticForward]:
         """Record one graph and compare it with the forward it was made of."""
         out = self._buffer()
         static = StaticForward(window, width, out)

@@ -36,7 +36,7 @@ class OneWidthDecoder(CapturedDecoder):
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder, pool)
         self.cache.piece = PREFILL_CHUNK
-        self._uncaptured = dict[Shape, Recording]()
+        self._uncaptured = dict[Shape, Recording[StaticForward]]()
 
     def beside(self) -> Decoder:
         """See Decoder.beside; nothing is captured for it."""
@@ -48,7 +48,7 @@ class OneWidthDecoder(CapturedDecoder):
     def _windows_of(self, bucket: int) -> tuple[Window, ...]:
         return (Window(self, bucket, bucket // STRETCH),)
 
-    def _recording_for(self, num_tokens: int) -> Recording | None:
+    def _recording_for(self, num_tokens: int) -> Recording[StaticForward] | None:
         if not 0 < num_tokens <= WIDEST:
             return None
         needed = self.cache.length + WIDEST
@@ -56,7 +56,7 @@ class OneWidthDecoder(CapturedDecoder):
         return self._store.ready.get(shape) or self._as_it_is(shape)
 
     @torch.inference_mode()
-    def _as_it_is(self, shape: Shape) -> Recording:
+    def _as_it_is(self, shape: Shape) -> Recording[StaticForward]:
         if shape not in self._uncaptured:
             (window,) = self._windows_of(shape[1])
             static = StaticForward(window, WIDEST, self._buffer())
