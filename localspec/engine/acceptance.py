@@ -255,7 +255,8 @@ class Acceptance:
         self, drafter: str, bucket: int, confidences: Sequence[float], taken: Sequence[bool | None]
     ) -> None:
         """taken: whether each token was accepted, None where its parent was not."""
-        bins = self._bins.setdefault((drafter, bucket), _empty_bins())
+        empty = [[0.0, 0.0] for _ in range(CONFIDENCE_BINS)]
+        bins = self._bins.setdefault((drafter, bucket), empty)
         for confidence, was_taken in zip(confidences, taken, strict=True):
             if was_taken is not None:
                 cell = bins[confidence_bin(confidence)]
@@ -371,10 +372,6 @@ def _refine(rates: list[float], counts: Counts, weight: float) -> None:
 def _capped_cell(tried: float, accepted: float) -> list[float]:
     share = min(1.0, PRIOR_ROUNDS / tried) if tried else 1.0
     return [tried * share, accepted * share]
-
-
-def _empty_bins() -> list[list[float]]:
-    return [[0.0, 0.0] for _ in range(CONFIDENCE_BINS)]
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:

@@ -165,7 +165,8 @@ class PlainBaseline:
                     self._scatter.observe(apart**2 * len(steady) / (len(steady) - 1))
             drafted = [each for each in steady if not each.is_plain]
             if one.is_plain and one in steady and drafted:
-                self._correct(one, self._mean_load(drafted))
+                loaded_ms = one.own_ms * self._mean_load(drafted)
+                self._shares.observe(math.log(one.took_ms / loaded_ms))
         expected_ms = self._load * self._own_ms(one)
         once_ms = one.took_ms - expected_ms if one.took_ms > STALLED * expected_ms else 0.0
         self._settled.append((self._load * one.cost_ms, once_ms))
@@ -187,7 +188,3 @@ class PlainBaseline:
     def _mean_load(self, rounds: Sequence[_Round]) -> float:
         """By the sums, since a disturbance hits a round the more surely the longer it takes."""
         return sum(one.took_ms for one in rounds) / sum(self._own_ms(one) for one in rounds)
-
-    def _correct(self, plain: _Round, load: float) -> None:
-        """A plain round ran under the load of these drafted ones."""
-        self._shares.observe(math.log(plain.took_ms / (plain.own_ms * load)))

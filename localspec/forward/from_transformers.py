@@ -185,22 +185,16 @@ def _rotation_tables(
         cos, sin = cos[0], sin[0].clone()
         half = sin.shape[-1] // 2
         if torch.equal(cos[:, ::2], cos[:, 1::2]):  # by pairs already, as Cohere computes them
-            cos, sin = (_halved(each, half) for each in (cos, sin))
+            pairs = (each.unflatten(1, (half, 2)) for each in (cos, sin))
+            cos, sin = (each.transpose(1, 2).flatten(1) for each in pairs)
         # The swap turns (x1, x2) into (x2, x1); the rotation needs (-x2, x1).
         sin[:, :half].neg_()
         if is_interleaved:
-            cos, sin = (_interleaved(each, half) for each in (cos, sin))
+            halves = (each.unflatten(1, (2, half)) for each in (cos, sin))
+            cos, sin = (each.transpose(1, 2).flatten(1) for each in halves)
         tables.append((cos, sin))
     cosines, sines = zip(*tables, strict=True)
     return torch.stack(cosines, 1), torch.stack(sines, 1)
-
-
-def _interleaved(table: torch.Tensor, half: int) -> torch.Tensor:
-    return table.view(-1, 2, half).transpose(1, 2).flatten(1)
-
-
-def _halved(table: torch.Tensor, half: int) -> torch.Tensor:
-    return table.view(-1, half, 2).transpose(1, 2).flatten(1)
 
 
 @dataclass(frozen=True)

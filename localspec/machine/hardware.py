@@ -230,7 +230,8 @@ def probe(
         )
     # A GPU stays the one that was chosen while a model of ours fills it.
     gpu = max(usable, key=lambda each: each.without_us_bytes, default=None)
-    device: Device = "cuda" if gpu else "mps" if _is_apple(host) else "cpu"
+    is_apple = host.system == "Darwin" and host.architecture == "arm64"
+    device: Device = "cuda" if gpu else "mps" if is_apple else "cpu"
     if device == "mps":  # a Mac has no NVML to miss
         notices = []
     return Hardware(device, host, gpu, gpus, torch_build, tuple(notices))
@@ -254,10 +255,6 @@ def hardware_for(device: str | None, torch: Any) -> Hardware:
     """This machine with the device that was asked for, as torch sees it. Raises ConfigError."""
     found = on_device(probe(), device)
     return found if device == "cpu" else confirmed_by_torch(found, torch)
-
-
-def _is_apple(host: Host) -> bool:
-    return host.system == "Darwin" and host.architecture == "arm64"
 
 
 # -- torch's view ---------------------------------------------------------------------------

@@ -182,7 +182,8 @@ def recommend(
     fitting = [card for card in by_size if card.refusal is None]
     first = max(
         (card for card in fitting if _may_be_first(snapshot, card, context_length)),
-        key=lambda card: _rank(snapshot, card, cards),
+        # Of equal ones the later family wins.
+        key=lambda card: (worth_of(card.plan, snapshot.room.device), cards.index(card)),
         default=None,
     )
     here = tuple(card for card in cards if card.is_here)
@@ -222,11 +223,6 @@ def _is_for_anyone(card: Card) -> bool:
     """Of open licence, without an agreement, and not made for code alone."""
     is_open = card.model.license in OPEN_LICENSES and card.model.gated is not True
     return is_open and "Coder" not in card.id
-
-
-def _rank(snapshot: Snapshot, card: Card, cards: Sequence[Card]) -> tuple[float, int]:
-    """Larger is better; of equal ones the later family wins."""
-    return worth_of(card.plan, snapshot.room.device), cards.index(card)
 
 
 def worth_of(plan: Plan, device: str) -> float:

@@ -30,13 +30,6 @@ QUANTISED: Mapping[str, Precision] = {
 # Bytes of a value in a precision that is not quantised, and torch's name of it.
 FULL_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
 TORCH_NAMES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-
-
-def kv_precision(full: Precision, device: str) -> Precision:
-    """What the native decoder keeps keys and values in: fp32 on a processor (native_cache)."""
-    return "fp32" if device == "cpu" else full
-
-
 # Whether torch has FBGEMM, by which the native decoder keeps weights that were published in 16 bits
 # in 2 bytes where it computes in fp32 (weight_layout.Fp16Linear).
 HAS_FBGEMM = platform.machine().lower() in ("x86_64", "amd64")
@@ -222,7 +215,8 @@ class ModelShape:
     ) -> tuple[int, int]:
         """Of the weights and the tables that rotate so many tokens, and of their keys and values,
         on a device."""
-        kept_in = kv_precision(full, device) if self.is_native else full
+        # As forward.cache.native_cache keeps keys and values.
+        kept_in: Precision = "fp32" if self.is_native and device == "cpu" else full
         weights = self.weight_bytes(precision, full, device)
         if self.family in NATIVE and self.is_native:
             angles = num_tokens * NATIVE[self.family].num_rotations * self.head_dim
