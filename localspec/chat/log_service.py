@@ -78,9 +78,7 @@ class LogService:
         conversation.title = title
 
     def pin(self, handle: int, is_pinned: bool) -> None:
-        self.journal.change(
-            handle, lambda chats, stored_id: chats.change(stored_id, is_pinned=int(is_pinned))
-        )
+        self._set(handle, is_pinned=int(is_pinned))
 
     def import_conversations(self, data: bytes) -> list[int]:
         """Store the conversations of an exported file, all or none; the new handles. Raises
@@ -89,9 +87,7 @@ class LogService:
 
     def place(self, handle: int, folder_id: int | None) -> None:
         """Move a chat into a folder; None: out of it."""
-        self.journal.change(
-            handle, lambda chats, stored_id: chats.change(stored_id, folder_id=folder_id)
-        )
+        self._set(handle, folder_id=folder_id)
 
     def messages(self, handle: int | None) -> list[ShownMessage]:
         """The conversation from its root to its newest message, the growing reply included."""
@@ -117,9 +113,11 @@ class LogService:
         """Set `when_full` of this chat. Raises RequestError for what is none of these."""
         if when_full not in WHEN_FULL:
             raise RequestError(f"A full context is met by one of {', '.join(WHEN_FULL)}.")
-        self.journal.change(
-            handle, lambda chats, stored_id: chats.change(stored_id, when_full=when_full)
-        )
+        self._set(handle, when_full=when_full)
+
+    def _set(self, handle: int, **columns: str | int | None) -> None:
+        """See ConversationList.change."""
+        self.journal.change(handle, lambda chats, stored_id: chats.change(stored_id, **columns))
 
     def delete(self, handle: int) -> None:
         """Remove it from every list, until `restore` or, at the next start, for good."""

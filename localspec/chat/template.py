@@ -137,7 +137,7 @@ class ChatTemplate:
             shielded,
             add_generation_prompt=True,
             tools=[self._shielded_data(tool, shield) for tool in tools],
-            switched=self._switched(thinks),
+            switched={} if thinks is None or self._switch is None else {self._switch: thinks},
         )
         if tokens := self._encode_shielded(text, shield):
             return tokens
@@ -220,9 +220,6 @@ class ChatTemplate:
             except RequestError:  # it refuses so short a conversation
                 continue
         return None
-
-    def _switched(self, thinks: bool | None) -> dict[str, bool]:
-        return {} if thinks is None or self._switch is None else {self._switch: thinks}
 
     def _apply(
         self,

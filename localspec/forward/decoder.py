@@ -114,10 +114,6 @@ class Decoder:
         features = self.written_features
         return frozenset(keep).union(() if features is None else features.layers)
 
-    def keep_features(self, start: int, hidden: dict[int, torch.Tensor]) -> None:
-        if self.written_features is not None:
-            self.written_features.write(start, hidden)
-
     @torch.inference_mode()
     def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         return self.weights.embed(indices(ids, self.device))  # [n, d]
@@ -280,7 +276,8 @@ def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output
             for place, layers in zip(places, wanted, strict=True)
         ]
         for model, start, states in zip(models, starts, own, strict=True):
-            model.keep_features(start, states)
+            if model.written_features is not None:
+                model.written_features.write(start, states)
     return [Output(each, of) for each, of in zip(torch.split(logits, counts), own, strict=True)]
 
 
