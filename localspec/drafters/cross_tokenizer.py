@@ -139,7 +139,7 @@ class CrossTokenizerDrafter(DrafterBase):
                 break
         proposal = draft.proposal()
         self._learn_peaks(proposal.confidences or ())
-        return replace(proposal, num_steps=num_steps) if proposal.tokens else proposal
+        return replace(proposal, num_steps=num_steps)
 
     def _re_encoded(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> Proposal:
         """The draft's most likely text in the target's tokens; `logits` are those of the first."""
@@ -163,8 +163,6 @@ class CrossTokenizerDrafter(DrafterBase):
         # Where no token is whole, or the text ended, all tokens are submitted.
         whole = [] if special else retokeniser.whole()
         found = (whole or [*retokeniser.encoded(), *special])[: stop.max_tokens]
-        if not found:
-            return Proposal()
         confidences = tuple(each.confidence for each in found)
         made = chain(tuple(each.token for each in found), confidences)
         return replace(made, num_steps=len(drafted))
