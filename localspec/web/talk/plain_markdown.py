@@ -50,6 +50,9 @@ def as_text(text: str) -> str:
     """The Markdown of a message; tags, entities and images in it stay the characters they are."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").replace(MARK, "")
     lines = text.split("\n")
+    opened = FENCE.match(lines[-1])
+    if opened and len(lines[-1][opened.end() :].split()) > 1:  # a fence would hide these words
+        lines[-1] = MARK.join((lines[-1][: opened.end() - 1], lines[-1][opened.end() - 1 :]))
     fenced, is_sure = _fenced(lines)
     parts = []
     for is_code, group in groupby(zip(fenced, lines, strict=True), key=lambda one: one[0]):

@@ -32,6 +32,9 @@ SHOWN = {
     "a fence that a formula may take": ("$$\n```\n$$\n<b>\n```", f"$$\n```\n$$\n<{M}b>\n```"),
     "a fence in a link's title": ('[a]: /u "\n```\n"\n<b>', f'[a]: /u "\n```\n"\n<{M}b>'),
     "a tag that opens a fence": ("a\n~~~<b>", f"a\n~~~<{M}b>"),
+    "words that a fence would hide": ("a\n> ```sh b <b>", f"a\n> ``{M}`sh b <{M}b>"),
+    "the language of a fence that begins": ("a\n```sh", "a\n```sh"),
+    "words behind a fence's language": ("```sh a=1\n<b>\n```", "```sh a=1\n<b>\n```"),
     "ends of lines": ("```\na\r```\r<b>", f"```\na\n```\n<{M}b>"),
     "our own mark": (f"<{M}b>", f"<{M}b>"),
 }
