@@ -205,8 +205,9 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     if not remedies:
         found = [_longest_fitting(request, each) for each in lower]
         remedies = [_precision_at(each) for each in found if each is not None]
-    if remedies:
-        return f"{said}{' or '.join(remedies)} would fit."
+    if remedies:  # only the flag gives a head in 4 bits
+        named = " or ".join(remedies).replace("4-bit-head", "--dtype 4-bit-head")
+        return f"{said}{named} would fit."
     shortest = min(CONTEXTS[-1], request.wanted_context)
     smallest = [replace(each, context_length=shortest) for each in (short, *lower)]
     least = min(smallest, key=partial(_needed, request))

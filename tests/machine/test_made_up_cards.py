@@ -112,7 +112,8 @@ def test_a_model_that_fits_with_its_head_in_4_bits_too_is_refused_with_these_wor
     """Such a head changes the answers, so it is never planned unasked."""
     request = PlanRequest(find_model(model, PROFILES).shape, card_room(card_gib, DESKTOP_GIB[0]))
     refused = [each.reason for each in plan(request).refused if each.drafter == ALONE]
-    assert len(refused) == 1 and refused[0].endswith(f"4-bit-head at context {context} would fit.")
+    remedy = f": --dtype 4-bit-head at context {context} would fit."
+    assert len(refused) == 1 and refused[0].endswith(remedy)
     asked = plan(replace(request, only_precision="4-bit-head")).plans[0]
     assert (asked.precision, asked.context_length) == ("4-bit-head", context)
 
@@ -120,7 +121,9 @@ def test_a_model_that_fits_with_its_head_in_4_bits_too_is_refused_with_these_wor
 def test_of_fewer_bits_every_context_that_fits_is_named() -> None:
     request = PlanRequest(find_model(Q8, PROFILES).shape, Room("cuda", int(7.9 * GIB)))
     (refused,) = (each.reason for each in plan(request).refused if each.drafter == ALONE)
-    assert refused.endswith("4-bit at context 1024 or 4-bit-head at context 4096 would fit.")
+    assert refused.endswith(
+        "4-bit at context 1024 or --dtype 4-bit-head at context 4096 would fit."
+    )
 
 
 @pytest.mark.parametrize("card_gib", OFFERED)
