@@ -17,6 +17,8 @@ from pathlib import Path
 
 from localspec.config import Profile, Settings, load_profiles
 from localspec.errors import ConfigError, LocalspecError, ModelError
+from localspec.formats.folder_files import weight_files
+from localspec.formats.gguf_file import parts_of
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Downloads
 from localspec.machine.folder_shapes import shape_of_gguf, shape_to_load
@@ -203,8 +205,15 @@ def folder_model(folder: Path, name: str | None = None) -> AvailableModel:
     shape = shape_to_load(folder, shown) if file is None else shape_of_gguf(file, shown)
     family = "a folder of yours" if file is None else "a file of yours"
     note = f"Its weights are kept as {shape.stored_as}." if shape.stored_as else ""
-    place = str(file or folder)
-    return AvailableModel(shape=shape, license=None, family=family, note=note, place=place)
+    files = weight_files(folder) if file is None else parts_of(file)
+    return AvailableModel(
+        shape=shape,
+        license=None,
+        family=family,
+        note=note,
+        place=str(file or folder),
+        num_bytes=sum(each.stat().st_size for each in files),
+    )
 
 
 def of_other_programs() -> tuple[list[AvailableModel], list[OtherModel]]:

@@ -56,7 +56,7 @@ MOST_LOOKUP_GAIN = 2.0
 @dataclass(frozen=True)
 class AvailableModel:
     """A model that can be loaded or downloaded. page: on the hub, None for what ships or is in a
-    folder. place: the path to load it by, where its name is none."""
+    folder. place: the path to load it by, where its name is none, and num_bytes of its weights."""
 
     shape: ModelShape
     license: str | None
@@ -67,6 +67,7 @@ class AvailableModel:
     page: str | None = None
     note: str = ""
     place: str = ""
+    num_bytes: int = 0
 
     @property
     def id(self) -> str:
@@ -273,7 +274,7 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
 
 def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> CardPart:
     if model.page is None:  # it ships with the program, or is in a folder
-        return CardPart(shape.name, 0, True, True)
+        return CardPart(shape.name, model.num_bytes, True, True)
     if shape.name in snapshot.cached:
         return CardPart(shape.name, snapshot.cached[shape.name], True, True)
     if shape.name in snapshot.exact:

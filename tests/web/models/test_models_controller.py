@@ -223,6 +223,8 @@ def test_what_other_programs_keep_is_named_and_loaded_where_it_can_be(
     for file in (studio / "small" / "tiny.gguf", blob):
         assert card(controller, str(file)).is_here
     assert "Its weights are kept as GGUF (Q8_0)." in shown["here"]
+    sizes = re.findall(r" · ([^·]*(?:on disk|localspec)) ·", shown["here"])
+    assert [each.endswith("on disk") for each in sizes] == [False, True, True, True]
     (names,) = re.findall("<b>([^<]*tiny:1b[^<]*)</b>", shown["here"])
     assert {*names.split(", ")} == {
         "tiny:1b", "tiny:latest", "anna/tiny:latest", "hf.co/bert/Small-GGUF:Q4_0"
