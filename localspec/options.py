@@ -38,9 +38,11 @@ class RemoteServer:
         try:
             parts = urlsplit(self.address)
             host, _ = parts.hostname, parts.port
+            (host or "").encode("idna")  # as a connection looks it up
         except ValueError:
             parts, host = urlsplit(""), None
-        if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        has_more = parts.query or parts.fragment or not self.address.isprintable()
+        if parts.scheme not in ("http", "https") or not host or has_more:
             raise ConfigError(
                 "The address of the server cannot be read. Write it like http://127.0.0.1:8000 or "
                 "https://my-server.example/v1."

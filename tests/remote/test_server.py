@@ -290,8 +290,9 @@ def test_its_own_words_explain_a_fault(
 def test_a_server_that_is_not_there_is_said_so(opened: list[ServerBackend]) -> None:
     with pytest.raises(ConfigError, match="does not answer"):
         ServerBackend(RemoteServer("http://127.0.0.1:9"))
-    with pytest.raises(ConfigError, match="Write it like"):
-        ServerBackend(RemoteServer("localhost:8000"))
+    for url in ("localhost:8000", "http://10.0.0..5:8000", "http://a\tb", f"http://{'a' * 64}"):
+        with pytest.raises(ConfigError, match="Write it like"):
+            ServerBackend(RemoteServer(url))
 
 
 def test_a_model_that_it_has_not_is_named_with_those_it_has(stub: Stub) -> None:
