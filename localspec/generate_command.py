@@ -95,6 +95,11 @@ def generate(*, asked: GenerateFlags, options: LoadOptions, as_json: JsonFlag = 
     if (asked.prompt is None) is (asked.replay is None):
         raise ConfigError("generate needs a message to answer, or --replay with a turn of the log.")
     if asked.replay is not None:
+        if replace(asked, stop=asked.stop or None) != GenerateFlags(replay=asked.replay):
+            raise ConfigError(
+                "--replay takes the settings of the reply from the log, so other flags of a reply "
+                "have no effect. Leave them out."
+            )
         result = replayed(options, asked.replay)
         finish(result, f"{result['text']}\n[{result['sentence']}]", as_json)
         return

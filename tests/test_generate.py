@@ -363,3 +363,11 @@ def test_a_message_or_a_turn_is_asked_for_and_not_both() -> None:
     for words in ([], ["hi", "--replay", "1"]):
         ended = CliRunner().invoke(cli.app, ["generate", *words])
         assert isinstance(ended.exception, ConfigError) and "--replay" in str(ended.exception)
+
+
+@pytest.mark.parametrize(
+    "words", [["--temperature", "1"], ["--seed", "0"], ["--stop", "x"], ["--raw"]]
+)
+def test_a_setting_beside_a_logged_reply_is_refused(words: list[str]) -> None:
+    ended = CliRunner().invoke(cli.app, ["generate", "--replay", "1", *words])
+    assert isinstance(ended.exception, ConfigError) and "from the log" in str(ended.exception)
