@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 
 from localspec.errors import ConfigError
 from localspec.files import place_of
-from localspec.options import LoadOptions, RemoteServer
+from localspec.options import LOAD_FLAGS, LoadOptions, RemoteServer
 
 PROJECT_FOLDER = Path(__file__).resolve().parent.parent
 SHIPPED_PROFILES = PROJECT_FOLDER / "profiles" / "models"
 KEY_VARIABLE = "LOCALSPEC_REMOTE_KEY"
+OF_A_SERVER = ("model", "drafter", "parallel", "home")  # flags that have an effect with --remote
 
 Entry = TypeVar("Entry")
 
@@ -87,6 +88,10 @@ def load_options(flags: Mapping[str, Any]) -> LoadOptions:
         flags.get("remote_key_file"),
         flags.get("remote_key_unencrypted", False),
     )
+    for name, value in named.items():
+        if server is not None and value and name not in OF_A_SERVER:
+            option = LOAD_FLAGS[name].option
+            raise ConfigError(f"{option} has no effect with --remote. Leave it out.")
     heads = tuple(named.pop("heads", None) or ())
     return LoadOptions(**named, heads=heads, remote=server)
 

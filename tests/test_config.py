@@ -11,6 +11,7 @@ from localspec.config import (
     PROJECT_FOLDER,
     SHIPPED_PROFILES,
     find_profile,
+    load_options,
     load_profile,
     load_profiles,
     nearest,
@@ -190,3 +191,15 @@ def test_a_gated_that_is_no_truth_value_is_refused(tmp_path: Path) -> None:
     text = GOOD.replace('license = "Apache-2.0"', 'license = "Apache-2.0"\ngated = "yes"')
     with pytest.raises(ConfigError, match="'gated' is 'yes', but must be true or false"):
         load_profile(written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("draft", "DIR"), ("heads", ["DIR"]), ("device", "cpu"), ("dtype", "4-bit"), ("context", 9)],
+)
+def test_a_flag_without_effect_beside_a_server_is_refused(flag: str, value: object) -> None:
+    server = {"remote": "http://127.0.0.1:1", "model": "its", "parallel": 2, "heads": None}
+    assert load_options({**server, "home": Path("h")}).model == "its"
+    with pytest.raises(ConfigError, match=f"--{flag} has no effect with --remote"):
+        load_options({**server, flag: value})
+    assert getattr(load_options({flag: value}), flag) in (value, ("DIR",))
