@@ -164,8 +164,8 @@ def _require_share(num_quantised: int, num_weights: int) -> None:
         raise ModelError(
             f"Only {num_quantised / max(1, num_weights):.0%} of the layer weights could be "
             "quantised to 4 bits, so the copy would draft no faster than the model itself. The "
-            f"kernels take layers of {GROUP} x n inputs and {ROWS} x n outputs. Use another "
-            "drafter."
+            f"kernels take layers in full precision of {GROUP} x n inputs and {ROWS} x n outputs. "
+            "Use another drafter."
         )
 
 

@@ -145,8 +145,14 @@ def test_a_processor_without_the_instructions_is_refused(monkeypatch: pytest.Mon
 
 def test_shapes_that_no_kernel_takes_are_refused_with_a_remedy() -> None:
     for model in (on_transformers(narrow_llama(), 16), with_cache(narrow_llama(), 16)):
-        with pytest.raises(ModelError, match=r"Only 0% .* take layers of 64 .* another draft"):
+        with pytest.raises(ModelError, match=r"Only 0% .* take layers .* of 64 .* another draft"):
             quantised_twin(model, "int4")
+
+
+def test_a_copy_of_a_model_in_4_bits_is_refused_with_the_reason() -> None:
+    twin = quantised_twin(with_cache(tiny_llama(), 16), "int4")
+    with pytest.raises(ModelError, match="take layers in full precision"):
+        quantised_twin(twin.model, "int4")
 
 
 def test_a_layer_of_an_odd_shape_stays_shared() -> None:
