@@ -174,7 +174,7 @@ def _waits(rows: Sequence[Row], rounds: Sequence[Row]) -> Plot:
 
 
 def usual_context(rows: Sequence[Row]) -> int:
-    """Tokens before the one decoded, in the middle of the median turn."""
+    """Tokens before the one decoded, in the middle of the median turn; 0 where none is known."""
     known = [
         row["num_prompt_tokens"] + (row["num_output_tokens"] or 0) // 2
         for row in rows
@@ -195,7 +195,8 @@ def _costs(rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | Non
         )
         for curve in curves
     ]
-    axes = _axes(f"Cost of a round here, at {context} tokens of context", "draft length γ", unit)
+    where = f"{context} tokens of context" if context else "the shortest context measured"
+    axes = _axes(f"Cost of a round here, at {where}", "draft length γ", unit)
     note = "Measured on this machine: one check of γ + 1 tokens and γ steps of the drafter."
     return [Plot("cost-curve", lines(axes, series), note), _break_even(rows, rounds, curves)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from localspec.backend import Description
 from localspec.web.stats.figures import expected_length
 from localspec.web.stats.log_plots import at, break_even, cost_curves, make_plots
 from tests.web.stats.test_figures import LENIENT, NOTHING, OFF, ROW
@@ -41,6 +42,16 @@ def test_what_can_never_pay_has_no_break_even() -> None:
 def test_nothing_measured_is_no_curve() -> None:
     assert cost_curves(None, 10) == []
     assert cost_curves({"verify_ms": {"1": {"9": 1.0}}, "draft_step_ms": {}}, 10) == []
+
+
+def test_costs_without_a_turn_name_no_context() -> None:
+    """No round has 0 tokens before it."""
+    loaded = Description("demo", None, "cpu", "fp32", 64, (), calibration=CALIBRATION)
+    (costs,) = (plot.svg for plot in make_plots([], [], loaded) if plot.name == "cost-curve")
+    assert "at the shortest context measured" in costs
+    turn = ROW | {"num_prompt_tokens": 250}
+    (costs,) = (plot.svg for plot in make_plots([turn], [], loaded) if plot.name == "cost-curve")
+    assert "at 300 tokens of context" in costs
 
 
 def test_a_turn_that_was_not_measured_has_no_mark_and_a_lenient_one_its_own() -> None:
