@@ -113,12 +113,15 @@ def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def tool_of(function: Mapping[str, Any], param: str) -> dict[str, Any]:
-    """The description that chat formats take of a function with a name. Raises Refused."""
+    """The description that chat formats take of a function with a name and the schema of an object.
+    Raises Refused."""
     if not isinstance(function.get("name"), str):
         raise refusal("A tool is a function with a name; localspec has no others.", param)
     function = {**function, "parameters": function.get("parameters") or {}}
-    if not isinstance(function["parameters"], Mapping):
-        raise refusal(f"The parameters of {function['name']!r} are no schema, an object.", param)
+    schema = function["parameters"]
+    if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        why = "are no schema of an object, which the arguments of a call are"
+        raise refusal(f"The parameters of {function['name']!r} {why}.", param)
     return {"type": "function", "function": function}
 
 

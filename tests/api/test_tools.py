@@ -206,9 +206,10 @@ def test_a_call_is_up_to_the_model_unless_it_is_forced(client: OpenAI, doors: Do
     named = {"type": "function", "function": {"name": "weather"}}
     assert grammar(tool_choice="required") == grammar(tool_choice=named) == forced
     assert grammar(tool_choice="auto") == ""
-    unusable = {"type": "function", "function": {"name": "weather", "parameters": "of a city"}}
-    with pytest.raises(openai.BadRequestError, match="parameters of 'weather' are no schema"):
-        client.chat.completions.create(**{**ASKED, "tools": [unusable]}, tool_choice="required")  # type: ignore[call-overload]
+    for parameters in ("of a city", {"type": "array"}, {"type": ["object", "null"]}):
+        unusable = {**TOOL, "function": {"name": "weather", "parameters": parameters}}
+        with pytest.raises(openai.BadRequestError, match="parameters of 'weather' are no schema"):
+            client.chat.completions.create(**{**ASKED, "tools": [unusable]}, tool_choice="required")  # type: ignore[call-overload]
     for choice in ({**named, "function": {"name": "clock"}}, "whatever"):
         with pytest.raises(openai.BadRequestError, match="tool_choice"):
             grammar(tool_choice=choice)
