@@ -241,8 +241,8 @@ class ModelsController:
         self._context_length = int(wanted)
 
     def _choose_folder(self, said: Mapping[str, Any]) -> None:
-        """What is wrong with it stands in its part of the tab."""
-        self._folder = str(said.get("value", "")).strip() or None
+        """What is wrong with it stands in its part of the tab. Windows copies a path in quotes."""
+        self._folder = str(said.get("value", "")).strip().strip('"') or None
         self._read_again()
 
     def _ask_sizes(self, said: Mapping[str, Any]) -> str | None:

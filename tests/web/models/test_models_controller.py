@@ -285,7 +285,7 @@ def test_a_folder_of_ones_own_is_offered_and_a_wrong_one_is_explained(
     assert str(mine) in parts(controller)["here"]
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert act(controller, "folder", value=str(empty)) is None, "its part says it, once"
+    assert act(controller, "folder", value=f'"{empty}"') is None, "its part says it, once"
     assert "no config.json" in parts(controller)["folder"]
     (empty / "config.json").write_text(CONFIG)
     act(controller, "folder", value=str(empty))
