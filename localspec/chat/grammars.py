@@ -1,10 +1,11 @@
 """What a reply is held to: JSON, JSON of a schema, or the call of a tool.
 
 Contract: `grammar_of` makes the text of a grammar that a `Request` carries, and refuses a schema
-that cannot be held to, before any model is asked. A keyword that is not known is
-refused, never ignored. Separators are ", " and ": " and no other space stands between values, so
-that all but the values is forced, and a model cannot write spaces without end. A call stands
-between "<tool_call>" and "</tool_call>" or alone, as the model was trained to write it.
+that cannot be held to, before any model is asked. A keyword of JSON Schema that the library does
+not know is refused, never ignored; a word that is none constrains nothing, as the standard has it.
+Separators are ", " and ": " and no other space stands between values, so that all but the values is
+forced, and a model cannot write spaces without end. A call stands between "<tool_call>" and
+"</tool_call>" or alone, as the model was trained to write it.
 
 `Grammars.of` makes the `core.Grammar` of one turn. The index of a vocabulary is built when the
 first grammar is asked for, once a model. The matcher follows the text that it is asked about by
