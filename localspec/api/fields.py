@@ -210,6 +210,6 @@ def require_choices(count: int, num_prompts: int = 1) -> None:
         each = f" for each of {num_prompts} prompts" if num_prompts != 1 else ""
         raise RequestError(
             f"n is {count}{each}, but the choices of a request must lie between 1 and "
-            f"{MOST_CHOICES}. Ask for fewer at once.",
+            f"{MOST_CHOICES}. Choose a number in this range.",
             "n" if num_prompts == 1 else "prompt",
         )

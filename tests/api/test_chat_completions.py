@@ -143,6 +143,7 @@ def test_parts_of_text_are_joined(client: OpenAI) -> None:
             "does not know the field",
         ),
         ({"n": 99}, "n", "between 1 and 16"),
+        ({"n": 0}, "n", "Choose a number in this range"),
         ({"frequency_penalty": 3}, "frequency_penalty", "between -2.0 and 2.0"),
         ({"logit_bias": {"5": 9}}, "logit_bias", "no such bias"),
         ({"messages": []}, "messages", "no message to answer"),
