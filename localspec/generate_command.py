@@ -292,6 +292,7 @@ def open_log_of(home: Path | None) -> Store:
 
 
 def measure(backend: LocalBackend) -> None:
+    to_stderr("Measuring what each way of drafting costs here.")
     for _ in backend.calibrate(threading.Event()):
         pass
 

@@ -95,6 +95,12 @@ def test_reply_is_plain_json_data_of_fixed_form(options: LoadOptions) -> None:
     assert plain["stats"]["acceptance_rate"] is None
 
 
+def test_a_wait_for_costs_is_told(options: LoadOptions, capsys: pytest.CaptureFixture[str]) -> None:
+    for drafter, said in ((AUTO, "Measuring what each way of drafting costs here.\n"), (OFF, "")):
+        answer(options, Request(HELLO, max_tokens=1, drafter=drafter))
+        assert capsys.readouterr() == ("", said), drafter
+
+
 def test_costs_are_measured_first_where_something_is_chosen(options: LoadOptions) -> None:
     backend = open_local_backend(options, None, lambda _: None)
     asked = [(AUTO, None), (AUTO, 3), ("ngram", None), (OFF, None), ("ngram", 3), (AUTO, 0)]
