@@ -5,10 +5,10 @@ slow. `choose_threads` times a step of the loaded model with torch's own number 
 keeps torch's own unless another is better by MARGIN. All cores are used only where all but one
 would be slower by MARGIN, and beside a page, which is drawn while a reply is written, by WORTH_ALL.
 
-`Threads.observe` gets what each round of a reply took to what is believed. Where ROUNDS of them are
-SLOW, the next ROUNDS run with the next smaller number, and later ones too if that is better by
-MARGIN. With fewer threads than usual, the usual number is tried the same way every RETRY_S. A trial
-is made of rounds of the reply itself: none is run for it. A round's tokens do not depend on it.
+`Threads.observe` gets what each round of a reply took to what is believed. Every RETRY_S the next
+ROUNDS run with another number: the next smaller one where rounds are SLOW, else the next larger
+one. It stays where it is better by the same measure. A trial is made of rounds of the reply itself:
+none is run for it. A round's tokens do not depend on it.
 
 Beside a program that keeps one of two cores busy, a step of 350M parameters took 220 ms with two
 threads and 92 with one, and 60 and 84 in quiet. On two cores with the demo model both are 1.4 times
@@ -40,15 +40,17 @@ Clock = Callable[[], float]
 
 
 class Threads:
-    """torch's number of threads in the thread that runs the rounds. usual: what a quiet machine
-    gets. number: the present one. clock: seconds."""
+    """torch's number of threads in the thread that runs the rounds. most: torch's own number.
+    number: the present one. worth: how much faster `most` must be than fewer. clock: seconds."""
 
-    def __init__(self, usual: int, number: int, clock: Clock = perf_counter) -> None:
-        self._usual = usual
+    def __init__(self, most: int, number: int, worth: float, clock: Clock = perf_counter) -> None:
+        self._numbers = candidates(most)
+        self._worth = worth
         self._clock = clock
         self._shares = list[float]()
-        self._trial: tuple[int, float] | None = None  # the number before it, and its share
-        self._next_s = clock() if number == usual else clock() + RETRY_S
+        self._before: tuple[int, float] | None = None  # the trial under way: number, and its share
+        self._refused = 0  # the number tried last, where it was no better
+        self._next_s = clock() + RETRY_S
         torch.set_num_threads(number)
 
     def observe(self, share: float) -> None:
@@ -56,25 +58,30 @@ class Threads:
         self._shares.append(share)
         if len(self._shares) < ROUNDS:
             return
-        share, number = median(self._shares), torch.get_num_threads()
+        share = median(self._shares)
         self._shares.clear()
-        if self._trial is not None:
-            self._judge(*self._trial, share)
-        elif self._clock() < self._next_s:
-            return
-        elif number < self._usual:
-            self._try(self._usual, share)
-        elif share >= SLOW and number > 1:
-            self._try(candidates(number)[1], share)
+        if self._before is not None:
+            self._judge(*self._before, share)
+        elif self._clock() >= self._next_s:
+            self._try_another(share)
 
-    def _try(self, number: int, share: float) -> None:
-        self._trial = torch.get_num_threads(), share
-        torch.set_num_threads(number)
+    def _try_another(self, share: float) -> None:
+        number = torch.get_num_threads()
+        fewer = [each for each in self._numbers if each < number]
+        more = [each for each in self._numbers if each > number]
+        others = [*(fewer[:1] if share >= SLOW else ()), *more[-1:]]
+        others.sort(key=lambda each: each == self._refused)  # last, where there is another
+        if others:
+            self._before = number, share
+            torch.set_num_threads(others[0])
 
     def _judge(self, before: int, share_before: float, share: float) -> None:
-        if share_before < MARGIN * share:
+        number = torch.get_num_threads()
+        self._refused = 0
+        if share_before < (self._worth if number == self._numbers[0] else MARGIN) * share:
+            self._refused = number
             torch.set_num_threads(before)
-        self._trial, self._next_s = None, self._clock() + RETRY_S
+        self._before, self._next_s = None, self._clock() + RETRY_S
 
 
 def candidates(default: int) -> list[int]:
@@ -96,13 +103,13 @@ def choose_threads(
     for count in candidates(default):
         torch.set_num_threads(count)
         step_ms[count] = _step_ms(step, clock)
-    usual, worth = default, WORTH_ALL if beside_page else MARGIN
-    leaves_one = default > 1 and _are_all(default)
-    if leaves_one and step_ms[default - 1] < worth * step_ms[default]:
-        usual = default - 1
+    usual, worth = default, 1.0
+    if default > 1 and _are_all(default):
+        worth = WORTH_ALL if beside_page else MARGIN
+        usual -= step_ms[default - 1] < worth * step_ms[default]
     best = min(step_ms, key=lambda count: step_ms[count])
     is_better = best < usual and step_ms[usual] > MARGIN * step_ms[best]
-    return Threads(usual, best if is_better else usual, clock)
+    return Threads(default, best if is_better else usual, worth, clock)
 
 
 def _are_all(num_threads: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
 from localspec.errors import ContextOverflow, NumericsError, RequestError
-from localspec.threads import ROUNDS, Threads
+from localspec.threads import RETRY_S, ROUNDS, Threads
 from tests.tiny import TableModel, scripted, tiny_llama, with_cache
 
 END = 0
@@ -535,7 +536,9 @@ def test_rounds_that_take_far_longer_than_believed_go_on_with_fewer_threads() ->
     backend = backend_of(scripted([SAY["a"]] * 30, 3, len(PIECES)), {})
     for width in (1, 2):
         backend.loaded.controller.costs.set_verify(width, 3, 1e-6)
-    backend.loaded = replace(backend.loaded, threads=Threads(2, 2))
+    minutes = count(step=RETRY_S)
+    threads = Threads(2, 2, worth=1.0, clock=lambda: next(minutes))
+    backend.loaded = replace(backend.loaded, threads=threads)
     request = Request(HELLO, max_tokens=2 * ROUNDS)
     numbers = [torch.get_num_threads() for _ in backend.generate(request, threading.Event())]
     torch.set_num_threads(before)
