@@ -5,10 +5,11 @@ slow. `choose_threads` times a step of the loaded model with torch's own number 
 keeps torch's own unless another is better by MARGIN. All cores are used only where all but one
 would be slower by MARGIN, and beside a page, which is drawn while a reply is written, by WORTH_ALL.
 
-`Threads.observe` gets what each round of a reply took to what is believed. Every RETRY_S the next
-ROUNDS run with another number: the next smaller one where rounds are SLOW, else the next larger
-one. It stays where it is better by the same measure. A trial is made of rounds of the reply itself:
-none is run for it. A round's tokens do not depend on it.
+`Threads.observe` gets what each round of a reply took to what was measured. ROUNDS of them are a
+trial of another number: the next smaller one where rounds are SLOW, else the next larger one. It
+stays where it is better by the same measure; the one that was left is tried again after RETRY_S,
+and after twice as long each time that it is no better. A trial is made of rounds of the reply
+itself: none is run for it. No token depends on it.
 
 Beside a program that keeps one of two cores busy, a step of 350M parameters took 220 ms with two
 threads and 92 with one, and 60 and 84 in quiet. On two cores with the demo model both are 1.4 times
@@ -16,7 +17,7 @@ as fast as one in quiet; the first four replies in a browser on the same cores r
 with both and at 365 with one (medians of three starts each, in turns), the very first one at 46 to
 94 and at 348 to 385.
 
-Not here: what a round is believed to take (engine.costs).
+Not here: what a round took when it was measured (engine.costs).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ TIMED_STEPS = 7
 MOST_SECONDS = 1.0  # for one candidate: a large model is timed by fewer steps
 ROUNDS = 8
 SLOW = 1.5
-RETRY_S = 60.0
+RETRY_S, LONGEST_RETRY_S = 60.0, 480.0
 
 Clock = Callable[[], float]
 
@@ -49,12 +50,12 @@ class Threads:
         self._clock = clock
         self._shares = list[float]()
         self._before: tuple[int, float] | None = None  # the trial under way: number, and its share
-        self._refused = 0  # the number tried last, where it was no better
-        self._next_s = clock() + RETRY_S
+        self._wait_s = dict.fromkeys(self._numbers, RETRY_S)
+        self._next_s = dict.fromkeys(self._numbers, clock() + RETRY_S)  # that each may be tried
         torch.set_num_threads(number)
 
     def observe(self, share: float) -> None:
-        """share: what a round took of what is believed."""
+        """share: what a round took of what was measured."""
         self._shares.append(share)
         if len(self._shares) < ROUNDS:
             return
@@ -62,26 +63,29 @@ class Threads:
         self._shares.clear()
         if self._before is not None:
             self._judge(*self._before, share)
-        elif self._clock() >= self._next_s:
+        else:
             self._try_another(share)
 
     def _try_another(self, share: float) -> None:
         number = torch.get_num_threads()
         fewer = [each for each in self._numbers if each < number]
         more = [each for each in self._numbers if each > number]
-        others = [*(fewer[:1] if share >= SLOW else ()), *more[-1:]]
-        others.sort(key=lambda each: each == self._refused)  # last, where there is another
-        if others:
-            self._before = number, share
-            torch.set_num_threads(others[0])
+        for other in (*(fewer[:1] if share >= SLOW else ()), *more[-1:]):
+            if self._clock() >= self._next_s[other]:
+                self._before = number, share
+                torch.set_num_threads(other)
+                return
 
     def _judge(self, before: int, share_before: float, share: float) -> None:
         number = torch.get_num_threads()
-        self._refused = 0
-        if share_before < (self._worth if number == self._numbers[0] else MARGIN) * share:
-            self._refused = number
+        worth = self._worth if number == self._numbers[0] else MARGIN
+        if share_before >= worth * share:
+            left, wait_s = before, RETRY_S
+        else:
+            left, wait_s = number, min(2.0 * self._wait_s[number], LONGEST_RETRY_S)
             torch.set_num_threads(before)
-        self._before, self._next_s = None, self._clock() + RETRY_S
+        self._wait_s[left], self._next_s[left] = wait_s, self._clock() + wait_s
+        self._before = None
 
 
 def candidates(default: int) -> list[int]:

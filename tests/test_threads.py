@@ -141,7 +141,14 @@ def test_a_machine_that_is_slow_with_any_number_keeps_it_and_tries_seldom() -> N
     machine = Machine(QUIET)
     machine.took_s = {2: 0.120, 1: 0.168}
     found = machine.run(5000)
-    assert found.count(1) < 0.03 * len(found) and found[-1] == 2
+    assert 0 < found.count(1) < 0.03 * len(found) and found[-1] == 2
+
+
+def test_where_no_other_number_helps_trials_become_rare() -> None:
+    machine = Machine({2: 0.12, 1: 0.168})
+    machine.believed_s = 0.06
+    early, late = machine.run(3000).count(1), machine.run(3000).count(1)
+    assert 0 < late < 0.6 * early
 
 
 def test_one_slow_round_changes_nothing() -> None:

@@ -257,12 +257,12 @@ class Controller:
         return believed_ms is not None and step.verify_ms < believed_ms
 
     def share_of(self, step: Step, sampling: SamplingParams) -> float | None:
-        """What checking took of what is believed; None beside others, or where that is unknown."""
+        """What checking took of what was measured; None beside others, or where nothing was."""
         costs = self.costs_at(bucket_of(sampling))
-        believed_ms = costs.verify_ms(1 + step.num_draft_tokens, step.context_length)
-        if not believed_ms or step.others.num_sequences:
+        measured_ms = costs.measured_ms(1 + step.num_draft_tokens, step.context_length)
+        if not measured_ms or step.others.num_sequences:
             return None
-        return step.verify_ms / believed_ms
+        return step.verify_ms / measured_ms
 
     def snapshot(self) -> dict[str, Any]:
         self.learn()

@@ -96,6 +96,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._verify: dict[int, Curve] = {}  # width -> curve
+        self._measured: dict[int, Curve] = {}  # the same, never refined
         self._draft_step: dict[str, Curve] = {}  # drafter -> curve of one of its steps
         self._common = 1.0  # that all costs are multiplied by
         self._last = 0, 0.0  # the width that was observed last, and its surprise
@@ -177,6 +178,7 @@ class Costs:
             del self._verify[between]
         self._between.clear()
         self._verify.setdefault(width, Curve({})).set(context, verify_ms / self._common)
+        self._measured.setdefault(width, Curve({})).set(context, verify_ms)
         self._fresh.add((width, context))
 
     def set_draft_step(self, drafter: str, context: int, step_ms: float) -> None:
@@ -205,6 +207,12 @@ class Costs:
         if share > 1.0:  # measuring goes on; noise may have tilted the last piece downwards
             return high + (share - 1.0) * max(0.0, high - low)
         return low + share * (high - low)
+
+    def measured_ms(self, width: int, context: int) -> float | None:
+        """As it was measured, the cost of verifying `width` tokens, or of the next larger number
+        that was measured; None where there is none."""
+        larger = [known for known in self._measured if known >= width]
+        return self._measured[min(larger)].at(context) if larger else None
 
     def plain_ms(self, context: int) -> float | None:
         """One token of plain decoding at this context."""

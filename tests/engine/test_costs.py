@@ -70,6 +70,15 @@ def test_a_slower_machine_is_followed_within_a_hundred_rounds() -> None:
     assert costs.verify_ms(8, 100) == pytest.approx(40.0, rel=0.02), "a draft's forward too"
 
 
+def test_what_was_measured_stays_known_on_a_machine_that_became_slow() -> None:
+    costs = measured()
+    for _ in range(100):
+        costs.observe(1, 100, 30.0)
+    assert costs.measured_ms(1, 100) == 10.0
+    assert costs.measured_ms(3, 100) == costs.measured_ms(4, 100) == 13.0
+    assert costs.measured_ms(100, 100) is None and Costs().measured_ms(1, 100) is None
+
+
 def test_a_cost_is_corrected_near_the_context_that_showed_it() -> None:
     costs = measured()
     for _ in range(100):
