@@ -395,4 +395,5 @@ def _svg(axes: Axes, frame: _Frame, parts: Sequence[str]) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:g}" if abs(value) < 100_000 else f"{value:.2g}"
+    """In thousands from 10,000 on: longer numbers would reach the axis' name."""
+    return f"{value:g}" if abs(value) < 10_000 else f"{value / 1000:g}k"

@@ -133,6 +133,16 @@ def test_plots_are_stacked_into_one_file_on_white() -> None:
     assert stacked(["", ""]) == ""
 
 
+@pytest.mark.parametrize("highest", [900.0, 9_500.0, 25_000.0, 240_000.0])
+def test_the_numbers_of_an_axis_do_not_reach_its_name(highest: float) -> None:
+    drawn = lines(AXES, [Series("a", [(1.0, 1.0), (2.0, highest)])])
+    texts = list(ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text"))
+    numbers = [each for each in texts if each.get("text-anchor") == "end"]
+    assert len(numbers) > 2
+    for each in numbers:
+        assert float(str(each.get("x"))) - LETTER * len(str(each.text)) > 13 + 6  # half of a letter
+
+
 def test_whole_numbers_get_whole_ticks() -> None:
     drawn = lines(AXES, [Series("a", [(1, 1), (4, 2)])])
     assert ">2.5<" not in drawn and ">2<" in drawn and ">4<" in drawn
