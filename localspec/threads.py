@@ -55,8 +55,10 @@ class Threads:
         self._next_s = dict.fromkeys(self._numbers, clock() + RETRY_S)  # that each may be tried
         torch.set_num_threads(number)
 
-    def observe(self, share: float) -> None:
-        """share: what a round took of what was measured."""
+    def observe(self, share: float | None) -> None:
+        """share: what a round took of what was measured; None counts for nothing."""
+        if share is None:
+            return
         self._shares.append(share)
         if len(self._shares) < ROUNDS:
             return
@@ -111,7 +113,8 @@ def choose_threads(
     usual, worth = default, 1.0
     if default > 1 and _are_all(default):
         worth = WORTH_ALL if beside_page else MARGIN
-        usual -= step_ms[default - 1] < worth * step_ms[default]
+        if step_ms[default - 1] < worth * step_ms[default]:
+            usual = default - 1
     best = min(step_ms, key=lambda count: step_ms[count])
     is_better = best < usual and step_ms[usual] > MARGIN * step_ms[best]
     return Threads(default, best if is_better else usual, worth, clock)

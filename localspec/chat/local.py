@@ -248,8 +248,8 @@ class LocalBackend:
             with slot.engine.decoding(sequence):
                 while turn.goes_on(sequence):
                     found = yield from slot.engine.round(sequence, policy)
-                    share = slot.controller.share_of(found.step, request.sampling)
-                    if self.loaded.threads is not None and share is not None:
+                    if self.loaded.threads is not None:
+                        share = slot.controller.share_of(found.step, request.sampling)
                         self.loaded.threads.observe(share)
                     yield self._chunk(turn, slot, found, sequence, baseline)
             plain_ms = () if baseline is None else baseline.end_turn()

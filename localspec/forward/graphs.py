@@ -260,6 +260,11 @@ class CapturedDecoder(Decoder):
     def notice(self) -> str | None:
         return self._store.notice
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Device memory for logits that graphs need beside the pool; inputs are a few kB more."""
+        return 0 if self._out is None else self._out.nbytes
+
     @torch.inference_mode()
     def forward(
         self,

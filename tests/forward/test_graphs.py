@@ -183,7 +183,7 @@ def test_the_first_answer_does_not_wait_and_graphs_are_used_as_they_come() -> No
     decoder = CapturedDecoder(with_plain_cache(tiny_llama(), CAPACITY), pool)
     reference = with_plain_cache(tiny_llama(), CAPACITY)
     check_equal(decoder, reference, 20, 3)
-    assert pool.num_captures == pool.num_replays == 0
+    assert pool.num_captures == pool.num_replays == decoder.buffer_bytes == 0
     steps = decoder.capture()
     used = 0
     for _ in islice(steps, 8):
@@ -199,6 +199,7 @@ def test_left_in_the_middle_it_goes_on_where_it_stopped() -> None:
     assert pool.num_captures == 3  # the fourth was announced, then left
     phrases = list(decoder.capture())
     assert len(phrases) == 27 and pool.num_captures == 30
+    assert decoder.buffer_bytes == 16 * decoder.vocab_size * 4
     assert list(decoder.capture()) == []
 
 

@@ -145,7 +145,9 @@ def test_a_processor_without_the_instructions_is_refused(monkeypatch: pytest.Mon
 
 def test_shapes_that_no_kernel_takes_are_refused_with_a_remedy() -> None:
     for model in (on_transformers(narrow_llama(), 16), with_cache(narrow_llama(), 16)):
-        with pytest.raises(ModelError, match=r"Only 0% .* take layers .* of 64 .* another draft"):
+        with pytest.raises(
+            ModelError, match=r"Only 0% .* take layers in full precision of 64 .* another draft"
+        ):
             quantised_twin(model, "int4")
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from localspec.arithmetic import percentile, ratio
 from localspec.drafters.registry import label_of
 from localspec.record.markdown import ENDED
-from localspec.speculation import MIN_COMPARED_TOKENS, speedup
+from localspec.speculation import MIN_COMPARED_TOKENS, DecodeCounts, speedup
 from localspec.units import DASH, took
 from localspec.web.live import badge, drafters_of
 from localspec.web.words import direction, gain_words, number, percent
@@ -90,16 +90,18 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
     """All turns of `rows` as one. rounds: their steps, needed for α alone."""
     measured = [row for row in rows if row["num_output_tokens"]]
     lenient = [row for row in rows if row["exact"] is False]
-    speed = _rate(measured, "num_output_tokens", "decode_ms")
-    accepted = _rate(measured, "num_accepted_tokens", "num_drafts")
     return Summary(
         num_turns=len(rows),
         num_output_tokens=_sum(measured, "num_output_tokens"),
-        tokens_per_second=None if speed is None else 1000.0 * speed,
-        acceptance_rate=_rate(measured, "num_accepted_tokens", "num_draft_tokens"),
-        draft_share=_rate(measured, "num_accepted_tokens", "num_output_tokens"),
-        mean_accepted_length=None if accepted is None else 1.0 + accepted,
-        mean_num_draft_tokens=_rate(measured, "num_draft_tokens", "num_drafts"),
+        tokens_per_second=_both(measured, "num_output_tokens", "decode_ms").tokens_per_second,
+        acceptance_rate=_both(measured, "num_accepted_tokens", "num_draft_tokens").acceptance_rate,
+        draft_share=_both(measured, "num_accepted_tokens", "num_output_tokens").draft_share,
+        mean_accepted_length=_both(
+            measured, "num_accepted_tokens", "num_drafts"
+        ).mean_accepted_length,
+        mean_num_draft_tokens=_both(
+            measured, "num_draft_tokens", "num_drafts"
+        ).mean_num_draft_tokens,
         speedup=_gain(measured, "plain_reply_ms", "reply_ms"),
         decode_speedup=_gain(measured, "plain_decode_ms", "decode_ms"),
         alpha=reached_acceptance(rounds),
@@ -299,10 +301,10 @@ def _gain(rows: Sequence[Row], plain: str, took: str) -> float | None:
     return speedup(_sum(compared, plain), _sum(compared, took))
 
 
-def _rate(rows: Sequence[Row], above: str, below: str) -> float | None:
-    """A ratio of sums over the rows that have both."""
+def _both(rows: Sequence[Row], above: str, below: str) -> DecodeCounts:
+    """The sums of these two, over the rows that have both."""
     known = [row for row in rows if row[above] is not None and row[below]]
-    return ratio(_sum(known, above), _sum(known, below))
+    return DecodeCounts(**{name: _sum(known, name) for name in (above, below)})
 
 
 def _sum(rows: Sequence[Row], name: str) -> Any:

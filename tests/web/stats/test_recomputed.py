@@ -425,9 +425,11 @@ def test_the_details_of_a_reply_are_its_steps(
         view = token_view(service, row["message_id"])
         steps = raw(service, f"SELECT * FROM step WHERE turn_id = {row['turn_id']} ORDER BY n")
         check(view, {name: expected[row["turn_id"]][name] for name in view if name in COUNTS})
-        for shown, step in zip(view["rounds"], steps, strict=True):
+        for place, (shown, step) in enumerate(zip(view["rounds"], steps, strict=True)):
             assert shown["drafted"] == step["num_draft_tokens"]
             assert shown["accepted"] == step["num_accepted_tokens"]
+            own = [one for run in view["runs"] for one in run.tokens if one.round == place]
+            assert len(own) == step["num_output_tokens"]
             assert shown["time"] == took(step["draft_ms"] + step["verify_ms"])
             assert shown["drafter"] == (label_of(step["drafter"]) if shown["drafted"] else DASH)
         kinds = {one["kind"]: one["count"] for one in view["legend"]}
