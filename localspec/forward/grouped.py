@@ -84,7 +84,7 @@ class Grouped:
         made = self.values.float() * self.scales[:, places] + self.offsets[:, places]
         return made.contiguous()
 
-    def rows(self, order: torch.Tensor) -> Grouped:
+    def rows(self, order: torch.Tensor | slice) -> Grouped:
         """With its outputs in another order."""
         parts = (self.values[order], self.scales[order], self.offsets[order])
         return Grouped(*parts, self.bits, self.places)

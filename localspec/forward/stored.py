@@ -187,8 +187,10 @@ def gguf_values(tensor: GGUFTensor, dtype: torch.dtype) -> torch.Tensor:
     return made
 
 
-def halves_apart(num_rows: int, num_heads: int) -> torch.Tensor:
+def halves_apart(num_rows: int, num_heads: int) -> torch.Tensor | slice:
     """The order that puts rows of heads whose rotated pairs stand together into all first ones,
-    then all second ones; as they are for no heads."""
-    rows = torch.arange(num_rows)
-    return rows.view(num_heads, -1, 2).transpose(1, 2).flatten() if num_heads else rows
+    then all second ones. As they are for no heads, and then without a copy: a copy of each weight
+    breaks the memory into holes, and a load held up to half of the weights more."""
+    if not num_heads:
+        return slice(None)
+    return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
