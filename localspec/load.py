@@ -40,6 +40,7 @@ from localspec.drafters.registry import REGISTRY
 from localspec.engine.controller import identity
 from localspec.engine.shipped_acceptance import read_accepted
 from localspec.errors import ConfigError
+from localspec.formats.folder_files import check_folder
 from localspec.machine.hardware import (
     confirmed_by_torch,
     free_bytes_now,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from localspec.drafters.parts import Parts
     from localspec.engine.controller import Controller
     from localspec.forward.model import LanguageModel
+    from localspec.forward.weights import Opened
     from localspec.threads import Threads
 
 EQUAL_WITHIN_ROUNDING = (
@@ -81,6 +83,10 @@ OF_ROUNDED_ROWS = (
 QUANTISED_HEAD = (
     "The output head is kept in 4 bits, as asked, which changes what the model says. Drafting "
     "changes nothing beyond that: replies are exactly those of the model with this head."
+)
+QUANTISED_AGAIN = (
+    "The 4-bit weights of its files were unpacked and quantised a second time: torch's kernel for "
+    "4 bits in groups does not take their layout, or does not run on this device."
 )
 NO_TEMPLATE = (
     "This model has no chat template, so it was not trained to chat: it continues the text of the "
@@ -253,16 +259,23 @@ def _target(
     is_told = not opened.has_invariant_rows and not drafts_none
     is_by_library = place.device.type != "cpu" or opened.notice is not None
     rounded = OF_ROUNDED_ROWS if place.bits == 8 and is_by_library else EQUAL_WITHIN_ROUNDING
-    repacked = None
+    head = QUANTISED_HEAD if place.quantises_head else None
+    repacked = _repacked(source, place, opened)
+    told = (short, own, repacked, rounded if is_told else None, head)
+    return target, [notice for notice in told if notice is not None]
+
+
+def _repacked(source: Source, place: Place, opened: Opened) -> str | None:
+    """What became of weights that the files keep in 4 bits."""
     if opened.repacking_error is not None:
-        repacked = (
+        return (
             "The 4-bit weights of its files are used as they are. Their scales and what they "
             "multiply are rounded to bf16, which changes the output of a layer by at most "
             f"{opened.repacking_error:.2%}."
         )
-    head = QUANTISED_HEAD if place.quantises_head else None
-    told = (short, own, repacked, rounded if is_told else None, head)
-    return target, [notice for notice in told if notice is not None]
+    stored = check_folder(source.target).stored
+    is_in_groups = stored is not None and stored.group_size and opened.notice is None
+    return QUANTISED_AGAIN if place.bits == 4 and is_in_groups else None
 
 
 def _check_kernels(kernels: str | None) -> None:

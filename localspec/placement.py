@@ -201,7 +201,9 @@ def _shortage_of_ram(folder: Path, place: Place) -> str | None:
     if stored is None or not stored.is_unpacked:
         return None
     shape, free = _shape(folder), place.hardware.host.ram_available_bytes
-    needed = 0 if shape is None else shape.num_params * place.dtype.itemsize
+    full = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")]
+    kept = shape.count_in_groups("cuda", full) if shape and place.bits == 4 else 0
+    needed = 0 if shape is None else (shape.num_params - kept) * place.dtype.itemsize
     if needed <= free:
         return None
     return (

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -71,9 +72,11 @@ def write_gguf(
     kind: str = "F32",
     family: str = "llama",
     describe: Callable[[GGUFWriter], None] = lambda writer: None,
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, torch.Tensor]:
     """Write a module's weights; returns what the file's values stand for, by transformers' names,
-    as the package's own `dequantize` computes it. describe: adds the vocabulary and more."""
+    as the package's own `dequantize` computes it. describe: adds the vocabulary and more. others:
+    the kinds of layers of another kind."""
     config = module.config
     writer = GGUFWriter(file, family)
     writer.add_context_length(config.max_position_embeddings)
@@ -96,7 +99,7 @@ def write_gguf(
         is_moved = family in INTERLEAVED and layer in heads
         shift = 1.0 if family in ("gemma2", "gemma3") and layer.endswith("norm") else 0.0
         values = interleaved(tensor, heads[layer]) if is_moved else tensor + shift
-        raw, found = _stored(values.numpy(), kind, seed=len(dense))
+        raw, found = _stored(values.numpy(), others.get(layer, kind), len(dense))
         called = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert called is not None, name
         writer.add_tensor(called, raw, raw_dtype=found)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -29,9 +30,14 @@ from localspec.forward.cache import WIDEST, KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.graphs import CapturedDecoder, Work, shapes
+from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
 from localspec.forward.nf4 import BLOCK, Nf4Linear, library
 from localspec.forward.one_width import OneWidthDecoder
+from localspec.forward.weight_layout import ModuleLinear
+from localspec.forward.weights import load_module
+from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.gguf_models import opened_gguf
 from localspec.machine.plans import CUBLAS_WORKSPACE_BYTES, Arrangement, Room, bytes_of
 from localspec.machine.shapes import shape_from_config
 from tests.drafters.foreign_tiny import foreign_to
@@ -46,7 +52,10 @@ from tests.fake_card import (
     fake_module,
     memory_of_card,
 )
+from tests.forward.test_stored import VOCABULARY, tiny_qwen
+from tests.forward.test_unpack import LAYOUTS, packed_folder
 from tests.forward.tracing import UncapturedPool
+from tests.gguf_files import write_gguf
 from tests.tiny import VOCAB_SIZE, Plans, tiny_llama
 
 DTYPE = torch.bfloat16
@@ -365,6 +374,51 @@ def test_the_plan_counts_the_weights_in_nf4_that_a_long_piece_unpacks(
         assert made.shape == (PREFILL_CHUNK, num_out)
         taken = memory.most_used - held - made.nbytes
         assert taken <= quantised - full <= 1.3 * taken
+
+
+def folder_in_groups(folder: Path, is_gguf: bool) -> Path:
+    """Packed as AWQ, or a GGUF file in Q4_K with some layers in Q6_K, as Q4_K_M is."""
+    if not is_gguf:
+        pack, settings, _ = LAYOUTS["awq"]
+        packed_folder(folder, pack, settings, tiny_qwen("qwen3"))
+        return folder
+    shape = {**tiny_qwen("qwen3").config.to_dict(), "intermediate_size": 256}
+    module = Qwen3ForCausalLM(Qwen3Config(**shape))
+    others = {"down_proj": "Q6_K", "v_proj": "Q6_K"}
+    write_gguf(folder / "m.gguf", module, "Q4_K", "qwen3", VOCABULARY, others)
+    return opened_gguf(folder / "m.gguf", folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_gguf", [False, True], ids=["awq", "gguf"])
+def test_weights_that_are_published_in_4_bits_stay_in_them(is_gguf: bool, tmp_path: Path) -> None:
+    folder = folder_in_groups(tmp_path, is_gguf)
+    planned, _ = shape_from_folder(folder).loaded_bytes("4-bit", "bf16", 64, "cuda")
+    with fake_card() as traffic, torch.inference_mode():
+        module = load_module(folder, DTYPE, CUDA, 4)
+        layers = [each for each in module.modules() if isinstance(each, Int4Linear)]
+        assert len(layers) == 7 * module.config.num_hidden_layers
+        decoder = take_over(module, KVCache(kv_shape(module.config, 64), DTYPE, CUDA), True)
+        emptied = [
+            each for each in layers if not each.packed.numel() + each.scales_and_zeros.numel()
+        ]
+        assert len(emptied) == 5 * module.config.num_hidden_layers  # of queries to values, of gates
+        assert decoder.weight_bytes == pytest.approx(planned, rel=0.05)
+        products = [each for block in decoder.weights.blocks for each in block.linears]
+        assert len(products) == 4 * module.config.num_hidden_layers
+        assert all(isinstance(each, ModuleLinear) and len(each.modules) == 1 for each in products)
+        traffic.clear()
+        assert decoder.forward(range(6)).device == CUDA and not traffic.reads
+
+
+def test_a_card_that_does_not_compute_in_bf16_keeps_no_groups(tmp_path: Path) -> None:
+    shape = shape_from_folder(folder_in_groups(tmp_path, is_gguf=False))
+    assert shape.count_in_groups("cuda", "bf16") == shape.linear_params
+    assert not shape.count_in_groups("cuda", "fp16") and not shape.count_in_groups("mps", "bf16")
+    half = shape.weight_bytes("4-bit", "fp16", "cuda")
+    assert half - shape.weight_bytes("4-bit", "bf16", "cuda") == pytest.approx(
+        shape.quantised_bytes("4-bit") - 0.625 * shape.linear_params, abs=1
+    )
 
 
 @pytest.mark.slow

@@ -278,6 +278,10 @@ def test_weights_that_are_unpacked_for_a_gpu_need_room_in_the_ram(
     assert check_target(target, cuda, anyway=False) is None, "whole weights go straight to the GPU"
     on_cpu = replace(cuda, device=torch.device("cpu"))
     assert check_target(packed, on_cpu, anyway=False) is None
+    shape = shape_from_folder(packed)
+    enough = replace(little, ram_available_bytes=2 * (shape.num_params - shape.linear_params))
+    in_4_bits = replace(cuda, bits=4, hardware=replace(cuda.hardware, host=enough))
+    assert check_target(packed, in_4_bits, anyway=False) is None, "they stay in their 4 bits"
     (packed / "config.json").write_text(json.dumps({"quantization_config": quantised}))
     assert check_target(packed, cuda, anyway=False) is None, "how much it needs is not known"
 

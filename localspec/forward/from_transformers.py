@@ -41,6 +41,7 @@ from localspec.forward.block import (
 )
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
+from localspec.forward.grouped import Int4Linear
 from localspec.forward.layer_files import return_cached
 from localspec.forward.model import window_of
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
@@ -302,9 +303,9 @@ class _Reader:
 
     def _taken(self, layers: list[Any]) -> Linear:
         made = fused(layers)
-        if self.is_emptied and not isinstance(made, ModuleLinear):  # it computes with the modules
-            for layer in layers:
-                _drop(layer, "weight")
+        is_used = isinstance(made, ModuleLinear) and made.modules[0] is layers[0]
+        for layer in layers if self.is_emptied and not is_used else ():
+            _drop(layer, *(layer.TENSORS if isinstance(layer, Int4Linear) else ("weight",)))
         return made
 
 

@@ -1,10 +1,11 @@
-"""Models in 4-bit groups on a processor: with the very weights of their files, or rounded.
+"""Models in 4-bit groups: with the very weights of their files, or rounded.
 
 Contract: `in_groups` builds a transformers module whose packed layers are Int4Linear and all
 others dense, without ever holding the packed ones in full precision. What files hold in 4 bits is
-kept so. Weights in 16 or 32 bits are rounded one by one as they are read, where the processor has
-no kernel for NF4: bitsandbytes would unpack every weight at every step, which takes 9 times as
-long. For the families that the native decoder takes.
+kept so; what a GGUF file holds in more bits is rounded to 4 on a GPU, whose memory is the scarcer.
+Weights in 16 or 32 bits are rounded one by one as they are read, where a processor has no kernel
+for NF4: bitsandbytes would unpack every weight at every step, which takes 9 times as long. For the
+families that the native decoder takes.
 
 Not here: reading the files (stored), the layers (grouped), other ways to 4 bits (weights).
 """
@@ -12,6 +13,7 @@ Not here: reading the files (stored), the layers (grouped), other ways to 4 bits
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,28 +25,46 @@ from localspec.errors import ModelError
 from localspec.formats.folder_files import ModelFolder
 from localspec.formats.native import LAYOUTS
 from localspec.formats.safetensors_file import tensor_shapes
-from localspec.forward.grouped import Grouped, Int4Linear
-from localspec.forward.nf4 import has_kernel
+from localspec.forward import nf4
+from localspec.forward.grouped import CPU, MOST_REPACKING_ERROR, Grouped, Int4Linear, has_kernel
 from localspec.forward.quantise import GROUP, suits
-from localspec.forward.stored import stored_weights
-
-MOST_REPACKING_ERROR = 0.05  # of a layer's output, by its norm: rounded scales are near 0.002
+from localspec.forward.stored import Dense, stored_weights
 
 
 def in_groups(found: ModelFolder, known: Any, dtype: torch.dtype, device: torch.device) -> Any:
-    """The module with layers in 4 bits; None where bitsandbytes has to make them: another device
-    or family, a layout without a kernel, or weights in 16 or 32 bits where NF4 has one. known: the
-    config as transformers reads it. Raises ModelError."""
-    if device.type != "cpu" or known.model_type not in LAYOUTS:
+    """The module with layers in 4 bits; None where bitsandbytes has to make them: a device without
+    a kernel, another family, a layout without one, or weights in 16 or 32 bits where NF4 has one.
+    known: the config as transformers reads it. Raises ModelError."""
+    if known.model_type not in LAYOUTS:
         return None
     if found.stored is None:
-        return None if has_kernel(device) else _rounded(found, known, dtype)
-    weights = stored_weights(found, dtype, keeps=True)
+        is_nf4 = device.type != "cpu" or nf4.has_kernel(device)
+        return None if is_nf4 else _rounded(found, known, dtype)
+    if not found.stored.group_size or not (device.type == "cpu" or dtype == torch.bfloat16):
+        return None
+    if not has_kernel(device):
+        return None
+    weights = stored_weights(found, dtype, partial(Int4Linear.of_weight, bias=None, device=device))
     if weights is None or not weights.kept:
         return None
     del known.quantization_config
-    layers = {_path(place): Int4Linear(weight, None) for place, weight in weights.kept.items()}
-    return _assembled(found.name, empty_module(known, dtype), layers, dict(weights.dense))
+    module, dense = empty_module(known, dtype, device), dict(weights.dense)
+    layers = {_path(place): layer for place, layer in weights.kept.items()}
+    if device.type == "cuda":
+        layers |= _rounded_rest(module, dense, found.stored.group_size, device)
+    dense = {place: tensor.to(device) for place, tensor in dense.items()}
+    return _assembled(found.name, module, layers, dense)
+
+
+def _rounded_rest(
+    module: Any, dense: Dense, group_size: int, device: torch.device
+) -> Iterator[tuple[str, Int4Linear]]:
+    """The linear layers among `dense`, which loses them, by their paths."""
+    for path in sorted(_layers_of(module)):
+        weight = dense.pop(f"{path}.weight", None)
+        if weight is not None:
+            groups = Grouped.rounded(weight, group_size)
+            yield path, Int4Linear.of_weight(groups, None, device)
 
 
 def _rounded(found: ModelFolder, known: Any, dtype: torch.dtype) -> Any:
@@ -57,18 +77,18 @@ def _rounded(found: ModelFolder, known: Any, dtype: torch.dtype) -> Any:
     for place, tensor in _read(found.files):
         path = _path(place)
         if path in suited:
-            layers[path] = Int4Linear(Grouped.rounded(tensor, GROUP), None)
+            layers[path] = Int4Linear.of_weight(Grouped.rounded(tensor, GROUP), None)
         else:
             dense[place] = tensor.to(dtype)
     return _assembled(found.name, module, layers, dense)
 
 
-def empty_module(known: Any, dtype: torch.dtype) -> Any:
-    """The module without weights. Its buffers are computed, since no file holds them."""
+def empty_module(known: Any, dtype: torch.dtype, device: torch.device = CPU) -> Any:
+    """The module without weights. Its buffers are computed on the device: no file holds them."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    with init_empty_weights():
+    with device, init_empty_weights():
         module = AutoModelForCausalLM.from_config(known, dtype=dtype, attn_implementation="sdpa")
     module.tie_weights()
     return module

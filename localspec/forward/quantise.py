@@ -195,7 +195,7 @@ def quantised_layer(linear: nn.Linear, kind: Kind) -> Linear:
 
 
 def _int4(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    layer = Int4Linear(Grouped.rounded(weight, GROUP), bias)
+    layer = Int4Linear.of_weight(Grouped.rounded(weight, GROUP), bias)
     return ModuleLinear([layer], bytes_of(*layer.parameters(), *layer.buffers()))
 
 

@@ -10,7 +10,7 @@ Not here: what a format is called and which are refused (formats), building the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,26 +31,28 @@ from localspec.forward.unpack import GGUF_GROUPS, Unpack, awq, compressed_tensor
 PIECE_BYTES = 64 * 2**20  # of a tensor's stored bytes that are unpacked to fp32 at once
 
 Dense = dict[str, torch.Tensor]
+Keep = Callable[[Grouped], Any]
 
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """dense: by transformers' names. kept: of linear layers, in the bits of the file."""
+    """dense: by transformers' names. kept: what was made of weights in the bits of the file."""
 
     dense: Dense
-    kept: Mapping[str, Grouped]
+    kept: Mapping[str, Any]
 
 
 def stored_weights(
-    found: ModelFolder, dtype: torch.dtype, keeps: bool = False
+    found: ModelFolder, dtype: torch.dtype, keep: Keep | None = None
 ) -> StoredWeights | None:
-    """keeps: keep the weights of 4 bits that Int4Linear takes. Raises ModelError."""
+    """keep: makes a layer of the weights of 4 bits that Int4Linear takes, at once, for as numbers
+    of their own they take four times the memory. None: they too are unpacked. Raises ModelError."""
     stored, config = found.stored, found.config
     if stored is None or not stored.is_unpacked:
         return None
     if stored.method == "gguf":
-        return gguf_weights(config, found.files[0], dtype, keeps)
-    return packed_weights(found.files, stored, config["quantization_config"], dtype, keeps)
+        return gguf_weights(config, found.files[0], dtype, keep)
+    return packed_weights(found.files, stored, config["quantization_config"], dtype, keep)
 
 
 # -- safetensors ----------------------------------------------------------------------------
@@ -61,7 +63,7 @@ def packed_weights(
     stored: Stored,
     settings: Mapping[str, Any],
     dtype: torch.dtype,
-    keeps: bool,
+    keep: Keep | None,
 ) -> StoredWeights:
     """The weights of all layers. A layer's tensors may lie in several files."""
     with ExitStack() as stack:
@@ -71,13 +73,13 @@ def packed_weights(
             for name in file.keys():  # noqa: SIM118  (no mapping)
                 layer, _, part = name.rpartition(".")
                 layers.setdefault(layer, {})[part] = file
-        found, kept = Dense(), dict[str, Grouped]()
+        found, kept = Dense(), dict[str, Any]()
         for layer, places in layers.items():
             parts = {part: file.get_tensor(f"{layer}.{part}") for part, file in places.items()}
             try:
                 weight = READERS[stored.method](parts, settings)
                 _require_groups(weight, stored.group_size)
-                is_kept = keeps and isinstance(weight, Grouped) and weight.is_kept
+                is_kept = keep is not None and isinstance(weight, Grouped) and weight.is_kept
                 dense = weight.dense() if isinstance(weight, Grouped) and not is_kept else weight
             except (KeyError, ValueError, RuntimeError) as error:
                 raise ModelError(
@@ -85,8 +87,8 @@ def packed_weights(
                     f"its config.json says ({first_line(error)}). Fetch the model again, or choose "
                     "another copy of it."
                 ) from error
-            if isinstance(dense, Grouped):
-                kept[f"{layer}.weight"] = dense
+            if keep is not None and isinstance(dense, Grouped):
+                kept[f"{layer}.weight"] = keep(dense)
             if dense is not None:
                 held = {} if isinstance(dense, Grouped) else {"weight": dense}
                 parts = held | {k: v for k, v in parts.items() if k == "bias"}
@@ -117,21 +119,21 @@ READERS: dict[str, Unpack] = {
 
 
 def gguf_weights(
-    config: Mapping[str, Any], file: Path, dtype: torch.dtype, keeps: bool
+    config: Mapping[str, Any], file: Path, dtype: torch.dtype, keep: Keep | None
 ) -> StoredWeights:
     header = read_header(file)
     names, family = tensor_names(header), family_of(header)
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    found, kept = Dense(), dict[str, Grouped]()
+    found, kept = Dense(), dict[str, Any]()
     for tensor in header.tensors:
         if tensor.name not in names:
             continue
         name = names[tensor.name]
         layer = name.split(".")[-2]
         order = halves_apart(tensor.shape[0], heads.get(layer, 0) if family.is_interleaved else 0)
-        grouped = gguf_groups(tensor) if keeps and layer.endswith("_proj") else None
-        if grouped is not None:
-            kept[name] = grouped.rows(order)
+        grouped = gguf_groups(tensor) if keep and layer.endswith("_proj") else None
+        if keep is not None and grouped is not None:
+            kept[name] = keep(grouped.rows(order))
         elif family.norm_shift and layer.endswith("norm"):
             found[name] = (gguf_values(tensor, torch.float32) - family.norm_shift).to(dtype)
         else:

@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from localspec.forward.grouped import Int4Linear
 from localspec.forward.int8 import Int8Linear
 from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias, tensors_of
 from localspec.forward.nf4 import Nf4Linear
@@ -229,14 +230,14 @@ class ModuleLinear(QuantisedLinear):
     the outputs of several stand side by side."""
 
     def __init__(self, modules: Sequence[Any], weight_bytes: int) -> None:
-        self._modules = tuple(modules)
+        self.modules = tuple(modules)
         self.has_invariant_rows = all(
             getattr(module, "has_invariant_rows", False) for module in modules
         )
         self.weight_bytes = weight_bytes
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        made = [module(rows) for module in self._modules]
+        made = [module(rows) for module in self.modules]
         return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
 
 
@@ -260,6 +261,7 @@ def fused(layers: Sequence[Any]) -> Linear:
         joined = Nf4Linear.of_modules(layers) or Int8Linear.of_modules(layers)
         if joined is not None:
             return joined
+        layers = Int4Linear.side_by_side(layers)
         return ModuleLinear(layers, bytes_of(*chain(*map(tensors_of, layers))))
     weights = [layer.weight.detach() for layer in layers]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)

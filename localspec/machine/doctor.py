@@ -207,7 +207,7 @@ def version_of(package: str) -> str | None:
 UNTRIED: tuple[tuple[str, Callable[[Hardware], bool]], ...] = (
     ("Decoding in bf16 and fp16 on CUDA", lambda found: found.device == "cuda"),
     ("Captured CUDA graphs", lambda found: found.device == "cuda"),
-    ("NF4 weights of self_quant on CUDA", lambda found: found.device == "cuda"),
+    ("Weights in 4 bits on CUDA, NF4 and in groups", lambda found: found.device == "cuda"),
     ("The memory plan against a GPU's measured memory", lambda found: found.device == "cuda"),
     ("NVML on a real driver", lambda found: bool(found.gpus)),
     ("MIG instances", lambda found: any(gpu.is_mig for gpu in found.gpus)),

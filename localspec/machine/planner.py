@@ -370,7 +370,7 @@ def _done(request: PlanRequest, arrangement: Arrangement) -> str:
         return "loaded as they are"
     if arrangement.precision == arrangement.full:
         return "unpacked while loading"
-    is_kept = arrangement.target.group_size and request.room.device == "cpu"
+    is_kept = arrangement.target.count_in_groups(request.room.device, arrangement.full)
     if is_kept and arrangement.precision != "8-bit":
         return "left in their 4 bits where the layout allows it"
     return "unpacked and quantised a second time while loading"

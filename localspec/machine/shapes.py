@@ -76,7 +76,7 @@ class ModelShape:
     not_native: why the native decoder does not run it, after "because"; empty where it does.
     counted: of a family whose layers are not known here. all_kv_width: as `kv_width` of all layers
     together, 0 where all have the same. group_size, num_in_groups: of 4-bit weights in the files
-    that a processor keeps as they are (formats.stored). is_published_wide: not held by fp16."""
+    that can stay as they are (formats.stored). is_published_wide: not held by fp16."""
 
     name: str
     family: str
@@ -190,7 +190,7 @@ class ModelShape:
             return self.kept_bytes + is_copied * head * FULL_BYTES["bf16"]
         num_params += head if is_copied else 0
         in_full: Precision = precision if precision in FULL_BYTES else full
-        shrunk, held = (0, 0) if precision in FULL_BYTES else self._shrunk(precision, device)
+        shrunk, held = (0, 0) if precision in FULL_BYTES else self._shrunk(precision, device, full)
         if precision == "4-bit-head":
             shrunk += head if is_copied or not self.is_tied else 0
             held += int(head * NF4_BYTES)
@@ -202,12 +202,22 @@ class ModelShape:
         is_halved = full == "fp32" and device == "cpu" and self.is_native and HAS_FBGEMM
         return FULL_BYTES["fp16" if is_halved and not self.is_published_wide else full]
 
-    def _shrunk(self, precision: Precision, device: str) -> tuple[int, int]:
+    def count_in_groups(self, device: str, full: Precision) -> int:
+        """Weights that stay in the 4 bits of the files. torch has kernels for them on a processor
+        and on a GPU that computes in bf16 (forward.grouped)."""
+        has_kernel = device == "cpu" or (device == "cuda" and full == "bf16")
+        if not self.group_size or not has_kernel:
+            return 0
+        return self.linear_params if self.num_in_groups is None else self.num_in_groups
+
+    def _shrunk(self, precision: Precision, device: str, full: Precision) -> tuple[int, int]:
         """How many weights of linear layers are kept in 8 or 4 bits, and their bytes."""
-        if device != "cpu" or precision == "8-bit" or not self.group_size:
+        count = 0 if precision == "8-bit" else self.count_in_groups(device, full)
+        if not count:
             bits: Precision = "8-bit" if precision == "8-bit" else "4-bit"
             return self.linear_params, self.quantised_bytes(bits)
-        count = self.linear_params if self.num_in_groups is None else self.num_in_groups
+        # On a GPU layers that the file keeps in more bits are rounded (forward.own_bits).
+        count = self.linear_params if device == "cuda" else count
         return count, int(count * (0.5 + 2 * FULL_BYTES["bf16"] / self.group_size))
 
     def loaded_bytes(

@@ -29,7 +29,8 @@ def kib(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 def loaded(folder):
-    return load_model(Path(folder), torch.float32, torch.device("cpu"), 64)
+    bits = 4 if "Q4_0" in folder else None
+    return load_model(Path(folder), torch.float32, torch.device("cpu"), 64, bits)
 
 for small, large in zip(sys.argv[1::2], sys.argv[2::2]):
     loaded(small)  # the code, the kernels and their scratch
@@ -53,12 +54,12 @@ def saved(folder: Path, dtype: torch.dtype, num_layers: int, width: int, is_tied
     return module
 
 
-def saved_gguf(folder: Path, num_layers: int) -> tuple[Path, Any]:
+def saved_gguf(folder: Path, num_layers: int, kind: str) -> tuple[Path, Any]:
     shape = {**tiny_qwen("qwen3").config.to_dict(), "hidden_size": 512, "intermediate_size": 1536,
              "num_hidden_layers": num_layers, "layer_types": None}  # fmt: skip
     module = Qwen3ForCausalLM(Qwen3Config(**shape))
     folder.mkdir()
-    write_gguf(folder / "m.gguf", module, "Q8_0", "qwen3", VOCABULARY)
+    write_gguf(folder / "m.gguf", module, kind, "qwen3", VOCABULARY)
     return opened_gguf(folder / "m.gguf", folder), module
 
 
@@ -80,14 +81,18 @@ def bytes_in_fp32(module: Any) -> int:
 def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     """Both the files' pages and what is made of them would be twice the model. Of what is unpacked
     each layer is let go when it is laid out: the pages of a file in 8 bits are a quarter of the
-    weights in fp32."""
+    weights in fp32. What stays in 4 bits is an eighth of them; as numbers of their own, which is
+    how they are read, they would be all of them."""
     saved(tmp_path / "small", torch.float32, 2, 512, is_tied=False)
     large = saved(tmp_path / "large", torch.float32, 16, 512, is_tied=False)
-    small_gguf, _ = saved_gguf(tmp_path / "small_gguf", 2)
-    large_gguf, unpacked = saved_gguf(tmp_path / "large_gguf", 24)
-    dense, of_gguf = most_held(tmp_path / "small", tmp_path / "large", small_gguf, large_gguf)
+    ggufs = {kind: [saved_gguf(tmp_path / f"{kind} {num_layers}", num_layers, kind)
+             for num_layers in (2, 24)] for kind in ("Q8_0", "Q4_0")}  # fmt: skip
+    folders = [folder for pair in ggufs.values() for folder, _ in pair]
+    dense, unpacked, in_4_bits = most_held(tmp_path / "small", tmp_path / "large", *folders)
+    of_gguf = bytes_in_fp32(ggufs["Q8_0"][-1][1])
     assert dense < 1.1 * bytes_in_fp32(large) + SCRATCH_BYTES
-    assert of_gguf < 1.1 * bytes_in_fp32(unpacked) + SCRATCH_BYTES / 2
+    assert unpacked < 1.1 * of_gguf + SCRATCH_BYTES / 2
+    assert in_4_bits < of_gguf / 8 + 1.5 * SCRATCH_BYTES
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

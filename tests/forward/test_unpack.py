@@ -186,9 +186,9 @@ LAYOUTS: dict[str, tuple[Pack, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-def packed_folder(folder: Path, pack: Pack, settings: dict[str, Any]) -> Any:
-    """A tiny Llama whose linear layers but the head are packed; gives the dense module."""
-    module = tiny_llama()
+def packed_folder(folder: Path, pack: Pack, settings: dict[str, Any], module: Any = None) -> Any:
+    """A model, else a tiny Llama, whose linear layers but the head are packed; gives it dense."""
+    module = module or tiny_llama()
     module.config.save_pretrained(str(folder))
     path = folder / "config.json"
     config = json.loads(path.read_text())

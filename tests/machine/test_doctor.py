@@ -109,8 +109,8 @@ def test_a_torch_that_cannot_start_is_missing(
 def test_untried_paths_follow_this_machines_hardware() -> None:
     on_gpu = {each["path"]: each["is_possible_here"] for each in never_run(GPU)}
     on_cpu = {each["path"]: each["is_possible_here"] for each in never_run(CPU)}
-    nf4 = "NF4 weights of self_quant on CUDA"
-    assert on_gpu[nf4] and not on_cpu[nf4]
+    weights = "Weights in 4 bits on CUDA, NF4 and in groups"
+    assert on_gpu[weights] and not on_cpu[weights]
     windows = replace(CPU, host=replace(LINUX, system="Windows"))
     assert {each["path"] for each in never_run(windows) if each["is_possible_here"]} == {"Windows"}
     assert on_gpu["Captured CUDA graphs"] and not on_cpu["Captured CUDA graphs"]
