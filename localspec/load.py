@@ -81,8 +81,9 @@ OF_ROUNDED_ROWS = (
     "equal within rounding."
 )
 QUANTISED_HEAD = (
-    "The output head is kept in 4 bits, as asked, which changes what the model says. Drafting "
-    "changes nothing beyond that: replies are exactly those of the model with this head."
+    "The output head is kept in 4 bits, as asked (on a GPU the embedding too), which changes what "
+    "the model says. Drafting changes nothing beyond that: replies are exactly those of the model "
+    "as it is loaded."
 )
 QUANTISED_AGAIN = (
     "The 4-bit weights of its files were unpacked and quantised a second time: torch's kernel for "

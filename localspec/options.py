@@ -146,8 +146,8 @@ LOAD_FLAGS = {
         Flag("context", "Tokens of context to make room for.", "TOKENS", int, 1, MOST_CONTEXT),
         Flag(
             "dtype",
-            "fp32, bf16, fp16, 8-bit or 4-bit; 4-bit-head: the output head in 4 bits too, which "
-            "changes the output more.",
+            "fp32, bf16, fp16, 8-bit or 4-bit; 4-bit-head: the output head in 4 bits too, on a GPU "
+            "also the embedding, which changes the output more.",
         ),
         Flag(
             "kernels",

@@ -251,15 +251,12 @@ def needed_bytes(folder: Path, place: Place) -> int:
 
 def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:
     from localspec.forward.layer_files import return_cached
-    from localspec.forward.quantise import with_quantised_head
     from localspec.forward.weights import load_model
 
     spare_bytes = max(0, free_bytes_now(place.hardware) - needed_bytes(folder, place))
     spent_bytes = int(SPENT_ON_SPEED * spare_bytes)
     wanted = (place.dtype, place.device, place.context_length, place.bits)
-    opened = load_model(folder, *wanted, spent_bytes, is_fastest)
-    if place.quantises_head:
-        opened = replace(opened, model=with_quantised_head(opened.model))
+    opened = load_model(folder, *wanted, spent_bytes, is_fastest, place.quantises_head)
     return_cached(place.device)  # or the next model is judged by less than is free
     return opened
 

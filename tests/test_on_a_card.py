@@ -411,6 +411,32 @@ def test_weights_that_are_published_in_4_bits_stay_in_them(is_gguf: bool, tmp_pa
         assert decoder.forward(range(6)).device == CUDA and not traffic.reads
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_with_the_head_in_4_bits_no_table_is_left_in_full_precision(is_tied: bool) -> None:
+    library()
+    config = {**tiny_qwen("qwen3").config.to_dict(), "tie_word_embeddings": is_tied}
+    module = Qwen3ForCausalLM(Qwen3Config(**config))
+    shape = shape_from_config(module.config.to_dict(), "a model")
+    table = shape.vocab_size * shape.hidden_size
+    with fake_card() as traffic, torch.inference_mode():
+        fake_module(module, DTYPE)
+        cache = KVCache(kv_shape(module.config, 64), DTYPE, CUDA)
+        whole = take_over(module, cache).weight_bytes
+        quantise.quantise_ends(module, CUDA)
+        decoder = take_over(module, cache)
+        saved = whole - decoder.weight_bytes
+        assert saved == shape.weight_bytes("4-bit") - shape.weight_bytes("4-bit-head")
+        assert saved == (1 if is_tied else 2) * (2 * table - 0.5625 * table)
+        traffic.clear()
+        rows = decoder.embed(torch.arange(5, device=CUDA))
+        assert (rows.shape, rows.dtype, rows.device) == ((5, shape.hidden_size), DTYPE, CUDA)
+        assert decoder.forward(range(6)).shape == (6, shape.vocab_size)
+        assert not traffic.reads
+        wanted = CausalLM(module, KVCache(kv_shape(module.config, 64), DTYPE, CUDA))
+        assert wanted.forward(range(6)).shape == (6, shape.vocab_size)
+
+
 def test_a_card_that_does_not_compute_in_bf16_keeps_no_groups(tmp_path: Path) -> None:
     shape = shape_from_folder(folder_in_groups(tmp_path, is_gguf=False))
     assert shape.count_in_groups("cuda", "bf16") == shape.linear_params

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.errors import ModelError
+from localspec.forward.nf4 import Nf4Embedding
 from localspec.forward.weight_layout import Linear, PlainLinear
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -206,11 +207,11 @@ class Block:
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole model. embedding: [V, d]. cos, sin: [capacity, tables, rotated], of the first
-    `rotated` numbers of each head; `sin` has the sign of the rotation, so that `swapped` is all
-    that is left to do. query_scale: beside the root of head_dim."""
+    """A whole model. embedding: [V, d], or one in NF4. cos, sin: [capacity, tables, rotated], of
+    the first `rotated` numbers of each head; `sin` has the sign of the rotation, so that `swapped`
+    is all that is left to do. query_scale: beside the root of head_dim."""
 
-    embedding: torch.Tensor
+    embedding: torch.Tensor | Nf4Embedding
     blocks: tuple[Block, ...]
     final_norm: Norm
     head: Linear
@@ -233,7 +234,8 @@ class Weights:
     def weight_bytes(self) -> int:
         tables = self.embedding.nbytes + self.cos.nbytes + self.sin.nbytes
         blocks = sum(block.weight_bytes for block in self.blocks)
-        is_tied = isinstance(self.head, PlainLinear) and self.head.weight is self.embedding
+        own = self.head.weight if isinstance(self.head, PlainLinear) else self.head
+        is_tied = own is getattr(self.embedding, "layer", self.embedding)
         head = 0 if is_tied else self.head.weight_bytes
         return tables + blocks + self.final_norm.weight_bytes + head
 
@@ -247,8 +249,9 @@ class Weights:
         return any(block.feed_forward.reads_host for block in self.blocks)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        rows = F.embedding(ids, self.embedding)  # [n, d]
-        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale
+        table = self.embedding
+        rows = table.rows(ids) if isinstance(table, Nf4Embedding) else F.embedding(ids, table)
+        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale  # [n, d]
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Normalised rows [n, d] -> [n, V], in their own precision."""

@@ -163,12 +163,11 @@ class KVCache:
         """An empty cache of the same shape, for another sequence."""
         return KVCache(self.shape, self.dtype, self.device, self.has_key_tiles, self._num_spare)
 
-    def follow(self, layers: Sequence[int], embedding: torch.Tensor) -> Features:
+    def follow(self, layers: Sequence[int], width: int, dtype: torch.dtype) -> Features:
         """Keep the hidden states of these layers as well, in the width and precision of the
-        model's `embedding`. Ask before the first forward: tokens cached already have no rows."""
+        model's embedding. Ask before the first forward: tokens cached already have no rows."""
         if self.features is None:
-            width, dtype, device = embedding.shape[1], embedding.dtype, embedding.device
-            self.features = Features(self.num_slots, width, dtype, device)
+            self.features = Features(self.num_slots, width, dtype, self.device)
         self.features.follow(layers)
         return self.features
 

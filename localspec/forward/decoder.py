@@ -69,7 +69,8 @@ class Decoder:
 
     def follow(self, layers: Sequence[int]) -> Features:
         """Keep the hidden states of these layers beside the cache from now on."""
-        return self.cache.follow(layers, self.weights.embedding)
+        embedding = self.weights.embedding
+        return self.cache.follow(layers, embedding.shape[1], embedding.dtype)
 
     @torch.inference_mode()
     def head(self, rows: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.layer_files import return_cached
 from localspec.forward.model import window_of
+from localspec.forward.nf4 import Nf4Embedding
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
 from localspec.forward.weight_layout import Linear, ModuleLinear, fused, packed
 
@@ -76,7 +77,9 @@ def take_over(
     config, decoder = module.config.get_text_config(), module.get_decoder()
     family, activation = _family(config, decoder, cache)
     kinds = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ("full_attention",)))
-    cos, sin = _rotation_tables(decoder, cache, kinds, family.is_interleaved)
+    table: Any = decoder.embed_tokens
+    embedding = table if isinstance(table, Nf4Embedding) else table.weight.detach()
+    cos, sin = _rotation_tables(decoder, embedding.dtype, cache, kinds, family.is_interleaved)
     reader = _Reader(family, config, activation, cache.shape.capacity, kinds, is_emptied)
 
     def read(part: nn.Module, reading: Callable[[Any], Read]) -> Read:
@@ -86,16 +89,16 @@ def take_over(
             return_cached(cache.device)
         return made
 
-    embedding, head = decoder.embed_tokens, module.get_output_embeddings()
-    weight = embedding.weight.detach()
-    is_tied = head.weight is embedding.weight
+    head = module.get_output_embeddings()
+    is_tied = getattr(head, "weight", None) is getattr(table, "weight", table)
     # The head first: it is the largest weight, and for a while held twice.
-    own_head = packed(weight, None) if is_tied else read(head, lambda head: fused([head]))
+    tied = embedding if is_tied and isinstance(embedding, torch.Tensor) else None
+    own_head = read(head, lambda head: fused([head])) if tied is None else packed(tied, None)
     blocks = tuple(read(layer, reader.block) for layer in decoder.layers)
-    factor = getattr(embedding, "embed_scale", None)  # Gemma's, rounded as it is there
+    factor = getattr(table, "embed_scale", None)  # Gemma's, rounded as it is there
     scale = getattr(config, "embedding_multiplier", 1.0)
     weights = Weights(
-        embedding=weight,
+        embedding=embedding,
         blocks=blocks,
         final_norm=read(getattr(decoder, family.final_norm), reader.norm),
         head=own_head,
@@ -105,7 +108,7 @@ def take_over(
         num_kv_heads=cache.shape.num_kv_heads,
         head_dim=cache.shape.head_dim,
         swapped=pairs_swapped if family.is_interleaved else halves_swapped,
-        embedding_scale=scale if factor is None else float(factor.to(weight.dtype)),
+        embedding_scale=scale if factor is None else float(factor.to(embedding.dtype)),
         query_scale=float(decoder.layers[0].self_attn.scaling) * cache.shape.head_dim**0.5,
         logit_scale=getattr(config, "logit_scale", 1.0) / getattr(config, "logits_scaling", 1.0),
     )
@@ -171,13 +174,16 @@ def _is_short(config: Any, rotation: Mapping[str, Any], capacity: int) -> bool:
 
 @torch.inference_mode()
 def _rotation_tables(
-    decoder: Any, cache: KVCache, kinds: Sequence[str], is_interleaved: bool
+    decoder: Any,
+    dtype: torch.dtype,
+    cache: KVCache,
+    kinds: Sequence[str],
+    is_interleaved: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and signed sin of every position, [capacity, kinds, rotated], by the module's own
     code."""
-    weight = decoder.embed_tokens.weight
-    positions = torch.arange(cache.shape.capacity, device=weight.device)[None]
-    like = torch.empty(1, dtype=weight.dtype, device=weight.device)
+    positions = torch.arange(cache.shape.capacity, device=cache.device)[None]
+    like = torch.empty(1, dtype=dtype, device=cache.device)
     rotation = decoder.rotary_emb
     is_apart = "layer_type" in inspect.signature(rotation.forward).parameters
     tables = list[tuple[torch.Tensor, torch.Tensor]]()

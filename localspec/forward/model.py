@@ -79,7 +79,7 @@ class ModuleLM:
         self.module = module
         self.cache = cache
         self.device: torch.device = module.device
-        self.vocab_size: int = module.get_output_embeddings().weight.shape[0]
+        self.vocab_size: int = module.get_output_embeddings().out_features
 
     @property
     def weight_bytes(self) -> int:
@@ -148,7 +148,8 @@ class CausalLM(ModuleLM):
         transformers returns only normalised (LAST)."""
         if self.cache.shape.num_layers - 1 in layers:
             raise ModelError("transformers gives the last layer's states normalised only.")
-        return self.cache.follow(layers, self.module.get_input_embeddings().weight)
+        weight = self.module.get_input_embeddings().weight
+        return self.cache.follow(layers, weight.shape[1], weight.dtype)
 
     def _layout(
         self, num_tokens: int, parents: Sequence[int] | None, start: int

@@ -53,6 +53,8 @@ class Nf4Linear(QuantisedLinear):
     ) -> None:
         self.bias = bias
         self.weight_bytes = bytes_of(packed, scales, bias)
+        self.shape, self.device = shape, packed.device
+        self._packed, self._scales = packed, scales
         self.has_invariant_rows = packed.device.type == "cpu"
         make = _on_processor if self.has_invariant_rows else _on_card
         self._product = make(packed, scales, shape)
@@ -91,6 +93,36 @@ class Nf4Linear(QuantisedLinear):
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         made = self._product(rows)
         return made if self.bias is None else made.add_(self.bias)
+
+    def rows(self, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Those of the weight, unpacked, [n, in]; as bitsandbytes packs them, so on a GPU only."""
+        num_out, num_in = self.shape
+        packed = self._packed.view(num_out, -1)[places].view(-1, 1)
+        scales = self._scales.view(num_out, -1)[places].flatten()
+        shape = (places.shape[0], num_in)
+        unpack: Any = torch.ops.bitsandbytes.dequantize_4bit.default
+        made: torch.Tensor = unpack(packed, scales, BLOCK, "nf4", shape, dtype)
+        return made
+
+
+class Nf4Embedding(torch.nn.Module):
+    """An embedding in NF4, on a GPU; one that is tied to an output head is the head's own weight.
+
+    layer: of [V, d]. factor: what rows are multiplied with, as Gemma does."""
+
+    def __init__(self, layer: Nf4Linear, dtype: torch.dtype, factor: torch.Tensor | None) -> None:
+        super().__init__()
+        self.layer, self.dtype, self.shape = layer, dtype, layer.shape
+        self.device, self.nbytes = layer.device, layer.weight_bytes
+        self.embed_scale = factor
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """[n] -> [n, d], unscaled."""
+        return self.layer.rows(ids, self.dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        made = self.rows(ids.flatten()).view(*ids.shape, -1)
+        return made if self.embed_scale is None else made * self.embed_scale.to(self.dtype)
 
 
 def has_kernel(device: torch.device) -> bool:

@@ -31,10 +31,17 @@ from localspec.forward.quantise import GROUP, suits
 from localspec.forward.stored import Dense, stored_weights
 
 
-def in_groups(found: ModelFolder, known: Any, dtype: torch.dtype, device: torch.device) -> Any:
+def in_groups(
+    found: ModelFolder,
+    known: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    ends_may_stay: bool = False,
+) -> Any:
     """The module with layers in 4 bits; None where bitsandbytes has to make them: a device without
     a kernel, another family, a layout without one, or weights in 16 or 32 bits where NF4 has one.
-    known: the config as transformers reads it. Raises ModelError."""
+    known: the config as transformers reads it. ends_may_stay: on the host, embedding and output
+    head. Raises ModelError."""
     if known.model_type not in LAYOUTS:
         return None
     if found.stored is None:
@@ -52,7 +59,9 @@ def in_groups(found: ModelFolder, known: Any, dtype: torch.dtype, device: torch.
     layers = {_path(place): layer for place, layer in weights.kept.items()}
     if device.type == "cuda":
         layers |= _rounded_rest(module, dense, found.stored.group_size, device)
-    dense = {place: tensor.to(device) for place, tensor in dense.items()}
+    ends = (module.get_input_embeddings(), module.get_output_embeddings())
+    staying = {path for path, each in module.named_modules() if ends_may_stay and each in ends}
+    dense = {k: v if _path(k) in staying else v.to(device) for k, v in dense.items()}
     return _assembled(found.name, module, layers, dense)
 
 

@@ -11,7 +11,8 @@ The format is the fastest for one row (`kind_for`): NF4 where the device has a k
 for NF4, two threads, ms: 7168 x 1024 .094 in NF4, .135 in groups, .15 in 8 bits; 16384 x 2048 .34,
 .47 and .37. On one without, one thread: 2048 x 1024 .32 in groups, .16 in 8 bits.
 
-`with_quantised_head` does so with the output head of a target, alone and where it is asked for.
+`quantise_ends` does so with the output head of a target, and on a GPU with its embedding, alone
+and where it is asked for.
 
 Not here: drafting with a copy (drafters.self_quant), 4-bit or 8-bit targets (weights).
 """
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal
 
@@ -33,9 +34,9 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Grouped, Int4Linear
 from localspec.forward.int8 import RoundedRowsLinear, has_fbgemm
 from localspec.forward.layer_parts import bytes_of
-from localspec.forward.model import CausalLM, LanguageModel
-from localspec.forward.nf4 import Nf4Linear
-from localspec.forward.weight_layout import Linear, ModuleLinear
+from localspec.forward.model import CausalLM, LanguageModel, has_state
+from localspec.forward.nf4 import Nf4Embedding, Nf4Linear
+from localspec.forward.weight_layout import LayerModule, Linear, ModuleLinear
 
 Kind = Literal["nf4", "int8", "int4"]
 
@@ -98,17 +99,31 @@ def _decoder_twin(model: Decoder, kind: Kind) -> Twin:
     return Twin(twin, held)
 
 
-def with_quantised_head(model: LanguageModel) -> Decoder:
-    """The model with its output head in 4 bits, over the same cache. Raises ModelError."""
-    head = model.weights.head.dense() if isinstance(model, Decoder) else None
-    if head is None or not suits(head) or not isinstance(model, Decoder):
-        raise ModelError(
-            "The output head of this model cannot be kept in 4 bits: that takes a model that the "
-            f"native decoder runs, and a head of {GROUP} x n inputs and {ROWS} x n tokens. Use "
-            "--dtype 4-bit."
-        )
-    made = quantised_layer(head, "nf4" if nf4.has_kernel(model.device) else "int4")
-    return Decoder(replace(model.weights, head=made), model.cache, model.is_fastest)
+@torch.no_grad()
+def quantise_ends(module: Any, device: torch.device) -> None:
+    """Put the output head of a transformers module into 4 bits on `device`, and on a GPU, whose
+    memory is the scarcer, its embedding: one that is tied to the head needs none of its own. Raises
+    ModelError."""
+    embedding, head = module.get_input_embeddings(), module.get_output_embeddings()
+    if type(head) is not nn.Linear or not suits(head) or has_state(module.config):
+        raise ends_refused()
+    is_tied = head.weight is embedding.weight
+    made = quantised_layer(head.to(device), "nf4" if nf4.has_kernel(device) else "int4")
+    module.set_output_embeddings(LayerModule(made, head.out_features))
+    if device.type != "cuda":
+        return
+    assert isinstance(made, Nf4Linear), "a GPU has a kernel for NF4"
+    table = made if is_tied else Nf4Linear.of_weight(embedding.weight.to(device), None)
+    factor = getattr(embedding, "embed_scale", None)
+    module.set_input_embeddings(Nf4Embedding(table, embedding.weight.dtype, factor))
+
+
+def ends_refused() -> ModelError:
+    return ModelError(
+        "The output head of this model cannot be kept in 4 bits: that takes a model that the "
+        f"native decoder runs, and a head of {GROUP} x n inputs and {ROWS} x n tokens. Use "
+        "--dtype 4-bit."
+    )
 
 
 def quantised_copy(module: Any, kind: Kind) -> tuple[Any, int]:
@@ -127,28 +142,11 @@ def quantised_copy(module: Any, kind: Kind) -> tuple[Any, int]:
     held = 0
     with torch.no_grad():
         for path in suited:
-            made = quantised_layer(twin.get_submodule(path), kind)
-            twin.set_submodule(path, _AsModule(made))
+            made_of = twin.get_submodule(path)
+            made = quantised_layer(made_of, kind)
+            twin.set_submodule(path, LayerModule(made, made_of.out_features))
             held += made.weight_bytes
     return twin, held
-
-
-class _AsModule(nn.Module):
-    """A layer in the place of a module's own, for rows of any shape."""
-
-    def __init__(self, layer: Linear) -> None:
-        super().__init__()
-        self._layer = layer
-
-    def state_dict(self, *_: Any, **__: Any) -> Any:
-        raise ModelError(
-            "A quantised copy cannot be saved: its weights are laid out for this device. It is "
-            "made from its model at every start; save the model instead."
-        )
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        made = self._layer(hidden.reshape(-1, hidden.shape[-1]))
-        return made.view(*hidden.shape[:-1], -1)
 
 
 # -- one layer ------------------------------------------------------------------------------

@@ -32,10 +32,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from localspec.errors import ModelError
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.int8 import Int8Linear
 from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias, tensors_of
-from localspec.forward.nf4 import Nf4Linear
+from localspec.forward.nf4 import Nf4Embedding, Nf4Linear
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 TYPICAL_ROWS = 64  # what the layout is chosen for; for one row it would be slower at all widths
@@ -241,6 +242,24 @@ class ModuleLinear(QuantisedLinear):
         return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
 
 
+class LayerModule(nn.Module):
+    """A layer in the place of a module's own, for rows of any shape."""
+
+    def __init__(self, layer: Linear, out_features: int) -> None:
+        super().__init__()
+        self.layer, self.out_features = layer, out_features
+
+    def state_dict(self, *_: Any, **__: Any) -> Any:
+        raise ModelError(
+            "A quantised copy cannot be saved: its weights are laid out for this device. It is "
+            "made from its model at every start; save the model instead."
+        )
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        made = self.layer(hidden.reshape(-1, hidden.shape[-1]))
+        return made.view(*hidden.shape[:-1], -1)
+
+
 def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """The fastest form of a full-precision layer on its device that computes the same."""
     plain = PlainLinear(weight, bias)
@@ -256,6 +275,8 @@ def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
 
 def fused(layers: Sequence[Any]) -> Linear:
     """Linear modules of one input as one product; one by one where their format forbids it."""
+    if isinstance(layers[0], LayerModule):
+        return layers[0].layer
     # Subclasses are another format (4-bit, 8-bit).
     if any(type(layer) is not nn.Linear for layer in layers):
         joined = Nf4Linear.of_modules(layers) or Int8Linear.of_modules(layers)
@@ -295,7 +316,7 @@ def _as_module(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
 @torch.inference_mode()
 def tune(
     linears: Sequence[Linear],
-    embedding: torch.Tensor,
+    embedding: torch.Tensor | Nf4Embedding,
     spare_bytes: int | None,
     clock: Callable[[], float] = perf_counter,
 ) -> bool:
@@ -323,9 +344,11 @@ def tune(
     return is_faster
 
 
-def _plain(layer: PackedLinear, embedding: torch.Tensor) -> torch.Tensor:
+def _plain(layer: PackedLinear, embedding: torch.Tensor | Nf4Embedding) -> torch.Tensor:
     weight = layer.dense().weight.detach()  # [out, in]
-    return embedding if torch.equal(weight, embedding) else weight
+    if isinstance(embedding, torch.Tensor) and torch.equal(weight, embedding):
+        return embedding
+    return weight
 
 
 def pass_seconds(

@@ -31,6 +31,7 @@ from localspec.forward.grouped import Int4Linear
 from localspec.forward.layer_files import lent, opened_by_layers
 from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_state, kv_shape
 from localspec.forward.own_bits import in_groups, left_whole, weights_missing
+from localspec.forward.quantise import ends_refused, quantise_ends
 from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.stored import stored_weights
 from localspec.forward.weight_layout import tune
@@ -74,18 +75,21 @@ def load_model(
     bits: Bits | None = None,
     spare_bytes: int | None = None,
     is_fastest: bool = False,
+    quantises_head: bool = False,
 ) -> Opened:
     """The model of a folder on `device`, with a cache of `context_length` slots.
 
-    It runs natively where the decoder knows the family and its logits agree, else on transformers.
-    bits: quantise the linear layers while loading, by bitsandbytes (NF4 or LLM.int8) or in groups
-    (own_bits). spare_bytes: memory that may be spent on speed, None for no limit. is_fastest: the
-    fastest linear layers for one row, as timed, at the cost of has_invariant_rows. Raises
+    It runs natively where the decoder knows it and its logits agree, else on transformers. bits:
+    quantise the linear layers while loading, by bitsandbytes (NF4 or LLM.int8) or in groups
+    (own_bits). spare_bytes: for speed, None for no limit. is_fastest: the fastest linear layers for
+    one row, as timed, at the cost of has_invariant_rows. quantises_head: as quantise_ends. Raises
     ModelError, MemoryShortage.
     """
     found = check_folder(folder)
     with _saying_what_does_not_fit(found):
-        module, lent = _to_take_over(found, dtype, device, bits)
+        module, lent = _to_take_over(found, dtype, device, bits, quantises_head)
+        if quantises_head:
+            quantise_ends(module, device)
         if has_state(module.config):
             with _saying(found, *CANNOT_RUN):
                 recurrent = RecurrentLM(module, context_length)
@@ -99,6 +103,8 @@ def load_model(
         if native is not None:
             return Opened(native, None, _has_invariant_rows(native), repacked)
         del cache, lent
+        if quantises_head:
+            raise ends_refused()
         if not _is_whole(module):
             del module  # before the weights are read a second time
             module = load_module(folder, dtype, device, bits)
@@ -109,7 +115,11 @@ def load_model(
 
 
 def _to_take_over(
-    found: ModelFolder, dtype: torch.dtype, device: torch.device, bits: Bits | None
+    found: ModelFolder,
+    dtype: torch.dtype,
+    device: torch.device,
+    bits: Bits | None,
+    quantises_head: bool,
 ) -> tuple[Any, Lent]:
     """A module, and what gives a part of it its weights while it is read."""
     if not bits and device.type == "cpu" and found.stored is None:
@@ -118,7 +128,7 @@ def _to_take_over(
             module = opened_by_layers(known, found.files, dtype)
             if module is not None:
                 return module, lent
-    return load_module(found.path, dtype, device, bits), nullcontext
+    return load_module(found.path, dtype, device, bits, quantises_head), nullcontext
 
 
 def _reference(
@@ -232,10 +242,13 @@ def _has_invariant_rows(model: Decoder) -> bool:
 
 
 def load_module(
-    folder: Path, dtype: torch.dtype, device: torch.device, bits: Bits | None = None
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    bits: Bits | None = None,
+    ends_may_stay: bool = False,
 ) -> Any:
-    """The transformers module of a folder, in evaluation mode. bits: as load_model. Raises
-    ModelError, MemoryShortage."""
+    """The transformers module of a folder. ends_may_stay: see in_groups. Raises as load_model."""
     found = check_folder(folder)
     if found.is_kept:
         check_bitsandbytes(found.files, found.name)
@@ -243,7 +256,7 @@ def load_module(
         known = _config_of(found)
         if not has_state(known):
             kv_shape(known, 1)  # before gigabytes are read
-        own = in_groups(found, known, dtype, device) if bits == 4 else None
+        own = in_groups(found, known, dtype, device, ends_may_stay) if bits == 4 else None
         if own is not None:
             return own
         module = _by_transformers(found, known, dtype, device, bits)

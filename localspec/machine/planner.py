@@ -352,8 +352,8 @@ def _concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str
         yield f"Its weights are kept as {target.stored_as}, and {_done(request, arrangement)}."
     if arrangement.precision == "4-bit-head":
         yield (
-            "4-bit weights change the answers a little, and a 4-bit output head more; the "
-            f"embedding stays in {arrangement.full}."
+            "4-bit weights change the answers a little, and a 4-bit output head, on a GPU with the "
+            "embedding, more."
         )
     elif arrangement.precision not in (arrangement.full, target.kept_as):
         yield (

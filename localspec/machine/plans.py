@@ -165,8 +165,8 @@ def full_precision(
 
 @dataclass(frozen=True)
 class PlanBytes:
-    """Every part of one plan. graphs: captured forwards, on CUDA. runtime: the CUDA context, or the
-    libraries in RAM."""
+    """Every part of one plan. activations: or what only a load holds, if that is more. graphs:
+    captured forwards, on CUDA. runtime: the CUDA context, or the libraries in RAM."""
 
     target_weights: int
     draft_weights: int
@@ -229,14 +229,19 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         activations += UNPACKED_AT_ONCE * FULL_BYTES[full]
     native = [each for each in (target, draft) if each and each.family in NATIVE]
     is_captured = not all(each.is_recurrent for each in native)
+    logits = MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES
+    graphs = GRAPHS_BYTES if room.device == "cuda" and is_captured else 0
+    # Before the first forward there are no caches, no logits and no graphs.
+    loading = target.loading_bytes(plan.precision, full, room.device) - cache - logits - graphs
+    activations += CUBLAS_WORKSPACE_BYTES if room.device == "cuda" else 0
     return PlanBytes(
         target_weights=weights,
         draft_weights=draft_weights,
         target_kv=cache,
         draft_kv=draft_cache,
-        logits=MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES,
-        activations=activations + (CUBLAS_WORKSPACE_BYTES if room.device == "cuda" else 0),
-        graphs=GRAPHS_BYTES if room.device == "cuda" and is_captured else 0,
+        logits=logits,
+        activations=max(activations, loading),
+        graphs=graphs,
         runtime=room.runtime_bytes,
         margin=room.margin_bytes,
     )

@@ -22,7 +22,7 @@ from localspec.formats.native import KNOWN_AS, LAYOUTS, NATIVE, SIZED
 from localspec.formats.stored import stored_of
 from localspec.machine.hardware import cpu_flags
 
-# 4-bit-head: the output head in 4 bits too, which otherwise keeps its full precision.
+# 4-bit-head: the output head in 4 bits too, and on a GPU the embedding.
 Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit", "4-bit-head"]
 QUANTISED: Mapping[str, Precision] = {
     "8-bit": "8-bit", "4-bit": "4-bit", "4-bit-head": "4-bit-head",
@@ -195,7 +195,18 @@ class ModelShape:
             shrunk += head if is_copied or not self.is_tied else 0
             held += int(head * NF4_BYTES)
         embedded, in_layers = FULL_BYTES[in_full] * head, num_params - head - shrunk
+        if precision == "4-bit-head" and device == "cuda":  # tied, it is the head's own
+            embedded = 0 if self.is_tied else int(head * NF4_BYTES)
         return embedded + in_layers * self._layer_bytes(in_full, device) + held
+
+    def loading_bytes(self, precision: Precision, full: Precision, device: str) -> int:
+        """What a load holds beyond that for a while: on a GPU, embedding and head that bitsandbytes
+        loads in full precision before they are put into 4 bits (forward.quantise)."""
+        is_apart = bool(self.count_in_groups(device, full))  # they come from the host one by one
+        if precision != "4-bit-head" or device != "cuda" or is_apart:
+            return 0
+        head, tables = self.vocab_size * self.hidden_size, 1 if self.is_tied else 2
+        return tables * head * FULL_BYTES[full] - int((tables - 1) * head * NF4_BYTES)
 
     def _layer_bytes(self, full: Precision, device: str) -> int:
         """Of a weight in a layer that is not quantised."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from localspec.forward import nf4
-from localspec.forward.nf4 import Nf4Linear, library
+from localspec.forward.nf4 import BLOCK, Nf4Embedding, Nf4Linear, library
 from localspec.forward.weight_layout import ModuleLinear, fused
 from tests.fake_card import CUDA, fake_card
 from tests.tiny import NEEDS_BF16
@@ -124,3 +124,18 @@ def test_a_card_s_pieces_of_a_product_with_many_rows_are_the_whole(
     given = torch.randn(40, 128)
     made = nf4._on_card(packed, scales, (320, 128))(given)
     assert torch.equal(made, kernel(given, packed, (320, 128), scales, 64, "nf4"))
+
+
+@pytest.mark.parametrize("factor", [None, 16.0])
+def test_rows_of_an_embedding_are_those_of_its_weight_unpacked(factor: float | None) -> None:
+    library()
+    ops, num_rows, width = torch.ops.bitsandbytes, 96, 128
+    weight = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(0))
+    packed, scales = ops.quantize_4bit.default(weight, BLOCK, "nf4", torch.uint8)
+    whole = ops.dequantize_4bit.default(packed, scales, BLOCK, "nf4", weight.shape, torch.float32)
+    layer = Nf4Linear(packed, scales, (num_rows, width), None)
+    table = Nf4Embedding(layer, torch.float32, None if factor is None else torch.tensor(factor))
+    ids = torch.tensor([[5, 95, 5], [0, 1, 2]])
+    assert torch.equal(table.rows(ids[0]), whole[ids[0]])
+    assert torch.equal(table(ids), whole[ids] * (factor or 1.0))
+    assert table.nbytes == packed.nbytes + scales.nbytes and table.shape == weight.shape

@@ -103,26 +103,34 @@ def test_every_model_is_in_the_table_for_every_card() -> None:
     assert TAKEN.keys() == set(product(OFFERED, (Q4, Q8, Q14, L8, G4, G12)))
 
 
-@pytest.mark.parametrize(
-    ("card_gib", "model", "context"), [(8, L8, 4096), (8, Q8, 2048), (12, Q14, 4096)]
-)
+@pytest.mark.parametrize("model", [L8, Q8])
 def test_a_model_that_fits_with_its_head_in_4_bits_too_is_refused_with_these_words(
-    card_gib: int, model: str, context: int
+    model: str,
 ) -> None:
     """Such a head changes the answers, so it is never planned unasked."""
-    request = PlanRequest(find_model(model, PROFILES).shape, card_room(card_gib, DESKTOP_GIB[0]))
+    request = PlanRequest(find_model(model, PROFILES).shape, card_room(8, DESKTOP_GIB[0]))
     refused = [each.reason for each in plan(request).refused if each.drafter == ALONE]
-    remedy = f": --dtype 4-bit-head at context {context} would fit."
-    assert len(refused) == 1 and refused[0].endswith(remedy)
+    assert len(refused) == 1 and refused[0].endswith(": --dtype 4-bit-head would fit.")
     asked = plan(replace(request, only_precision="4-bit-head")).plans[0]
-    assert (asked.precision, asked.context_length) == ("4-bit-head", context)
+    assert (asked.precision, asked.context_length) == ("4-bit-head", DEFAULT_CONTEXT)
+
+
+@pytest.mark.parametrize(("card_gib", "model"), [(8, L8), (8, Q8), (12, Q14)])
+def test_files_in_4_bits_fit_a_card_for_which_the_model_is_too_large_otherwise(
+    card_gib: int, model: str
+) -> None:
+    """What AWQ keeps in groups of 128 never stands on the card in full precision."""
+    shape = replace(find_model(model, PROFILES).shape, group_size=128)
+    for desktop in DESKTOP_GIB:
+        request = PlanRequest(shape, card_room(card_gib, desktop), only_precision="4-bit-head")
+        assert plan(request).plans[0].context_length >= 4096, desktop
 
 
 def test_of_fewer_bits_every_context_that_fits_is_named() -> None:
-    request = PlanRequest(find_model(Q8, PROFILES).shape, Room("cuda", int(7.9 * GIB)))
+    request = PlanRequest(find_model(Q8, PROFILES).shape, Room("cuda", int(7.9 * GIB)), 16384)
     (refused,) = (each.reason for each in plan(request).refused if each.drafter == ALONE)
     assert refused.endswith(
-        "4-bit at context 1024 or --dtype 4-bit-head at context 4096 would fit."
+        "4-bit at context 1024 or --dtype 4-bit-head at context 8192 would fit."
     )
 
 

@@ -18,7 +18,7 @@ from localspec.errors import ModelError
 from localspec.formats.native import LAYOUTS, SIZED
 from localspec.forward.model import kv_shape
 from localspec.machine.folder_shapes import shape_from_folder
-from localspec.machine.shapes import ModelShape, shape_from_config
+from localspec.machine.shapes import PACKS_BF16, ModelShape, shape_from_config
 from localspec.machine.sources import shape_from_entry
 
 KIB = 1024
@@ -221,12 +221,26 @@ def test_weight_bytes_by_precision() -> None:
     assert 0 < eight < 0.01 * LLAMA_8B.linear_params  # the scales of the rows
 
 
-def test_a_quantised_output_head_saves_memory_only_where_the_embedding_is_another_matrix() -> None:
+def test_with_a_quantised_output_head_a_gpu_holds_no_table_in_full_precision() -> None:
+    """A processor keeps the embedding, so there it saves memory only beside another matrix."""
     for is_tied in (False, True):
         shape = replace(LLAMA_8B, is_tied=is_tied)
         head = shape.vocab_size * shape.hidden_size
+        tables, in_4_bits = 1 if is_tied else 2, int(0.5625 * head)
         change = shape.weight_bytes("4-bit-head") - shape.weight_bytes("4-bit")
-        assert change == int(0.5625 * head) - (0 if is_tied else 2 * head)
+        assert change == tables * (in_4_bits - 2 * head)
+        on_cpu = [shape.weight_bytes(each, "bf16", "cpu") for each in ("4-bit", "4-bit-head")]
+        is_single = is_tied and not PACKS_BF16
+        assert on_cpu[1] - on_cpu[0] == in_4_bits - (0 if is_single else 2 * head)
+
+
+def test_what_a_load_holds_for_a_while_is_counted_where_bitsandbytes_loads() -> None:
+    head = LLAMA_8B.vocab_size * LLAMA_8B.hidden_size
+    assert LLAMA_8B.loading_bytes("4-bit-head", "bf16", "cuda") == 4 * head - int(0.5625 * head)
+    assert replace(LLAMA_8B, is_tied=True).loading_bytes("4-bit-head", "bf16", "cuda") == 2 * head
+    for precision, device in (("4-bit", "cuda"), ("bf16", "cuda"), ("4-bit-head", "cpu")):
+        assert not LLAMA_8B.loading_bytes(precision, "bf16", device)
+    assert not replace(LLAMA_8B, group_size=128).loading_bytes("4-bit-head", "bf16", "cuda")
 
 
 def test_embeddings_and_head_stay_wide_under_4_bit() -> None:
