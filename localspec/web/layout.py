@@ -91,7 +91,13 @@ draw();
 """
 
 
-QUIET: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}  # of every event
+# Of every event. Gradio copies all that a component holds which shows progress, even hidden one, at
+# each step of any event: so none does.
+QUIET: dict[str, Any] = {
+    "api_visibility": "private",
+    "show_progress": "hidden",
+    "show_progress_on": [],
+}
 
 
 class Page(NamedTuple):

@@ -79,6 +79,11 @@ COUNTED_FRAMES = """(() => {
   window.numFrames = 0;
   window.requestAnimationFrame = (act) => { window.numFrames += 1; return ask(act); };
 })();"""
+COUNTED_COPIES = """(() => {
+  const copy = window.structuredClone;
+  window.numCopies = 0;
+  window.structuredClone = (...asked) => { window.numCopies += 1; return copy(...asked); };
+})();"""
 RESTED_MS = 600
 MOST_WAKES = 240  # where one looks every millisecond there are some 600
 
@@ -87,7 +92,7 @@ def test_an_answer_that_is_read_before_its_event_is_known_is_not_asked_for_again
     visit: Open, site: Site
 ) -> None:
     page = visit(is_new=True)
-    page.page.add_init_script(LATE_JOINS + COUNTED_FRAMES)
+    page.page.add_init_script(LATE_JOINS + COUNTED_FRAMES + COUNTED_COPIES)
     page.open("&c=new")
     page.send("endless steady")
     page.wait_for("guess a few tokens")  # the stream is open
@@ -98,6 +103,7 @@ def test_an_answer_that_is_read_before_its_event_is_known_is_not_asked_for_again
     page.wait_for("stopped")
     page.page.wait_for_timeout(3 * LATE_MS)  # the turn's own streams have ended
     assert page.page.evaluate("window.numListens") == 0
+    assert page.page.evaluate("window.numCopies") == 0, "of what is no object"
     assert_rests(page)
 
 

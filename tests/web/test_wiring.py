@@ -42,3 +42,13 @@ def test_the_queue_makes_no_table_of_its_events(service: ChatService) -> None:
     queue.events_recorded = 1000
     event = {"function": "send", "status": "success", "process_time": 0.1}
     assert queue.compute_analytics_summary([event]) == {"functions": {}}
+
+
+def test_no_component_shows_the_progress_of_an_event(service: ChatService) -> None:
+    """Gradio copied all that those hold at each step of any event, a long chat at every word."""
+    from localspec.web.wiring import build_page
+
+    events = build_page(service).get_config_file()["dependencies"]
+    told = [event["show_progress_on"] for event in events if event["backend_fn"]]
+    closing = [event for event in events if ("unload" in str(event["targets"]))]
+    assert told.count([]) == len(told) - len(closing) > 20

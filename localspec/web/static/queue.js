@@ -88,3 +88,8 @@ function streamEnded() {
     window.dispatchEvent(new CustomEvent("ls-command", { detail: { do: "listen" } }));
   }, SETTLE_MS);
 }
+
+// And what costs most of an event's time on the page: at each of its steps Gradio has the browser copy
+// what components hold, value by value, also what is no object and needs no copy.
+const nativeClone = window.structuredClone;
+window.structuredClone = (value, ...options) => (value && typeof value === "object" ? nativeClone(value, ...options) : value);
