@@ -57,10 +57,14 @@ def scripted_reply(request: Request) -> str:
     return 20 * REPLY if "endless" in asked else REPLY
 
 
+PACES = {"slow": 0.25, "steady": 0.06, "brisk": 0.02}  # seconds a round
+
+
 def scripted_pace(request: Request) -> float:
-    """Slow enough to be stopped by a browser on a busy machine, where the message asks for it."""
+    """Where the message asks for it, slow enough to be stopped by a browser on a busy machine, or
+    brisk: the page draws the text many times before it is whole."""
     asked = request.messages[-1].content
-    return 0.25 if "slow" in asked else 0.06 if "steady" in asked else 0.004
+    return next((pace for word, pace in PACES.items() if word in asked), 0.004)
 
 
 @dataclass

@@ -75,7 +75,7 @@ def narrow(page: Visit) -> Iterator[Visit]:
 
 def stands_still(page: Visit) -> None:
     ask(page, "first")
-    for message in ("steady: second", "steady: a third"):
+    for message in ("brisk: second", "brisk: a third"):
         seen = watched(page, lambda said=message: ask(page, said))
         assert seen["frames"] > 10
         assert seen["moved"] == {}, "in px"
@@ -175,6 +175,7 @@ def test_what_goes_on_keeps_its_place_whatever_the_line_says(own_page: Visit, wi
     for line in LINES:
         told = {**page.evaluate("fetch('/live').then((answer) => answer.json())"), **line}
         page.route("**/live*", lambda route, _, told=told: route.fulfill(json=told))
+        page.keyboard.press("Shift")  # after a key the page asks more often
         own_page.wait_for(line["label"], "#ls-phase")
         places.append(page.evaluate(LEFT))
         assert page.evaluate(ASIDE) < 24, told["model"]  # px, beside a long name on a phone
@@ -199,6 +200,7 @@ def test_a_notice_moves_nothing_and_what_is_below_it_can_be_scrolled_up(page: Vi
     told = page.page.evaluate("fetch('/live').then((answer) => answer.json())")
     told["notices"] = ["The disk is full. Make room on it.", "Less memory is free than before."]
     page.page.route("**/live*", lambda route: route.fulfill(json=told))
+    page.page.keyboard.press("Shift")  # after a key the page asks more often
     page.wait_for("The disk is full", "#ls-notices")
     seen = page.page.evaluate(SEEN)
     assert (seen["tops"], seen["box"]) == (was["tops"], was["box"])
@@ -268,7 +270,7 @@ def test_the_page_is_used_at_twice_its_size(page: Visit, site: Site) -> None:
 
 
 def test_the_line_is_one_line_and_no_label_is_cut(page: Visit, site: Site) -> None:
-    ask(page, "steady: hello")
+    ask(page, "hello")
     page.wait_for("% of guesses right", "#ls-guesses")
     cut = """() => [...document.querySelectorAll('#ls-strip *, #ls-tabs [role=tab]')]
       .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1
@@ -288,7 +290,7 @@ def test_the_popover_says_why_stays_where_it_was_put_and_goes_by_escape(
     page.page.keyboard.press("Enter")
     popover = page.page.get_by_role("dialog", name="How fast, and why")
     popover.locator("summary").click()
-    ask(page, "steady: show me")
+    ask(page, "brisk: show me")
     assert popover.is_visible(), "it stays while a reply is written"
     row = newest(site)
     right = f"{row['num_accepted_tokens']} of {row['num_draft_tokens']} guesses right"
