@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from localspec.chat.service import ReplySettings
 from tests.fakes import REPLY
 from tests.waiting import WAIT_S
 from tests.web.checks import ask, bubbles, newest, num_rows, wait_for_reply
-from tests.web.conftest import Open, Site, until
+from tests.web.conftest import WAIT_MS, Open, Site, Visit, end, until
+from tests.web.tabs import Tabs
 
 pytestmark = pytest.mark.slow
 
@@ -62,11 +65,30 @@ def test_check_8_a_reload_finds_the_running_reply_again_and_shows_it_once(
     assert len(bubbles(page)) == 1 and bubbles(page)[0].count(END) == 1
 
 
-def test_two_windows_show_what_is_done_and_said_in_either(visit: Open, site: Site) -> None:
-    """However soon the reply is there, and without any of them coming to the front."""
-    left, right = visit(), visit()
-    for page in (left, right):
+@pytest.fixture(scope="module")
+def opened_windows(site: Site, tabs: Tabs) -> Iterator[tuple[Visit, Visit]]:
+    both = tabs.take(), tabs.take()
+    for page in both:
         page.open("&c=new")
+    yield both
+    end([*both], tabs.give_back)
+
+
+@pytest.fixture
+def windows(site: Site, opened_windows: tuple[Visit, Visit]) -> tuple[Visit, Visit]:
+    """Two windows, both on a new chat, and no other chat is there."""
+    site.clear()
+    for page in opened_windows:
+        page.show()
+        page.new_chat()
+    return opened_windows
+
+
+def test_two_windows_show_what_is_done_and_said_in_either(
+    windows: tuple[Visit, Visit], site: Site
+) -> None:
+    """However soon the reply is there, and without any of them coming to the front."""
+    left, right = windows
     ask(left, "echo about terns", "about terns")
     right.wait_for("echo about terns", "#ls-history")
     chat = site.service.conversations()[0].id
@@ -80,12 +102,21 @@ def test_two_windows_show_what_is_done_and_said_in_either(visit: Open, site: Sit
     for page in (left, right):
         page.wait_for("echo about auks")
     assert bubbles(left) == bubbles(right) == ["echo about terns", "echo about auks"]
+    right.page.fill("#ls-message textarea", "typed here")
+    left.send("slow: about loons")
+    right.show()
+    right.wait_for("slow: about loons")
+    right.page.wait_for_selector("#ls-stop:not(:disabled)", timeout=WAIT_MS)
+    site.pace(0.004)
+    for page in (left, right):
+        wait_for_reply(page, 2, END)
+    assert right.page.input_value("#ls-message textarea") == "typed here"
 
     first = site.service.messages(chat)[0].message_id
     assert first is not None
     site.service.delete_message(chat, first)
     for page in (left, right):
-        until(lambda page=page: bubbles(page, "user") == ["echo about auks"])
+        until(lambda page=page: bubbles(page, "user")[0] == "echo about auks")
     site.service.restore_message(chat, first)
     for page in (left, right):
         page.wait_for("echo about terns")
@@ -96,11 +127,9 @@ def test_two_windows_show_what_is_done_and_said_in_either(visit: Open, site: Sit
 
 
 def test_check_9_two_tabs_queue_their_texts_stay_apart_and_one_chat_ends_alike(
-    visit: Open, site: Site
+    windows: tuple[Visit, Visit], site: Site
 ) -> None:
-    left, right = visit(), visit()
-    for page in (left, right):
-        page.open("&c=new")
+    left, right = windows
     left.send("slow: the left one")
     until(lambda: site.service.current is not None)
     right.send("echo the right one")

@@ -13,8 +13,8 @@ import pytest
 
 from localspec.chat.service import Reply
 from localspec.errors import EngineLost
-from tests.web.conftest import WAIT_MS, Open, Site, Visit
-from tests.web.test_conversations import ask, begin, menu, stand
+from tests.web.conftest import WAIT_MS, Site, Visit
+from tests.web.test_conversations import ask, menu, stand
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,7 @@ def open_chat(page: Visit, title: str) -> None:
     shows(page, title)
 
 
-def test_what_is_typed_stays_with_its_chat_over_a_look_elsewhere_and_a_reload(visit: Open) -> None:
-    page = begin(visit)
+def test_what_is_typed_stays_with_its_chat_over_a_look_elsewhere_and_a_reload(page: Visit) -> None:
     ask(page, "echo drafts one", 1)
     page.page.fill("#ls-message textarea", "half a thought")
     page.page.click("#ls-new")
@@ -129,23 +128,6 @@ def test_back_leads_to_the_chat_before_and_forward_to_the_next(page: Visit) -> N
     shows(page, "Fork of echo way one")
     page.page.go_back()
     page.page.locator("#ls-history [aria-current][title='echo way one']").wait_for()
-
-
-def test_a_reply_asked_for_in_another_tab_is_shown_in_this_one(visit: Open, site: Site) -> None:
-    asking = begin(visit)
-    ask(asking, "echo first", 1)
-    asking.page.wait_for_function("/c=[0-9]+/.test(location.search)")
-    looking = visit()
-    looking.open(f"&c={asking.page.url.partition('c=')[2]}")
-    looking.wait_for("echo first")
-    looking.page.fill("#ls-message textarea", "typed here")
-    asking.send("slow: second")
-    looking.show()
-    looking.wait_for("slow: second")
-    looking.page.wait_for_selector("#ls-stop:not(:disabled)", timeout=WAIT_MS)
-    site.pace(0.01)
-    looking.wait_for("only sooner.")
-    assert looking.page.input_value("#ls-message textarea") == "typed here"
 
 
 def test_two_chats_deleted_in_a_row_can_both_be_brought_back(page: Visit) -> None:
