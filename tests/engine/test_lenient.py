@@ -105,12 +105,13 @@ def test_typical_acceptance_asks_more_of_a_sure_target(row: list[float], taken: 
 @pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.5, 3.0])
 def test_a_factor_accepts_as_if_the_token_were_so_many_times_as_likely(factor: float) -> None:
-    """Seeds 0 to 3999: the chance is f p / (1 - p + f p), within 4 standard deviations."""
-    logits = torch.tensor([[0.1, 1.0, -0.5, 0.4]] * 2)
-    p = float(distributions(logits[:1], SamplingParams(1.0), [[]])[0, 0])
-    taken = sum(
-        judged(Factor(factor), chain((0,)), logits, sequence_of(1.0, seed))[0].accepted_length
-        for seed in range(4000)
-    )
+    """At 4000 places: the chance is f p / (1 - p + f p), within 4 standard deviations."""
+    proposal = chain((0,) * 1000)
+    logits = torch.tensor([[0.1, 1.0, -0.5, 0.4]]).expand(1001, -1)
+    p, taken = float(distributions(logits[:1], SamplingParams(1.0), [[]])[0, 0]), 0
+    for seed in range(4):
+        sequence = sequence_of(1.0, seed)
+        found = scores(logits, sequence, [(), *proposal.texts])
+        taken += sum(allowed(Factor(factor), proposal, sequence, logits, found))
     chance = factor * p / (1.0 - p + factor * p)
     assert taken / 4000 == pytest.approx(chance, abs=4 * (chance * (1 - chance) / 4000) ** 0.5)
