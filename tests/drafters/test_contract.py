@@ -31,6 +31,7 @@ from tests.drafters.stages import (
     build,
     check_greedy,
     check_same,
+    lent_parts,
     parts_for,
     plain_text,
     stage,
@@ -338,16 +339,16 @@ def test_fault_noise_at_temperature_zero_is_seen(monkeypatch: pytest.MonkeyPatch
 
 
 def played(name: str, together: bool) -> list[tuple[Context, list[int]]]:
-    """Two sequences in one batch, whose drafters share weights, or one after the other, which share
-    nothing: the text of each, and how many draft tokens its rounds accepted."""
-    parts, prompts = parts_for((name,), tiny_llama(), 256), (PROMPT, PROMPT[::-1])
+    """Two sequences in one batch, whose drafters share what is made of the weights, or one after
+    the other, which do not: the text of each, and how many draft tokens its rounds accepted."""
+    parts, prompts = lent_parts((name,), tiny_llama, 256), (PROMPT, PROMPT[::-1])
     first, own = build(name, parts), parts.beside()
     assert own is not None
     second = build(name, own)
     if hasattr(first, "model"):
         assert first.model.cache is not second.model.cache, "each would read its text over and over"
     if not together:
-        own = parts_for((name,), tiny_llama(), 256)
+        own = lent_parts((name,), tiny_llama, 256)
         second = build(name, own)
     engines = (Engine(parts.target, {name: first}), Engine(own.target, {name: second}))
     batch, never, found = Batch[Round](), threading.Event(), list[tuple[Context, list[int]]]()
