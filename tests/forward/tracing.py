@@ -8,12 +8,12 @@ afterwards: so it is as strict as a capture. It knows nothing of streams and rea
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
@@ -61,26 +61,27 @@ class _Tape(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lines: list[tuple[Any, Any, Any, Any]] = []
+        self._lines: list[tuple[Any, Any, Any, list[torch.Tensor]]] = []
         self._outside = set[int]()  # memory that the work brought along
         self._made = dict[int, torch.Tensor]()  # memory that it took while it was recorded
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(word in str(func) for word in self.FORBIDDEN):
+        if is_named(func, self.FORBIDDEN):
             raise RuntimeError(f"{func} asks the host while a graph is recorded.")
         read = {memory_of(tensor) for tensor in dense((args, kwargs))}
         self._outside |= read - set(self._made)
         out = func(*args, **(kwargs or {}))
-        for tensor in dense(out):
-            if memory_of(tensor) not in self._outside:
-                self._made.setdefault(memory_of(tensor), tensor)
-        self._lines.append((func, args, kwargs or {}, out))
+        made = dense(out)
+        for tensor in made:
+            if (memory := memory_of(tensor)) not in self._outside:
+                self._made.setdefault(memory, tensor)
+        self._lines.append((func, args, kwargs or {}, made))
         return out
 
     def run(self) -> None:
-        for func, args, kwargs, out in self._lines:
+        for func, args, kwargs, made in self._lines:
             again = func(*args, **kwargs)
-            for old, new in zip(dense(out), dense(again), strict=True):
+            for old, new in zip(made, dense(again), strict=True):
                 # What shares memory (a view, a change in place) stands as it was recorded.
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
@@ -89,9 +90,20 @@ class _Tape(TorchDispatchMode):
                 tensor.fill_(float("nan"))
 
 
+@cache
+def is_named(func: Any, words: tuple[str, ...]) -> bool:
+    return any(word in str(func) for word in words)
+
+
 def dense(tree: Any) -> list[torch.Tensor]:
-    leaves = tree_leaves(tree)
-    return [t for t in leaves if isinstance(t, torch.Tensor) and t.layout == torch.strided]
+    """The tensors in what an operator takes or gives, which is at most lists and dicts deep."""
+    if isinstance(tree, torch.Tensor):
+        return [tree] if tree.layout == torch.strided else []
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, tuple | list):
+        return []
+    return [tensor for each in tree for tensor in dense(each)]
 
 
 def memory_of(tensor: torch.Tensor) -> int:
