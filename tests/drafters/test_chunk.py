@@ -66,9 +66,13 @@ def chunked(
 
 
 @lru_cache
+def _captured(cuts: Cuts, capacity: int) -> ChunkedDraft:
+    return chunked(cuts.example(), model=with_plain_cache(tiny_llama(), capacity))
+
+
 def shared(name: str, capacity: int = CAPACITY) -> ChunkedDraft:
-    """One for all tests that only propose."""
-    return chunked(SAMPLINGS[name], model=with_plain_cache(tiny_llama(), capacity))
+    """One for all tests that only propose, as for all settings of one kind."""
+    return _captured(cuts_of(SAMPLINGS[name]), capacity)
 
 
 @lru_cache
@@ -196,7 +200,7 @@ def test_a_rule_that_reads_confidences_stops_where_it_would_token_by_token() -> 
 
 
 def test_the_end_of_the_context_is_left_to_the_caller() -> None:
-    draft = chunked()
+    draft = shared("greedy")
     caught_up(draft.model, sequence_of(SamplingParams()), 1)
     held = list(draft.model.cache.tokens)
     too_long = DraftPlan("d", CAPACITY)
@@ -214,7 +218,7 @@ def test_a_kind_of_sampling_that_was_asked_for_is_captured_next_time() -> None:
 
 
 def test_one_graph_serves_greedy_and_sampled_turns_in_any_order() -> None:
-    draft = chunked()
+    draft = shared("greedy")
     for name in ("greedy", "plain", "greedy", "cold", "plain"):
         check_equal(draft, SAMPLINGS[name], DraftPlan("d", 5))
 
@@ -238,17 +242,16 @@ def test_drafts_before_and_during_capture() -> None:
     assert pool.num_replays == 2
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_the_first_reply_of_a_new_chat_finds_its_graphs(temperature: float) -> None:
+def test_the_first_reply_of_a_new_chat_finds_its_graphs() -> None:
     """Captured after loading, before anything was asked: with the settings that a chat begins
     with, whatever its temperature."""
     pool = TracingPool()
     draft = ChunkedDraft(with_plain_cache(tiny_llama(), CAPACITY), VOCAB_SIZE, pool)
     assert list(draft.capture())
-    pool.num_replays = 0
-    asked = SamplingParams(temperature=temperature, seed=3)
-    check_equal(draft, asked, DraftPlan("d", 7))
-    assert pool.num_replays == 3  # of four, of two and of one token
+    for temperature in (0.0, 0.7, 1.0):
+        pool.num_replays = 0
+        check_equal(draft, SamplingParams(temperature, seed=3), DraftPlan("d", 7))
+        assert pool.num_replays == 3  # of four, of two and of one token
 
 
 def test_capturing_leaves_the_drafts_cache_as_it_is() -> None:
@@ -269,32 +272,31 @@ def test_a_capture_that_fails_leaves_the_chunks_uncaptured(pool: Any) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_draft_ends_without_a_token_and_without_harm() -> None:
-    module = tiny_llama()
+    draft = chunked(SAMPLINGS["all"])
+    caught_up(draft.model, sequence_of(SamplingParams()), 1)
+    draft.model.weights.final_norm.weight.fill_(math.nan)
+    inside = draft.model.weights.final_norm._inside
+    assert inside is not None
+    inside.fill_(math.nan)
     for name in ("greedy", "plain", "all"):
-        draft = chunked(SAMPLINGS[name], model=with_plain_cache(module, CAPACITY))
         sequence = sequence_of(SAMPLINGS[name])
-        caught_up(draft.model, sequence, 1)
-        draft.model.weights.final_norm.weight.fill_(math.nan)
-        inside = draft.model.weights.final_norm._inside
-        assert inside is not None
-        inside.fill_(math.nan)
         found = draft.propose(sequence, DraftPlan("d", 5))
         assert found is not None and found.tokens == ()
         assert draft.model.cache.tokens == sequence.tokens[:-1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["greedy", "plain"])
-def test_a_draft_recovers_from_what_was_no_number(name: str) -> None:
+def test_a_draft_recovers_from_what_was_no_number() -> None:
     """Slots left behind by something that overflowed spoil one draft, not all that follow."""
-    draft = chunked(SAMPLINGS[name])
-    sequence = sequence_of(SAMPLINGS[name])
-    caught_up(draft.model, sequence, 1)
-    for _, values in draft.model.cache.slots:
-        values[:, :, 40:] = math.nan
-    found = draft.propose(sequence, DraftPlan("d", 5))
-    assert found is not None and found.tokens == ()
-    check_equal(draft, SAMPLINGS[name], DraftPlan("d", 5))
+    draft = chunked()
+    for name in ("greedy", "plain"):
+        sequence = sequence_of(SAMPLINGS[name])
+        caught_up(draft.model, sequence, 1)
+        for _, values in draft.model.cache.slots:
+            values[:, :, 40:] = math.nan
+        found = draft.propose(sequence, DraftPlan("d", 5))
+        assert found is not None and found.tokens == ()
+        check_equal(draft, SAMPLINGS[name], DraftPlan("d", 5))
 
 
 # -- in the engine ----------------------------------------------------------------------------
