@@ -3,9 +3,9 @@
 Contract: `in_groups` builds a transformers module whose packed layers are Int4Linear and all
 others dense, without ever holding the packed ones in full precision. What files hold in 4 bits is
 kept so; what a GGUF file holds in more bits is rounded to 4 on a GPU, whose memory is the scarcer.
-Weights in 16 or 32 bits are rounded one by one as they are read, where a processor has no kernel
-for NF4: bitsandbytes would unpack every weight at every step, which takes 9 times as long. For the
-families that the native decoder takes.
+Other weights are rounded where a processor has no kernel for NF4, those in 16 or 32 bits one by one
+as they are read: bitsandbytes would unpack every weight at every step, which takes 9 times as long.
+For the families that the native decoder takes.
 
 Not here: reading the files (stored), the layers (grouped), other ways to 4 bits (weights).
 """
@@ -38,27 +38,29 @@ def in_groups(
     device: torch.device,
     ends_may_stay: bool = False,
 ) -> Any:
-    """The module with layers in 4 bits; None where bitsandbytes has to make them: a device without
-    a kernel, another family, a layout without one, or weights in 16 or 32 bits where NF4 has one.
-    known: the config as transformers reads it. ends_may_stay: on the host, embedding and output
-    head. Raises ModelError."""
+    """The module with layers in 4 bits; None where bitsandbytes has to make them: for other
+    families, and for layouts and devices without a kernel where NF4 has one. known: the config as
+    transformers reads it. ends_may_stay: on the host, embedding and output head. Raises
+    ModelError."""
     if known.model_type not in LAYOUTS:
         return None
+    is_slow = device.type == "cpu" and not nf4.has_kernel(device)
     if found.stored is None:
-        is_nf4 = device.type != "cpu" or nf4.has_kernel(device)
-        return None if is_nf4 else _rounded(found, known, dtype)
-    if not found.stored.group_size or not (device.type == "cpu" or dtype == torch.bfloat16):
+        return _rounded(found, known, dtype) if is_slow else None
+    is_kept = bool(found.stored.group_size) and (device.type == "cpu" or dtype == torch.bfloat16)
+    is_kept = is_kept and has_kernel(device)
+    if not is_kept and not is_slow:
         return None
-    if not has_kernel(device):
-        return None
-    weights = stored_weights(found, dtype, partial(Int4Linear.of_weight, bias=None, device=device))
-    if weights is None or not weights.kept:
+    make = partial(Int4Linear.of_weight, bias=None, device=device)
+    weights = stored_weights(found, dtype, make if is_kept else None)
+    if weights is None:
         return None
     del known.quantization_config
     module, dense = empty_module(known, dtype, device), dict(weights.dense)
     layers = {_path(place): layer for place, layer in weights.kept.items()}
-    if device.type == "cuda":
-        layers |= _rounded_rest(module, dense, found.stored.group_size, device)
+    if device.type == "cuda" or not is_kept:
+        size = found.stored.group_size if is_kept else GROUP
+        layers |= _rounded_rest(module, dense, size, device)
     ends = (module.get_input_embeddings(), module.get_output_embeddings())
     staying = {path for path, each in module.named_modules() if ends_may_stay and each in ends}
     dense = {k: v if _path(k) in staying else v.to(device) for k, v in dense.items()}

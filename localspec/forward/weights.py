@@ -170,7 +170,7 @@ def _is_whole(module: Any) -> bool:
 
 def _repacking_error(found: ModelFolder, module: Any) -> float | None:
     """See Opened."""
-    if found.stored is None:
+    if found.stored is None or not found.stored.group_size:
         return None
     layers = (each for each in module.modules() if isinstance(each, Int4Linear))
     return max((layer.error for layer in layers), default=None)

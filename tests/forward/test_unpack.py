@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Int4Linear
+from localspec.forward.nf4 import has_kernel
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.plans import PlanRequest, Room
@@ -241,8 +242,9 @@ def test_in_4_bits_a_folder_keeps_its_own_where_they_can_be(
     off = float((opened.model.forward(TOKENS) - wanted).norm() / wanted.norm())
     assert off < {torch.float32: 0.01, torch.bfloat16: 0.05}[dtype] or layout not in KEPT
     held = [m for m in load_module(tmp_path, dtype, CPU, 4).modules() if type(m) is Int4Linear]
-    assert len(held) == (14 if layout in KEPT else 0)
+    assert len(held) == (14 if layout in KEPT or not has_kernel(CPU) else 0)
     assert all(layer.error < 0.01 for layer in held)
+    assert (opened.repacking_error is not None) == (layout in KEPT)
 
 
 def test_a_layer_that_lacks_a_tensor_is_named(tmp_path: Path) -> None:
