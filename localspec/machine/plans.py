@@ -231,8 +231,9 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     is_captured = not all(each.is_recurrent for each in native)
     logits = MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES
     graphs = GRAPHS_BYTES if room.device == "cuda" and is_captured else 0
-    # Before the first forward there are no caches, no logits and no graphs.
-    loading = target.loading_bytes(plan.precision, full, room.device) - cache - logits - graphs
+    # While the target is loaded there is no draft, no cache, no logits and no graph.
+    later = draft_weights + draft_cache + cache + logits + graphs
+    loading = target.loading_bytes(plan.precision, full, room.device) - later
     activations += CUBLAS_WORKSPACE_BYTES if room.device == "cuda" else 0
     return PlanBytes(
         target_weights=weights,
