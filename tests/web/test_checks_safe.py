@@ -16,7 +16,7 @@ import pytest
 
 from localspec.web.guard.routes import OPEN
 from tests.web.checks import ask, num_rows
-from tests.web.conftest import TOKEN, Open, Site, until
+from tests.web.conftest import TOKEN, Site, Visit, until
 from tests.web.guard.shut_routes import SHUT
 
 pytestmark = pytest.mark.slow
@@ -152,26 +152,23 @@ def evil(site: Site) -> Iterator[int]:
 
 
 def test_check_17_a_hostile_page_in_the_same_browser_gets_nothing(
-    visit: Open, site: Site, evil: int
+    page: Visit, site: Site, evil: int
 ) -> None:
-    ours = visit()
-    ours.open("&c=new")
-    ask(ours, "echo mine", "echo mine")
+    ask(page, "echo mine", "echo mine")
     before = num_rows(site), len(site.backend.requests)
-    page = ours.page.context.new_page()
-    ours.page.close()
+    other = page.page.context.new_page()
     for name in ("127.0.0.1", "localhost"):
         num_before = len(site.refusable)
-        page.goto(f"http://{name}:{evil}/")
-        page.wait_for_function("() => window.results.done", timeout=30_000)
-        results = page.evaluate("window.results")
+        other.goto(f"http://{name}:{evil}/")
+        other.wait_for_function("() => window.results.done", timeout=30_000)
+        results = other.evaluate("window.results")
         assert results["stream"] == results["socket"] == "refused"
         answered = site.refusable[num_before:]
         assert len(answered) >= 8 and {status for _, status in answered} == {403}, answered
-        frames = [frame for frame in page.frames if frame is not page.main_frame]
+        frames = [frame for frame in other.frames if frame is not other.main_frame]
         assert all(frame.locator("#ls-message").count() == 0 for frame in frames)
     assert (num_rows(site), len(site.backend.requests)) == before
-    page.close()
+    other.close()
 
 
 DISK_EVENTS = ("open", "os.listdir", "os.scandir", "shutil.copyfile")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
-from tests.web.test_conversations import ask, begin
+from tests.web.conftest import WAIT_MS, Site, Visit, until
+from tests.web.tabs import VIEWPORT
+from tests.web.test_conversations import ask
 from tests.web.test_kept import open_chat
 
 pytestmark = pytest.mark.slow
@@ -22,11 +23,19 @@ LEAVES_THE_HANDLE_FREE = """() => {
 }"""
 
 
-def opened(visit: Open) -> Visit:
-    page = begin(visit)
-    page.new_chat()  # without what was set for one that was never sent
+@pytest.fixture
+def opened(own_page: Visit, site: Site) -> Visit:
+    """A new chat with its panel open, without what was set for one that was never sent."""
+    page = own_page
+    site.clear()
+    page.page.set_viewport_size(VIEWPORT)
+    page.new_chat()
     page.page.wait_for_function("!!document.querySelector('#ls-defaults-of')?.textContent")
-    page.page.keyboard.press("Control+,")  # too narrow to begin with the panel
+    if not page.page.locator("#ls-settings.open").count():
+        page.page.keyboard.press("Control+,")
+    page.page.locator("#ls-settings.open").wait_for()
+    advanced = page.page.locator("#ls-advanced")
+    advanced.evaluate("(fold) => { fold.open = false; }")
     return page
 
 
@@ -43,9 +52,9 @@ def holds(page: Visit, name: str, value: str) -> None:
 
 
 def test_settings_stay_with_their_chat_and_a_new_one_has_the_defaults_of_the_model(
-    visit: Open, site: Site
+    opened: Visit, site: Site
 ) -> None:
-    page = opened(visit)
+    page = opened
     field(page, "temperature").fill("0.3")
     page.wait_for("of 4,096 tokens", "#ls-gauge-text")
     before = page.text("#ls-gauge-text")
@@ -109,9 +118,9 @@ def newest(site: Site, title: str) -> int:
 
 
 def test_a_changed_field_is_sent_though_an_earlier_value_came_back_to_the_component(
-    visit: Open, site: Site
+    opened: Visit, site: Site
 ) -> None:
-    page = opened(visit)
+    page = opened
     earlier = page.page.evaluate("window.lsSettings.get()")
     field(page, "max_tokens").fill("77")
     page.page.keyboard.press("Tab")
@@ -132,8 +141,8 @@ def has_focus(page: Visit, name: str) -> None:
     page.page.wait_for_function(script, arg=name, timeout=5_000)
 
 
-def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(visit: Open, site: Site) -> None:
-    page = opened(visit)
+def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(opened: Visit, site: Site) -> None:
+    page = opened
     dialog = page.page.get_by_role("dialog")
 
     def save(text: str, name: str) -> None:
@@ -169,9 +178,9 @@ def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(visit: Open, site
 
 
 def test_ways_of_drafting_are_listed_with_reasons_and_the_list_closes_when_it_is_left(
-    visit: Open, site: Site
+    opened: Visit, site: Site
 ) -> None:
-    page = opened(visit)
+    page = opened
     is_open = "document.querySelector('#ls-speed-choice').open"
     page.page.click(SPEED)
     shown = page.page.locator("#ls-speed-choice .ls-way:visible")
@@ -192,8 +201,8 @@ def test_ways_of_drafting_are_listed_with_reasons_and_the_list_closes_when_it_is
     until(lambda: [one.drafter for one in site.backend.requests][-1:] == ["off"])
 
 
-def test_the_panel_belongs_to_the_chat_and_leaves_a_narrow_page_by_escape(visit: Open) -> None:
-    page = opened(visit)
+def test_the_panel_belongs_to_the_chat_and_leaves_a_narrow_page_by_escape(opened: Visit) -> None:
+    page = opened
     panel = page.page.locator("#ls-settings .sidebar-content")
     page.page.get_by_role("tab", name="Stats").click()
     panel.wait_for(state="hidden")
