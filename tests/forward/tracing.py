@@ -57,7 +57,7 @@ class TracingPool:
 class _Tape(TorchDispatchMode):
     """Operations in order, with the tensors they read and wrote."""
 
-    FORBIDDEN = ("_local_scalar_dense", "nonzero", "lift_fresh", "is_pinned")
+    FORBIDDEN = ("_local_scalar_dense", "aten.item", "nonzero", "lift_fresh", "is_pinned")
 
     def __init__(self) -> None:
         super().__init__()
