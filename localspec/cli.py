@@ -44,7 +44,7 @@ app.command()(cluster)
 
 
 @app.command()
-@loading("kernels", "parallel", "remote")
+@loading("heads", "kernels", "parallel", "remote")  # heads are not planned
 def plan(
     vram_gib: Annotated[
         list[float] | None, typer.Option(help="Free memory to plan for; twice for two GPUs.")

@@ -87,6 +87,15 @@ def test_a_number_of_400_digits_is_refused_in_words(words: str) -> None:
     assert refused.exit_code == 2 and "Invalid value for" in refused.output
 
 
+def test_plan_takes_no_heads_since_it_plans_none() -> None:
+    from typer.testing import CliRunner
+
+    from localspec.cli import app
+
+    refused = CliRunner().invoke(app, ["plan", "--heads", "folder"], env={"COLUMNS": "200"})
+    assert refused.exit_code == 2 and "No such option: --heads" in refused.output
+
+
 LONG = "x" * 300
 REMOTE = ["bench", "--remote", "http://127.0.0.1:1", "--limit", "1"]
 
