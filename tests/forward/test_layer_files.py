@@ -91,8 +91,8 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     dense, unpacked, in_4_bits = most_held(tmp_path / "small", tmp_path / "large", *folders)
     of_gguf = bytes_in_fp32(ggufs["Q8_0"][-1][1])
     assert dense < 1.1 * bytes_in_fp32(large) + SCRATCH_BYTES
-    assert unpacked < 1.1 * of_gguf + SCRATCH_BYTES / 2
-    assert in_4_bits < of_gguf / 8 + 1.5 * SCRATCH_BYTES
+    assert unpacked < 1.1 * of_gguf + SCRATCH_BYTES
+    assert in_4_bits < of_gguf / 2 + SCRATCH_BYTES  # between what is kept, what was freed
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
