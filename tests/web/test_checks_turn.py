@@ -152,9 +152,11 @@ def test_check_6_stop_freezes_text_engine_and_log(page: Visit, site: Site, tally
 
 @pytest.mark.parametrize("moment", ["at once", "while the prompt is read", "twice"])
 def test_check_6_stop_works_at_every_moment(page: Visit, site: Site, moment: str) -> None:
+    text = "steady endless: stop me"
     if moment == "while the prompt is read":
         site.backend.script.prefill_s = 30.0
-    page.send("steady endless: stop me")
+        text = "stop me"  # without a reply to it the next message is asked for together with it
+    page.send(text)
     page.page.wait_for_selector("#ls-stop:not([disabled])", timeout=WAIT_MS)
     if moment == "while the prompt is read":
         page.wait_for("Reading", "#ls-phase")
