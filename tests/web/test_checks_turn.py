@@ -168,14 +168,3 @@ def test_check_6_stop_works_at_every_moment(page: Visit, site: Site, moment: str
     assert newest(site)["state"] == "stopped"
     page.page.wait_for_function(READY, timeout=WAIT_MS)
     ask(page, "and now?")
-
-
-def test_check_6_a_double_click_on_send_is_one_turn(page: Visit, site: Site) -> None:
-    num_before = len(site.backend.requests)
-    page.page.fill("#ls-message textarea", "echo once")
-    page.page.dblclick("#ls-message .submit-button")
-    page.wait_for("tok/s")
-    page.page.wait_for_function(READY, timeout=WAIT_MS)
-    page.page.wait_for_timeout(400)
-    assert len(site.backend.requests) == num_before + 1
-    assert bubbles(page, "user") == ["echo once"]

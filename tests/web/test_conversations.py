@@ -8,7 +8,7 @@ from base64 import b64encode
 import pytest
 
 from tests.chat.test_documents import pdf, word
-from tests.web.checks import READY
+from tests.web.checks import READY, bubbles
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
 
 pytestmark = pytest.mark.slow
@@ -323,6 +323,7 @@ def test_mathematics_is_set_and_an_amount_is_not(page: Visit) -> None:
 
 
 def test_a_double_click_on_everything_does_it_once(page: Visit, site: Site) -> None:
+    num_before = len(site.backend.requests)
     page.page.fill("#ls-message textarea", "echo once")
     page.page.dblclick("#ls-message .submit-button")
     stand(page, 1)
@@ -330,6 +331,8 @@ def test_a_double_click_on_everything_does_it_once(page: Visit, site: Site) -> N
     page.wait_for("2/2")
     page.page.wait_for_timeout(500)
     assert "/3" not in page.text("#ls-chat")
+    assert len(site.backend.requests) == num_before + 2
+    assert bubbles(page, "user") == ["echo once"]
     page.page.dblclick("#ls-new")
     page.page.wait_for_function("!document.querySelector('#ls-chat [data-testid=user]')")
     until(lambda: site.service.current is None)
