@@ -94,8 +94,11 @@ def assert_same(target: Decoder, tokens: Sequence[int], widths: Sequence[int]) -
     assert torch.equal(held(target.cache), cached)
 
 
+SINGLE_ROWS = [*[1] * 12, 108, *[1] * 12]  # at the start, and where a tile of keys ends
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("widths", [[1], [2, 8, 64]], ids=str)
+@pytest.mark.parametrize("widths", [SINGLE_ROWS, [2, 8, 64]], ids=["1", "2, 8, 64"])
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 def test_every_width_gives_the_bits_of_one_forward(
