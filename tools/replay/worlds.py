@@ -34,7 +34,7 @@ class Track:
         if self.reach is not None:
             return min(length, self.reach[place])
         run = self.is_right[place : place + length]
-        return next((i for i, is_right in enumerate(run) if not is_right), len(run))
+        return len(run) if all(run) else run.index(False)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -270,6 +271,7 @@ def contest_worlds(seed: int) -> tuple[World, ...]:
     )
 
 
+@cache
 def first_starts(seed: int) -> tuple[World, ...]:
     """The first 24 short replies after an installation: the costs of the demo models, whose shipped
     acceptance promises more than the texts hold, and in the last also a machine that was busy while
