@@ -33,7 +33,7 @@ from localspec.load import open_local_backend
 from localspec.options import LoadOptions
 from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
-from tests.copies import in_a_copy
+from tests.endurance.copies import in_a_copy
 from tests.endurance.session import EDITED, TURNS, WAIT_S, Fault, play, quick_fake
 from tests.fakes import session_info
 from tests.remote.engines import forked_quickly, opening

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,32 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from localspec.forward.decoder import Decoder
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.gguf_models import opened_gguf
-from tests.copies import in_a_copy
 from tests.forward.test_stored import VOCABULARY, tiny_qwen
 from tests.gguf_files import write_gguf
 from tests.tiny import CPU
 
 MIB = 2**20
 SCRATCH_BYTES = 64 * MIB  # of the kernels and the allocator, whatever the model's size
+LOADED = """
+import ctypes, re, sys, torch
+from pathlib import Path
+from localspec.forward.weights import load_model
 
+def kib(name):
+    return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
-def kib(name: str) -> int:
-    found = re.search(name + r":\s+(\d+)", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1])
+def loaded(folder):
+    bits = 4 if "Q4_0" in folder else None
+    return load_model(Path(folder), torch.float32, torch.device("cpu"), 64, bits)
+
+for small, large in zip(sys.argv[1::2], sys.argv[2::2]):
+    loaded(small)  # the code, the kernels and their scratch
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = kib("VmRSS")
+    loaded(large)
+    print(1024 * (kib("VmHWM") - before))
+"""
 
 
 def saved(folder: Path, dtype: torch.dtype, num_layers: int, width: int, is_tied: bool) -> Any:
@@ -51,18 +63,11 @@ def saved_gguf(folder: Path, num_layers: int, kind: str) -> tuple[Path, Any]:
     return opened_gguf(folder / "m.gguf", folder), module
 
 
-def most_held(small: Path, large: Path, bits: int | None = None) -> int:
-    """Bytes, while the large model is loaded after the small one, in a copy of this process."""
-
-    def measured() -> int:
-        load_model(small, torch.float32, CPU, 64, bits)  # the code, the kernels and their scratch
-        ctypes.CDLL(None).malloc_trim(0)
-        Path("/proc/self/clear_refs").write_text("5")
-        before = kib("VmRSS")
-        load_model(large, torch.float32, CPU, 64, bits)
-        return 1024 * (kib("VmHWM") - before)
-
-    return in_a_copy(measured)
+def most_held(*folders: Path) -> list[int]:
+    """While the second of each two is loaded, after the first was."""
+    command = [sys.executable, "-c", LOADED, *map(str, folders)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [int(line) for line in ran.stdout.split()]
 
 
 def bytes_in_fp32(module: Any) -> int:
@@ -82,11 +87,8 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     large = saved(tmp_path / "large", torch.float32, 16, 512, is_tied=False)
     ggufs = {kind: [saved_gguf(tmp_path / f"{kind} {num_layers}", num_layers, kind)
              for num_layers in (2, 24)] for kind in ("Q8_0", "Q4_0")}  # fmt: skip
-    dense = most_held(tmp_path / "small", tmp_path / "large")
-    unpacked, in_4_bits = (
-        most_held(*(folder for folder, _ in pair), bits=4 if kind == "Q4_0" else None)
-        for kind, pair in ggufs.items()
-    )
+    folders = [folder for pair in ggufs.values() for folder, _ in pair]
+    dense, unpacked, in_4_bits = most_held(tmp_path / "small", tmp_path / "large", *folders)
     of_gguf = bytes_in_fp32(ggufs["Q8_0"][-1][1])
     assert dense < 1.1 * bytes_in_fp32(large) + SCRATCH_BYTES
     assert unpacked < 1.1 * of_gguf + SCRATCH_BYTES
