@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 
-from localspec.chat.service import ChatService, ReplySettings
-from localspec.record.store import Store
-from tests.fakes import FakeBackend, Script, session_info
+from localspec.chat.service import ReplySettings
 from tests.tally import Tally
 from tests.web.checks import ask, open_tab, recorded
-from tests.web.conftest import TOKEN, WAIT_MS, Open, Site, launch, serving
+from tests.web.conftest import TOKEN, WAIT_MS, Open, Site, launch
 
 pytestmark = pytest.mark.slow
 
@@ -161,19 +159,3 @@ def test_check_3_without_the_token_there_is_no_data(browser: Any, site: Site) ->
     assert answer.status == 401
     assert "Open the address that localspec printed" in stranger.inner_text("body")
     stranger.context.close()
-
-
-def test_check_3_the_cookie_of_an_earlier_launch_is_useless(tmp_path: Path) -> None:
-    def launch(port: int, token: str, cookies: tuple[str, ...]) -> tuple[int, list[int]]:
-        store = Store.open(tmp_path / "localspec.db")
-        service = ChatService(store, session_info, lambda *_: FakeBackend(Script()))
-        with serving(service, port, token) as bound:
-            origin = f"http://127.0.0.1:{bound}/live"
-            found = [status_of(origin, f"localspec_{bound}={one}")[0] for one in cookies]
-        service.close()
-        store.close()
-        return bound, found
-
-    port, found = launch(0, "first-launch", ("first-launch",))
-    assert found == [200]
-    assert launch(port, "second-launch", ("first-launch", "second-launch"))[1] == [401, 200]
