@@ -153,6 +153,7 @@ def test_only_what_goes_on_from_the_state_is_read_on() -> None:
     assert sizes == [6, 2, 8]
 
 
+REPLY = 12  # tokens: each of the plans below has a round and more
 DRAFTED = ("lfm2", "granitemoehybrid", "falcon_h1", "qwen3_5_text", "minimax")
 
 
@@ -195,12 +196,12 @@ def test_a_hybrid_that_drafts_says_what_it_says_without(family: str) -> None:
     plans = Plans(("right", 4), ("ngram", 4), ("right", 3), ("draft_model", 3), ("off", 0))
     turns = (PROMPT, sampled), (edited, GREEDY), ((*PROMPT, 3, 3, 9), sampled), (PROMPT, GREEDY)
     for prompt, sampling in turns:
-        right.text = play(Engine(plain, {}), prompt, Plans(("off", 0)), 20, sampling).tokens
-        cancelled = engine.start(prompt, sampling, 20, frozenset())
+        right.text = play(Engine(plain, {}), prompt, Plans(("off", 0)), REPLY, sampling).tokens
+        cancelled = engine.start(prompt, sampling, REPLY, frozenset())
         engine.prefill(cancelled, threading.Event())
         rounds = engine.decode(cancelled, plans, threading.Event())
         next(rounds), next(rounds), rounds.close()
-        assert play(engine, prompt, plans, 20, sampling).tokens == right.text
+        assert play(engine, prompt, plans, REPLY, sampling).tokens == right.text
     drafted = {each.drafter for each in plans.steps if each.num_draft_tokens}
     assert {"right", "draft_model"} <= drafted
     steps = [each for each in plans.steps if each.drafter == "right"]
