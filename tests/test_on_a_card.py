@@ -416,15 +416,19 @@ def test_weights_that_are_published_in_4_bits_stay_in_them(is_gguf: bool, tmp_pa
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_with_the_head_in_4_bits_no_table_is_left_in_full_precision(is_tied: bool) -> None:
     library()
-    config = {**tiny_qwen("qwen3").config.to_dict(), "tie_word_embeddings": is_tied}
+    sizes = {"vocab_size": 8192, "tie_word_embeddings": is_tied}
+    config = {**tiny_qwen("qwen3").config.to_dict(), **sizes}
     module = Qwen3ForCausalLM(Qwen3Config(**config))
     shape = shape_from_config(module.config.to_dict(), "a model")
     table = shape.vocab_size * shape.hidden_size
-    with fake_card() as traffic, torch.inference_mode():
+    with fake_card() as traffic, memory_of_card() as memory, torch.inference_mode():
         fake_module(module, DTYPE)
         cache = KVCache(kv_shape(module.config, 64), DTYPE, CUDA)
         whole = take_over(module, cache).weight_bytes
+        held = memory.most_used = memory.used
         quantise.quantise_ends(module, CUDA)
+        loading = shape.loading_bytes("4-bit-head", "bf16", "cuda")
+        assert memory.most_used - held <= loading - (held - memory.used) + table // 8
         decoder = take_over(module, cache)
         saved = whole - decoder.weight_bytes
         assert saved == shape.weight_bytes("4-bit") - shape.weight_bytes("4-bit-head")

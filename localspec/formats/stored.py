@@ -16,6 +16,7 @@ from typing import Any, Literal
 from localspec.errors import ModelError
 
 GGUF_IN_GROUPS = ("Q4_0", "Q4_K")  # of 32 weights of 4 bits
+GROUP_SIZES = (32, 64, 128, 256)  # of torch's kernels for 4 bits in groups
 WORD = 32  # bits of a number that holds packed weights
 PACKED_BITS = (2, 4, 8)  # that fill it
 AWQ_NAMES = (("bits", "w_bit"), ("group_size", "q_group_size"))  # the second ones are AutoAWQ's
@@ -34,10 +35,11 @@ INSTEAD = (
 @dataclass(frozen=True)
 class Stored:
     """method: by its name in the config. title: for a person. is_unpacked: whether the weights are
-    unpacked while loading, so that the model takes the memory of its full precision. stays: the
-    precision of what is kept as it is. per_word: weights in one number of a packed tensor.
-    group_size: of 4-bit weights that a processor can keep in groups, 0 for others; num_in_groups:
-    how many there are, None for all linear layers. is_narrow: whether fp16 holds the weights."""
+    unpacked while loading, so that the model takes the memory of its full precision. stays:
+    the precision of what is kept as it is. per_word: weights in one number of a packed
+    tensor. group_size: of 4-bit weights that torch has a kernel for, 0 for others;
+    num_in_groups: how many there are, None for all linear layers. is_narrow: whether fp16
+    holds the weights."""
 
     method: str
     title: str
@@ -86,7 +88,7 @@ def _awq(given: Mapping[str, Any]) -> Stored:
     bits, size = (int(given.get(new) or given[old]) for new, old in AWQ_NAMES)
     if bits != 4 or version != "gemm":
         raise _refused(f"AWQ of {bits} bits in the layout {version}", "4 bits in gemm")
-    return Stored("awq", f"AWQ, 4-bit, {_groups(size)}", per_word=8, group_size=max(0, size))
+    return Stored("awq", f"AWQ, 4-bit, {_groups(size)}", per_word=8, group_size=_kept(size))
 
 
 def _gptq(given: Mapping[str, Any]) -> Stored:
@@ -97,7 +99,7 @@ def _gptq(given: Mapping[str, Any]) -> Stored:
         raise _refused(f"GPTQ packed into {given['pack_dtype']}", "numbers packed into int32")
     order = ", inputs out of order" if given.get("desc_act") else ""
     bits, size = int(given["bits"]), int(given["group_size"])
-    kept = max(0, size) if bits == 4 and not order else 0
+    kept = _kept(size) if bits == 4 and not order else 0
     title = f"GPTQ, {bits}-bit, {_groups(size)}{order}"
     return Stored("gptq", title, per_word=WORD // bits, group_size=kept)
 
@@ -122,7 +124,7 @@ def _compressed(given: Mapping[str, Any]) -> Stored:
     ((kind, bits, size, per_word),) = found
     title = f"compressed {f'{bits}-bit' if kind == 'int' else 'FP8'}"
     title += f", {_groups(size)}" if size else ""
-    kept = max(0, size) if (kind, bits) == ("int", 4) else 0
+    kept = _kept(size) if (kind, bits) == ("int", 4) else 0
     return Stored("compressed-tensors", title, per_word=per_word, group_size=kept)
 
 
@@ -155,6 +157,10 @@ _READ: Mapping[str, Callable[[Mapping[str, Any]], Stored | None]] = {
     "bitsandbytes": _bitsandbytes,
     "mxfp4": _mxfp4,
 }
+
+
+def _kept(size: int) -> int:
+    return size if size in GROUP_SIZES else 0
 
 
 def _groups(size: Any) -> str:

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from localspec.formats.stored import GROUP_SIZES
 from localspec.forward.layer_parts import joined_bias
 
 CPU = torch.device("cpu")
-GROUP_SIZES = (32, 64, 128, 256)  # the kernels'
 MIDDLE = 8  # the number that the kernels take for zero
 ROWS = 64  # whole blocks of outputs in the layouts of all processors and GPUs
 TILE, TILES = 16, (8, 4, 2)  # inputs in a tile of the layout for GPUs; tiles that it puts together

@@ -53,13 +53,13 @@ def in_groups(
         return None
     make = partial(Int4Linear.of_weight, bias=None, device=device)
     weights = stored_weights(found, dtype, make if is_kept else None)
-    if weights is None:
+    if weights is None or not (weights.kept or is_slow):
         return None
     del known.quantization_config
     module, dense = empty_module(known, dtype, device), dict(weights.dense)
     layers = {_path(place): layer for place, layer in weights.kept.items()}
-    if device.type == "cuda" or not is_kept:
-        size = found.stored.group_size if is_kept else GROUP
+    if device.type == "cuda" or not weights.kept:
+        size = found.stored.group_size if weights.kept else GROUP
         layers |= _rounded_rest(module, dense, size, device)
     ends = (module.get_input_embeddings(), module.get_output_embeddings())
     staying = {path for path, each in module.named_modules() if ends_may_stay and each in ends}

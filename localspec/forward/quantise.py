@@ -110,6 +110,7 @@ def quantise_ends(module: Any, device: torch.device) -> None:
     is_tied = head.weight is embedding.weight
     made = quantised_layer(head.to(device), "nf4" if nf4.has_kernel(device) else "int4")
     module.set_output_embeddings(LayerModule(made, head.out_features))
+    del head  # before the other table is put beside it
     if device.type != "cuda":
         return
     assert isinstance(made, Nf4Linear), "a GPU has a kernel for NF4"

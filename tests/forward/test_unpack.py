@@ -86,9 +86,9 @@ def as_gptq(bits: int = 4, less: int = 1, is_shuffled: bool = False) -> Pack:
     return pack
 
 
-def as_compressed(bits: int = 4, is_symmetric: bool = False) -> Pack:
+def as_compressed(bits: int = 4, is_symmetric: bool = False, size: int = GROUP) -> Pack:
     def pack(weight: torch.Tensor) -> Packed:
-        numbers, zeros, scales = in_groups(weight, bits)
+        numbers, zeros, scales = in_groups(weight, bits, size)
         if is_symmetric:
             zeros = torch.full_like(zeros, 1 << (bits - 1))
         made = {
@@ -98,7 +98,7 @@ def as_compressed(bits: int = 4, is_symmetric: bool = False) -> Pack:
         }
         if not is_symmetric:
             made["weight_zero_point"] = words(zeros.T, bits).T.contiguous()
-        return made, dense(numbers, zeros, scales)
+        return made, dense(numbers, zeros, scales, size)
 
     return pack
 
@@ -161,6 +161,11 @@ LAYOUTS: dict[str, tuple[Pack, dict[str, Any], str]] = {
         as_compressed(),
         compressed("pack-quantized", num_bits=4, group_size=GROUP, symmetric=False),
         "compressed 4-bit, groups of 32",
+    ),
+    "compressed int4, smaller groups": (  # which torch has no kernel for
+        as_compressed(size=16),
+        compressed("pack-quantized", num_bits=4, group_size=16, symmetric=False),
+        "compressed 4-bit, groups of 16",
     ),
     "compressed int8, packed": (
         as_compressed(8),
