@@ -274,9 +274,10 @@ def _repacked(source: Source, place: Place, opened: Opened) -> str | None:
             "multiply are rounded to bf16, which changes the output of a layer by at most "
             f"{opened.repacking_error:.2%}."
         )
+    if place.bits != 4 or opened.notice is not None:
+        return None
     stored = check_folder(source.target).stored
-    is_in_groups = stored is not None and stored.group_size and opened.notice is None
-    return QUANTISED_AGAIN if place.bits == 4 and is_in_groups else None
+    return QUANTISED_AGAIN if stored is not None and stored.group_size else None
 
 
 def _check_kernels(kernels: str | None) -> None:

@@ -78,7 +78,7 @@ def take_over(
     family, activation = _family(config, decoder, cache)
     kinds = tuple(dict.fromkeys(getattr(config, "layer_types", None) or ("full_attention",)))
     table: Any = decoder.embed_tokens
-    embedding = table if isinstance(table, Nf4Embedding) else table.weight.detach()
+    embedding: Any = table if isinstance(table, Nf4Embedding) else table.weight.detach()
     cos, sin = _rotation_tables(decoder, embedding.dtype, cache, kinds, family.is_interleaved)
     reader = _Reader(family, config, activation, cache.shape.capacity, kinds, is_emptied)
 
@@ -92,8 +92,7 @@ def take_over(
     head = module.get_output_embeddings()
     is_tied = getattr(head, "weight", None) is getattr(table, "weight", table)
     # The head first: it is the largest weight, and for a while held twice.
-    tied = embedding if is_tied and isinstance(embedding, torch.Tensor) else None
-    own_head = read(head, lambda head: fused([head])) if tied is None else packed(tied, None)
+    own_head = packed(embedding, None) if is_tied else read(head, lambda head: fused([head]))
     blocks = tuple(read(layer, reader.block) for layer in decoder.layers)
     factor = getattr(table, "embed_scale", None)  # Gemma's, rounded as it is there
     scale = getattr(config, "embedding_multiplier", 1.0)
