@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,9 +65,12 @@ def saved_gguf(folder: Path, num_layers: int, kind: str) -> tuple[Path, Any]:
 
 
 def most_held(*folders: Path) -> list[int]:
-    """While the second of each two is loaded, after the first was."""
+    """While the second of each two is loaded, after the first was. The C library maps each tensor
+    of a large model apart; those of a small one only where it is told to, else what was freed
+    between those that stay is held too."""
     command = [sys.executable, "-c", LOADED, *map(str, folders)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(MIB // 4)}
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return [int(line) for line in ran.stdout.split()]
 
 
@@ -92,7 +96,7 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     of_gguf = bytes_in_fp32(ggufs["Q8_0"][-1][1])
     assert dense < 1.1 * bytes_in_fp32(large) + SCRATCH_BYTES
     assert unpacked < 1.1 * of_gguf + SCRATCH_BYTES
-    assert in_4_bits < of_gguf / 2 + SCRATCH_BYTES  # between what is kept, what was freed
+    assert in_4_bits < of_gguf / 4 + SCRATCH_BYTES
 
 
 @pytest.mark.parametrize("is_tied", [False, True])

@@ -245,6 +245,7 @@ def test_a_page_that_is_closed_stops_its_reply(service: ChatService) -> None:
         begun = await handlers.send("page", None, "a slow one", SLOW)
         follower = handlers.follow("page", begun.reading)
         await anext(follower)
+        await asyncio.to_thread(until, lambda: service.current is not None)
         await follower.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(run())
