@@ -204,19 +204,11 @@ class ModelsController:
         with self._lock:
             is_old = time.monotonic() - self._read_s > READ_AGAIN_S
             if self._state is None or is_old or seen != self._seen:
-                freed = self.freed_bytes()
+                freed = 0 if description is None else description.held_bytes or 0
                 self._state = self.catalogue.read(self._context_length, freed, folder)
                 self._lately = self._service.recent_gains()
                 self._read_s, self._seen = time.monotonic(), seen
             return self._state
-
-    def freed_bytes(self) -> int:
-        """Memory that is freed before another model is loaded, as far as it is known."""
-        loaded = self._service.status().description
-        if loaded is None:
-            return 0
-        drafters = [each.memory_bytes or 0 for each in loaded.drafters if each.is_available]
-        return (loaded.target_bytes or 0) + (loaded.kv_bytes or 0) + max(drafters, default=0)
 
     def _read_again(self) -> None:
         with self._lock:
