@@ -140,8 +140,7 @@ class Replay:
         if cancel.is_set() and place == len(again):
             return Finding("cancelled", place)
         messages = self.messages[:-1] if self.request.continues else self.messages
-        shared = (*self.begun_tokens, *self.tokens[:place])
-        found = explain(backend, messages, shared, at(self.tokens, place), at(again, place), place)
+        found = explain(backend, messages, self.begun_tokens, self.tokens, again, place)
         is_tie = self.row["temperature"] == 0 and found.is_tie
         return Finding("tie" if is_tie else "differs", place, found, changed)
 
@@ -235,28 +234,23 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 def explain(
     backend: Backend,
     messages: tuple[Message, ...],
-    shared: tuple[int, ...],
-    first: int | None,
-    second: int | None,
+    begun: tuple[int, ...],
+    one: tuple[int, ...],
+    other: tuple[int, ...],
     place: int,
 ) -> Difference:
-    """The target's logits of both tokens after the shared ones, None for the end of a reply. place:
-    in the reply."""
-    best = backend.candidates(messages, shared, NUM_CANDIDATES)
+    """The target's logits of the tokens in this place, where two replies differ first. begun: ids
+    of the reply before both."""
+    best = backend.candidates(messages, (*begun, *one[:place]), NUM_CANDIDATES)
     dtype = backend.describe().dtype
     tie = next((value for name, value in TIES.items() if name in (dtype or "")), TIES["float32"])
-    return Difference(place, _candidate(best, first), _candidate(best, second), best, tie)
+    first, second = (_candidate(best, reply[place:]) for reply in (one, other))
+    return Difference(place, first, second, best, tie)
 
 
-def _candidate(best: Sequence[Candidate], token: int | None) -> Candidate | None:
-    if token is not None:
-        return next((one for one in best if one.token == token), None)
-    # The reply ended here: the end of text is the likeliest token without text.
-    return next((one for one in best if not one.text), None)
-
-
-def at(tokens: Sequence[int], place: int) -> int | None:
-    return tokens[place] if place < len(tokens) else None
+def _candidate(best: Sequence[Candidate], rest: Sequence[int]) -> Candidate | None:
+    """Of the first token of the rest of a reply; at its end the likeliest one without text."""
+    return next((one for one in best if (one.token == rest[0] if rest else not one.text)), None)
 
 
 def sentence(replay: Replay) -> str:

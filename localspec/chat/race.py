@@ -19,7 +19,7 @@ from statistics import median
 from typing import Literal
 
 from localspec.backend import Backend, Message, Request, chunks_of
-from localspec.chat.audit import Difference, at, explain, first_difference
+from localspec.chat.audit import Difference, explain, first_difference
 from localspec.core import OFF, FinishReason, SamplingParams
 from localspec.errors import LocalspecError
 from localspec.speculation import speedup
@@ -169,14 +169,8 @@ class Race:
         for run in others:
             place = first_difference(first.tokens, run.tokens)
             if place is not None:
-                found = explain(
-                    backend,
-                    self._request.messages,
-                    first.tokens[:place],
-                    at(first.tokens, place),
-                    at(run.tokens, place),
-                    place,
-                )
+                asked = self._request.messages
+                found = explain(backend, asked, (), first.tokens, run.tokens, place)
                 self.view = replace(self.view, is_same=False, difference=found)
                 return
         self.view = replace(self.view, is_same=True)
