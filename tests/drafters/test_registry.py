@@ -22,7 +22,7 @@ from localspec.machine.planner import plan
 from localspec.machine.plans import GIB, PlanRequest, Room
 from localspec.machine.sources import shape_from_entry
 from localspec.web.models.models_controller import PAGE
-from localspec.web.proof.provenance import kind_of
+from localspec.web.proof.tokens import kind_of
 from tests.tiny import Plans, play, tiny_llama, with_cache
 
 FILE = """

@@ -9,7 +9,7 @@ import pytest
 from localspec.backend import DraftedToken
 from localspec.core import TARGET
 from localspec.record.drafted import TokenRecord
-from localspec.web.proof.provenance import Provenance, kind_of, provenance_of
+from localspec.web.proof.tokens import kind_of, provenance_of
 
 A, R, N = "accepted", "rejected", "not_reached"
 
@@ -42,33 +42,34 @@ TEXT = "The cat sat on it."
 LENGTHS = (3, 4, 4, 3, 3, 1)
 
 
-def found(**changes: Any) -> Provenance:
+def found(**changes: Any) -> dict[str, Any]:
     record = TokenRecord(LENGTHS, ROUNDS)
     given: dict[str, Any] = {"text": TEXT, "record": record} | changes
     return provenance_of(given["text"], SOURCES, STEPS, given["record"])
 
 
-def kinds_of(shown: Provenance) -> list[str]:
-    return [token.kind for run in shown.runs for token in run.tokens]
+def kinds_of(shown: dict[str, Any]) -> list[str]:
+    return [token.kind for run in shown["runs"] for token in run.tokens]
 
 
-def joined(shown: Provenance) -> str:
-    return "".join(run.text for run in shown.runs)
+def joined(shown: dict[str, Any]) -> str:
+    return "".join(run.text for run in shown["runs"])
 
 
 def test_every_token_has_its_kind_and_the_counts_are_the_logs() -> None:
     shown = found()
     assert kinds_of(shown) == ["draft", "corrected", "ngram", "ngram", "bonus", "plain"]
-    assert shown.counts == {"draft": 1, "ngram": 2, "corrected": 1, "bonus": 1, "plain": 1}
+    counts = {one["kind"]: one["count"] for one in shown["legend"]}
+    assert counts == {"draft": 1, "ngram": 2, "corrected": 1, "bonus": 1, "plain": 1}
     accepted = sum(one["num_accepted_tokens"] for one in STEPS)
-    assert sum(shown.counts.get(kind, 0) for kind in ("draft", "self", "ngram")) == accepted
+    assert sum(counts.get(kind, 0) for kind in ("draft", "self", "ngram")) == accepted
     assert joined(shown) == TEXT
 
 
 def test_a_refused_guess_says_what_stands_instead() -> None:
-    missed = found().rounds[0].missed
-    assert [(one.text, one.instead, one.confidence) for one in missed] == [(" dog", " cat", 0.9)]
-    assert [one.not_reached for one in found().rounds] == [1, 0, 0]
+    rounds = found()["rounds"]
+    assert rounds[0]["missed"] == [{"text": " dog", "instead": " cat", "confidence": 0.9}]
+    assert [one["not_reached"] for one in rounds] == [1, 0, 0]
 
 
 def test_a_refused_sibling_gave_way_to_the_one_taken() -> None:
@@ -80,7 +81,7 @@ def test_a_refused_sibling_gave_way_to_the_one_taken() -> None:
     sources = ["draft_tree", "draft_tree", TARGET, *SOURCES[2:]]
     record = TokenRecord((1, 1, 1, 1, 1, 1, 1), rounds)
     shown = provenance_of("abcdefg", sources, steps, record)
-    assert [(one.text, one.instead) for one in shown.rounds[0].missed] == [(" a", " b")]
+    assert [(one["text"], one["instead"]) for one in shown["rounds"][0]["missed"]] == [(" a", " b")]
     assert kinds_of(shown)[2] == "bonus"  # the path itself came to its end
 
 
@@ -98,14 +99,14 @@ def test_runs_joined_are_the_text_and_no_character_is_cut(
 ) -> None:
     shown = found(text=text, record=TokenRecord(lengths, ROUNDS))
     assert joined(shown) == text
-    assert sum(len(run.tokens) for run in shown.runs) == 6
-    assert all(run.text for run in shown.runs)
+    assert sum(len(run.tokens) for run in shown["runs"]) == 6
+    assert all(run.text for run in shown["runs"])
 
 
 def test_a_reply_that_went_on_shows_what_was_there_before() -> None:
     shown = found(text="Before. " + TEXT, record=TokenRecord(LENGTHS, ROUNDS, start=8))
     assert joined(shown) == "Before. " + TEXT
-    assert shown.runs[0].tokens == ()
+    assert shown["runs"][0].tokens == ()
 
 
 NAMES = ("draft_tree", "lookahead", "chained", "early_exit", "eagle")
