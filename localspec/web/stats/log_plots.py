@@ -9,6 +9,7 @@ at a smaller α than drawn.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ MAX_MARKS = 300  # of speed by turn: the newest
 MAIN = ("speedup-by-drafter", "speedup-by-workload", "speed-by-turn")  # seen unasked
 SHARED = {"temperature": "temperature", "drafter": "drafter", "workload": "kind of text"}
 MAX_DRAFT_TOKENS = 8  # on the axis of the cost curves
+BREAK_EVEN_STEPS = 2**40
 MEASURED_COLOUR = "#dc2626"
 SLOWER = " A red bar is slower than that."
 
@@ -203,7 +205,7 @@ def _costs(rows: Sequence[Row], rounds: Sequence[Row], loaded: Description | Non
 
 def _break_even(rows: Sequence[Row], rounds: Sequence[Row], curves: Sequence[CostCurve]) -> Plot:
     series = [
-        Series(label_of(curve.drafter), curve.percents, colour_of(curve.drafter))
+        Series(label_of(curve.drafter), curve.break_even, colour_of(curve.drafter))
         for curve in curves
     ]
     all_turns = stats.summarise(rows, rounds)
@@ -223,19 +225,12 @@ def _break_even(rows: Sequence[Row], rounds: Sequence[Row], curves: Sequence[Cos
 
 @dataclass(frozen=True)
 class CostCurve:
-    """One drafter. round_ms[γ] from γ = 0 on. break_even[γ - 1]: the share of guesses that must be
-    accepted, None where not even all would do."""
+    """One drafter. round_ms[γ] from γ = 0 on. break_even: γ and the percentage of guesses that must
+    be accepted; a γ at which not even all would do is left out."""
 
     drafter: str
     round_ms: tuple[float, ...]
-    break_even: tuple[float | None, ...]
-
-    @property
-    def percents(self) -> list[tuple[float, float]]:
-        """The points of `break_even` that exist: γ and the share in percent."""
-        return [
-            (float(g), 100 * rate) for g, rate in enumerate(self.break_even, 1) if rate is not None
-        ]
+    break_even: tuple[tuple[float, float], ...]
 
 
 def cost_curves(calibration: Mapping[str, Any] | None, context_length: int) -> list[CostCurve]:
@@ -253,11 +248,10 @@ def cost_curves(calibration: Mapping[str, Any] | None, context_length: int) -> l
             interpolated(widths, gamma + 1) + gamma * step_ms
             for gamma in range(MAX_DRAFT_TOKENS + 1)
         ]
-        pays = tuple(
-            break_even(round_ms[gamma] / round_ms[0], gamma)
-            for gamma in range(1, MAX_DRAFT_TOKENS + 1)
-        )
-        curves.append(CostCurve(name, tuple(round_ms), pays))
+        plain_ms, *drafted_ms = round_ms
+        shares = [break_even(ms / plain_ms, gamma) for gamma, ms in enumerate(drafted_ms, 1)]
+        pays = [(float(g), 100 * share) for g, share in enumerate(shares, 1) if share is not None]
+        curves.append(CostCurve(name, tuple(round_ms), tuple(pays)))
     return curves
 
 
@@ -268,15 +262,10 @@ def at(points: Points, context_length: int) -> float:
 
 def break_even(cost: float, num_draft_tokens: int) -> float | None:
     """The α at which a round gives as many tokens as it costs steps without drafting."""
-    if cost <= 1.0:
-        return 0.0
     if cost > num_draft_tokens + 1:
         return None
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        if stats.expected_length(middle, num_draft_tokens) < cost:
-            low = middle
-        else:
-            high = middle
-    return high
+    steps = range(BREAK_EVEN_STEPS)
+    found = bisect_left(
+        steps, cost, key=lambda step: stats.expected_length(step / len(steps), num_draft_tokens)
+    )
+    return found / len(steps)
