@@ -7,7 +7,7 @@ const DONE_MS = 1500; // how long an action shows that it was done
 const NEAR_THE_END_PX = 80;
 const ASKED_MS = 1500; // a scroll this soon after a wheel, key or finger is the person's
 
-// Small buttons under messages (actions.py): the address names the command, the class the message.
+// Small buttons under messages (talk/messages.py): the address names the command, the class the message.
 const numberIn = (link) => Number(/\bls-m-(\d+)\b/.exec(link.className)?.[1]);
 const HERE = { copy: copyMessage, earlier: showEarlier }; // what this page does itself; the server does the others
 

@@ -5,26 +5,24 @@ Contract: nothing that a person or a model wrote becomes markup of ours (plain_m
 fence cannot swallow them and copying can leave them out (static/live.js). A message has its note
 whether or not a reply is being written, so that nothing moves when one begins or ends.
 
-Not here: which messages there are (chat/service), the actions of a note (actions).
+ACTIONS is the one list of the small buttons under a message, in their order. A new one is a line
+there, its icon in static/actions.css, and what it does: a command (commands.py) of its name, or a
+function of static/chat.js.
+
+Not here: which messages there are (chat/service).
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from localspec.chat.service import Reply, ShownMessage, clean
 from localspec.chat.turn import TurnView
 from localspec.units import counted, took
 from localspec.web.live import badge, footer, short
-from localspec.web.talk.actions import (
-    CAN_GO_ON,
-    PlacedMessage,
-    actions_html,
-    can_go_on,
-    link,
-)
 from localspec.web.talk.plain_markdown import MARK, as_text
 from localspec.web.words import time_of_day
 from localspec.workloads import FILE
@@ -36,8 +34,19 @@ THOUGHT_MARK = 2 * MARK  # around a thought, also in static/live.js
 THINKING = "Thinking…"
 NO_ANSWER = "The reply ended while the model was still thinking, so there is no answer."
 GO_ON = "“Continue” lets it think on; more Max tokens in the settings leave room for an answer."
+CAN_GO_ON = ("stopped", "interrupted")
 
 ChatMessage = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PlacedMessage:
+    """A message where it stands. row: the logged turn of a reply, None where there is none.
+    is_last: nothing was said after it, and no reply to it is being written."""
+
+    message: ShownMessage
+    row: Mapping[str, Any] | None
+    is_last: bool
 
 
 def chat_messages(
@@ -221,7 +230,7 @@ def _branches(message: ShownMessage) -> str:
 def _arrow(sign: str, title: str, message_id: int | None) -> str:
     if message_id is None:
         return f'<span class="ls-arrow">{sign}</span>'
-    return f'<a class="ls-do ls-show ls-m-{message_id}" href="#show" title="{title}">{sign}</a>'
+    return link(sign, message_id, "show", title=title)
 
 
 def _note(name: str, parts: Sequence[str], place: PlacedMessage | None = None) -> str:
@@ -237,3 +246,59 @@ def _text(role: str, text: str, note: str = "") -> ChatMessage:
     if note:
         parts.append({"type": "text", "text": clean(note)})
     return {"role": role, "content": parts or [{"type": "text", "text": ""}]}
+
+
+# the row of actions under a message
+
+
+@dataclass(frozen=True)
+class Action:
+    """name: of its command, icon and class. label: what a screen reader and a tip say."""
+
+    name: str
+    label: str
+    applies: Callable[[PlacedMessage], bool]
+
+
+def can_go_on(place: PlacedMessage) -> bool:
+    """Whether it is the last reply, and was cut short in its answer or in its thought."""
+    is_begun = bool(place.message.text or place.message.thinking)
+    is_cut = place.row is not None and place.row["finish_reason"] == "length"
+    is_open = place.message.state in CAN_GO_ON or is_cut
+    return place.is_last and place.message.role == "assistant" and is_open and is_begun
+
+
+def _can_be_answered(place: PlacedMessage) -> bool:
+    return place.is_last or place.message.role == "assistant"
+
+
+ACTIONS = (
+    Action("copy", "Copy", lambda place: bool(place.message.text)),
+    Action("again", "Answer again", _can_be_answered),
+    Action("several", "Answer four ways", _can_be_answered),
+    Action("edit", "Edit", lambda place: bool(place.message.text)),
+    Action("continue", "Continue", can_go_on),
+    Action("fork", "Fork the chat from here", lambda place: True),
+    Action("remove", "Delete this message", lambda place: True),
+)
+
+
+def actions_html(place: PlacedMessage) -> str:
+    """The row; nothing for a message that is not stored yet."""
+    if place.message.message_id is None:
+        return ""
+    able = [action for action in ACTIONS if action.applies(place)]
+    links = [link(_label(one, place), place.message.message_id, one.name, "ls-act") for one in able]
+    return f'<span class="ls-acts">{"".join(links)}</span>'
+
+
+def _label(action: Action, place: PlacedMessage) -> str:
+    """Copying leaves out what the model thought, and says so."""
+    is_part = action.name == "copy" and place.message.thinking
+    return "Copy without the thinking" if is_part else action.label
+
+
+def link(words: str, message_id: int, name: str, kind: str = "", title: str = "") -> str:
+    """A small button: static/chat.js turns a click into the command of this name."""
+    names = " ".join(("ls-do", f"ls-{name}", f"ls-m-{message_id}", *kind.split()))
+    return f'<a class="{names}" href="#{name}" title="{title or words}">{words}</a>'
