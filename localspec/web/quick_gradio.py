@@ -1,9 +1,9 @@
 """Gradio, imported without what only its authors need.
 
-Contract: `without_type_stubs` is around the first import of Gradio. Whenever the class of a
-component is made, Gradio parses that class's source and writes a type stub for editors beside it,
-which takes a second of the two and a half that its import takes. It leaves out classes that have no
-source file, so here they have none.
+Contract: `without_type_stubs` is around the first import of Gradio, and around what makes classes
+of its own (quick_blocks). Whenever the class of a component or of blocks is made, Gradio parses its
+source and writes a type stub for editors beside it, which takes a second of the two and a half that
+its import takes. It leaves out classes that have no source file, so here they have none.
 
 Not here: settings of Gradio that come from the environment (guard.environment).
 """

@@ -177,13 +177,13 @@ def make_app(
 
     with without_type_stubs():
         import gradio
-    from fastapi import FastAPI
+        from fastapi import FastAPI
 
-    from localspec.web.layout import theme
-    from localspec.web.models.models_controller import controller_of
-    from localspec.web.routes import add_routes
-    from localspec.web.talk.presence import Arrivals, Presence
-    from localspec.web.wiring import build_page
+        from localspec.web.layout import theme
+        from localspec.web.models.models_controller import controller_of
+        from localspec.web.routes import add_routes
+        from localspec.web.talk.presence import Arrivals, Presence
+        from localspec.web.wiring import build_page
 
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     add_routes(api, service, controller_of(service))

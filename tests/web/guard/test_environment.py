@@ -1,4 +1,5 @@
-"""Whatever the environment says, the page stays shut and calls nobody."""
+"""Whatever the environment says, the page stays shut and calls nobody; Gradio is imported for it
+without making type stubs."""
 
 from __future__ import annotations
 
@@ -76,7 +77,11 @@ def test_no_proxy_stands_before_loopback(given: dict[str, str], kept: str) -> No
 
 
 LOOK = """
-import json, sys, tempfile, pathlib
+import inspect, json, sys, tempfile, pathlib
+stubs, getfile = [], inspect.getfile
+sys.addaudithook(
+    lambda event, details: event == "open" and str(details[0]).endswith(".pyi") and stubs.append(1)
+)
 from localspec.chat.service import ChatService
 from localspec.record.store import Store
 from localspec.web.guard.connections import server_of
@@ -86,6 +91,9 @@ from tests.fakes import FakeBackend, session_info
 store = Store.open(pathlib.Path(tempfile.mkdtemp()) / "x.db")
 service = ChatService(store, session_info, lambda *_: FakeBackend())
 guard = make_app(service, "127.0.0.1", 7860, "token")
+num_stubs = len(stubs)
+sys.path.insert(0, sys.argv[1])
+import own
 from starlette.routing import Mount
 import os
 from huggingface_hub import constants
@@ -108,14 +116,20 @@ print(json.dumps({
     "staging": "staging" in constants.ENDPOINT or "hub-ci" in constants.ENDPOINT,
     "left": sorted(name for name in os.environ if name.startswith("GRADIO_")),
     "torch": "torch" in sys.modules,
+    "stubs": num_stubs, "a stub is seen": len(stubs) > num_stubs,
+    "inspect": inspect.getfile is getfile,
 }))
 """
 
 
 @pytest.mark.slow
-def test_gradio_and_uvicorn_stay_shut_in_a_hostile_environment(root: Path) -> None:
+def test_gradio_and_uvicorn_stay_shut_in_a_hostile_environment_and_no_type_stub_is_made(
+    root: Path, tmp_path: Path
+) -> None:
+    """Of a component's class that is made afterwards Gradio makes a stub, and that is seen."""
+    (tmp_path / "own.py").write_text("import gradio\n\n\nclass Own(gradio.HTML):\n    pass\n")
     ran = subprocess.run(
-        [sys.executable, "-c", LOOK],
+        [sys.executable, "-c", LOOK, str(tmp_path)],
         cwd=root,
         env={**os.environ, **HOSTILE},
         capture_output=True,
@@ -146,4 +160,7 @@ def test_gradio_and_uvicorn_stay_shut_in_a_hostile_environment(root: Path) -> No
         "staging": False,
         "left": ["GRADIO_ANALYTICS_ENABLED"],
         "torch": False,
+        "stubs": 0,
+        "a stub is seen": True,
+        "inspect": True,
     }
