@@ -10,6 +10,9 @@ accepted comes from the stream or from the difference of the server's counters.
 `decode_ms` is from the first event with text to the last. No learnt state is made; that of engines
 here is kept as it was.
 
+Source of the batch: SGLang 0.5.23, `GenerateReqInput` and the `meta_info` of its answers. Its
+kernels want a GPU, so this was held against the protocol and not against the server.
+
 Not here: what servers there are (servers), their counters (counters). The client is OpenAI's own
 package; it runs in a thread of its own, so that a cancel reaches a server that says nothing.
 """
@@ -20,14 +23,14 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from localspec.backend import Candidate, Chunk, Description, Message, Request, Server
 from localspec.errors import LocalspecError, RequestError, first_line
 from localspec.options import RemoteServer
-from localspec.remote import batch, counters, servers
-from localspec.remote.batch import BatchReply
+from localspec.remote import counters, servers
 from localspec.remote.counters import Counters, Drafts
 from localspec.remote.remote_turn import NOT_ALONE, NOT_WHOLE, TOLD_NOTHING, RemoteTurn
 from localspec.remote.server_request import fields_of
@@ -38,7 +41,17 @@ if TYPE_CHECKING:
 CANCEL_LOOK_S = 0.02
 CONNECT_S = 10.0
 SILENT_S = 600.0  # a long prompt on a slow server comes first
+BATCH_S = 600.0
 USUAL_TOGETHER = 16  # replies asked for at the same time; the server has a queue of its own
+
+
+@dataclass(frozen=True)
+class BatchReply:
+    """drafts: None where the server drafts nothing or does not tell it."""
+
+    text: str
+    num_output_tokens: int | None
+    drafts: Drafts | None
 
 
 class ServerBackend:
@@ -112,10 +125,28 @@ class ServerBackend:
         return counters.read(self._asks, prefix) if prefix else None
 
     def generate_batch(self, requests: Sequence[Request]) -> list[BatchReply] | None:
-        """The replies to several requests as SGLang's batch; None where this is another program."""
+        """The replies to several requests as one batch by SGLang's native `/generate`; None where
+        this is another program. Each prompt is the text of a request's last message, without a chat
+        template: the native interface has none. Raises LocalspecError."""
+        import httpx2
+
         if self._found.kind.name != "SGLang":
             return None
-        return batch.generate(self._asks, self._found, requests)
+        fields = {
+            "text": [request.messages[-1].content for request in requests],
+            "sampling_params": [_native_sampling(request) for request in requests],
+        }
+        try:
+            answer = self._asks.post("/generate", json=fields, timeout=BATCH_S)
+            replies = answer.json()
+        except httpx2.HTTPError as error:
+            raise LocalspecError(servers.gone(self._found.url, error)) from error
+        except ValueError:
+            replies = None
+        if answer.status_code != 200 or not isinstance(replies, list):
+            said = servers.sentence_in(replies)
+            raise LocalspecError(f"{self._found.kind.name} refused the batch: {said}. Change it.")
+        return [_native_reply(one) for one in replies]
 
     # one turn
 
@@ -246,3 +277,29 @@ def explained(found: servers.Found, error: Exception, key: str | None) -> Locals
 def _said(body: object, key: str | None) -> str:
     words = servers.sentence_in(body).rstrip(".")
     return words.replace(key, "…") if key else words
+
+
+def _native_sampling(request: Request) -> dict[str, Any]:
+    sampling = request.sampling
+    fields = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "sampling_seed": sampling.seed,
+        "max_new_tokens": request.max_tokens,
+        "stop": list(request.stop) or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _native_reply(one: dict[str, Any]) -> BatchReply:
+    told = one.get("meta_info") or {}
+    drafted, accepted = (told.get(f"spec_num_{name}_drafts") for name in ("proposed", "correct"))
+    drafts = None
+    if isinstance(drafted, int) and isinstance(accepted, int):
+        drafts = Drafts(told.get("spec_verify_ct"), drafted, accepted)
+    return BatchReply(str(one.get("text", "")), told.get("completion_tokens"), drafts)
