@@ -10,12 +10,13 @@ Not here: sending and following a turn (handlers), how clicks become commands (s
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from localspec.chat.attachments import Attachment
-from localspec.chat.service import ChatService, ShownMessage, clean
+from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage, clean
 from localspec.errors import LocalspecError, RequestError
 from localspec.record.conversations import PROMPT
 from localspec.web.talk import sending
@@ -26,7 +27,10 @@ from localspec.web.talk.sending import Extras
 
 MAX_TITLE_LENGTH = 200
 MAX_PROMPT_NAME = 80
-NUM_WAYS = 4  # as the label of the action says
+# Replies in the place of one, "several" as the label of the action says; 0: the last one goes on.
+ANSWERS_AGAIN = {"again": 1, "several": 4, "continue": 0}
+NOTHING_TO_ANSWER = "There is nothing to answer again, or a reply is being written."
+NOTHING_GOES_ON = "There is no reply that could go on, or one is being written."
 News = dict[str, Any]
 
 
@@ -58,14 +62,10 @@ class Command:
 
     async def move(self) -> Shown:
         """Do what is asked, after which the page shows another conversation, branch or reply."""
-        name, again = self._text("do"), partial(self.handlers.regenerate, self.page, self.handle)
-        if name == "continue":
-            return await self.handlers.proceed(self.page, self.handle, self.form)
-        if name == "again":
-            return await again(self.form, self._number("message"))
-        if name == "several":
-            return await again(self.form, self._number("message"), NUM_WAYS)
+        name = self._text("do")
         try:
+            if name in ANSWERS_AGAIN:
+                return await self._answer_again(name)
             if name == "rewrite" and self.handle is not None:
                 return await self._rewrite(self.handle)
             wanted, news = await asyncio.to_thread(self._go, name)
@@ -73,6 +73,15 @@ class Command:
             return Shown(warning=str(error))
         shown = await self.handlers.open(self.page, wanted)
         return replace(shown, signal={**(shown.signal or {}), **news})
+
+    async def _answer_again(self, name: str) -> Shown:
+        begin: Callable[[int, ReplySettings], Reply | None] = self.service.proceed
+        refusal = NOTHING_GOES_ON
+        if num_replies := ANSWERS_AGAIN[name]:
+            message_id = self._number("message")
+            begin = partial(self.service.regenerate, message_id=message_id, num_replies=num_replies)
+            refusal = NOTHING_TO_ANSWER
+        return await self.handlers.answer_again(self.page, self.handle, self.form, begin, refusal)
 
     def _go(self, name: str) -> tuple[int | None, News]:
         """The conversation to show then, and news for our scripts."""

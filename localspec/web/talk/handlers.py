@@ -207,25 +207,7 @@ class Handlers:
             return replace(asked, signal={"sent": asked.handle})
         return replace(asked, signal={**(asked.signal or {}), "unsent": True})
 
-    async def regenerate(
-        self,
-        page: str,
-        handle: int | None,
-        form: Form,
-        message_id: int | None = None,
-        num_replies: int = 1,
-    ) -> Shown:
-        """Other replies in the place of this one, None: of the last."""
-        refusal = "There is nothing to answer again, or a reply is being written."
-        begin = partial(self.service.regenerate, message_id=message_id, num_replies=num_replies)
-        return await self._answer_again(page, handle, form, begin, refusal)
-
-    async def proceed(self, page: str, handle: int | None, form: Form) -> Shown:
-        """Go on with the last reply where it ended."""
-        refusal = "There is no reply that could go on, or one is being written."
-        return await self._answer_again(page, handle, form, self.service.proceed, refusal)
-
-    async def _answer_again(
+    async def answer_again(
         self,
         page: str,
         handle: int | None,
@@ -233,10 +215,11 @@ class Handlers:
         begin: Callable[[int, ReplySettings], Reply | None],
         refusal: str,
     ) -> Shown:
+        """Another reply in the place of one, or more of it. refusal: what is said where `begin`
+        gives none."""
         if handle is None:
             return Shown(warning=refusal)
-        begun = partial(begin, handle)
-        return await self._ask(page, handle, form, NOTHING, begun, refusal)
+        return await self._ask(page, handle, form, NOTHING, partial(begin, handle), refusal)
 
     async def _ask(
         self,

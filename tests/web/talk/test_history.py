@@ -130,6 +130,14 @@ def test_chats_move_between_folders_and_survive_them(handlers: Handlers) -> None
     assert answer(handlers, second, do="new_folder", name=" ").warning is not None
 
 
+@pytest.mark.parametrize("act", ["again", "several", "show", "fork", "remove", "duplicate"])
+def test_a_wrong_value_is_refused_in_a_sentence(handlers: Handlers, act: str) -> None:
+    handle = said(handlers, "about owls")
+    told = move(handlers, handle, do=act, message="1", handle="1").warning
+    assert told is not None and "Reload it" in told
+    assert len(handlers.service.conversations()) == 1
+
+
 def test_a_duplicate_stands_beside_its_chat(handlers: Handlers) -> None:
     handle = said(handlers, "about owls")
     twin = move(handlers, None, do="duplicate", handle=handle)
