@@ -19,6 +19,7 @@ from localspec.bench.settings import BenchSettings
 from localspec.core import SamplingParams, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
+from localspec.engine import calibrate
 from localspec.engine.acceptance import Acceptance
 from localspec.engine.controller import Controller
 from localspec.engine.costs import Costs
@@ -35,9 +36,18 @@ PROMPTS = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bench() -> BenchEngine:
+    """Every reply begins with empty caches, so one serves all."""
     return tiny_bench()
+
+
+@pytest.fixture
+def unmeasured(bench: BenchEngine, monkeypatch: pytest.MonkeyPatch) -> BenchEngine:
+    """Its costs are to be measured, in one round each: what they are does not matter here."""
+    monkeypatch.setattr(calibrate, "REPEATS", 1)
+    monkeypatch.setattr(calibrate, "QUICKLY_S", 0.0)
+    return replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
 
 
 def silent(phrase: str) -> None:
@@ -50,9 +60,12 @@ def opened(bench: BenchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localspec.bench.compare.load_prompts", lambda *_: PROMPTS)
 
 
+def stopped(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def settings(**changes: Any) -> BenchSettings:
-    arms = ("off", "ngram", "draft_model@3", "auto")
-    plain = BenchSettings(max_tokens=16, temperatures=(0.0,), arms=arms)
+    plain = BenchSettings(max_tokens=8, temperatures=(0.0,), arms=("off", "auto"))
     return replace(plain, **changes)
 
 
@@ -62,9 +75,11 @@ def rows_of(result: dict[str, Any], arm: str, task: str = "all") -> list[dict[st
 
 def test_every_arm_writes_what_plain_decoding_writes_and_has_its_rows(bench: BenchEngine) -> None:
     """One for each temperature and task."""
-    result = compare(bench, PROMPTS, settings(temperatures=(0.0, 1.0)), silent)
+    arms = ("off", "ngram", "draft_model@3", "auto")
+    wanted = settings(arms=arms, temperatures=(0.0, 1.0), max_tokens=16)
+    result = compare(bench, PROMPTS, wanted, silent)
     assert result["differences"] == [] and result["ending"] is None
-    for arm in ("off", "ngram", "draft_model@3", "auto"):
+    for arm in arms:
         for row in rows_of(result, arm):
             assert (row["num_prompts"], row["identical_to_off"]) == (3, 0)
             assert row["tokens_per_second"] > 0
@@ -72,7 +87,6 @@ def test_every_arm_writes_what_plain_decoding_writes_and_has_its_rows(bench: Ben
     json.dumps(result, allow_nan=False)
     found = {(row["arm"], row["temperature"], row["task"]) for row in result["rows"]}
     tasks = ("all", "all_not_repeating", "chat", "code")
-    arms = ("off", "ngram", "draft_model@3", "auto")
     assert found == {(arm, t, task) for arm in arms for t in (0.0, 1.0) for task in tasks}
     assert len(result["rows"]) == len(found)
 
@@ -152,11 +166,8 @@ def test_stopping_by_hand_keeps_what_was_measured_whole(bench: BenchEngine) -> N
 def test_what_was_compared_is_kept_when_what_follows_is_stopped(
     bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     opened(bench, monkeypatch)
-    monkeypatch.setattr("localspec.bench.compare.extras", stop)
+    monkeypatch.setattr("localspec.bench.compare.extras", stopped)
     result = run_bench(LoadOptions(), settings(), silent)
     assert "stopped by hand" in str(result["ending"])
     assert rows_of(result, "auto")[0]["num_prompts"] == len(PROMPTS)
@@ -175,36 +186,33 @@ def test_arms_start_warm_from_what_was_learnt_earlier(bench: BenchEngine) -> Non
 
 
 def test_without_earlier_state_costs_are_measured_and_the_arms_learn_first(
-    bench: BenchEngine,
+    unmeasured: BenchEngine,
 ) -> None:
     """From more prompts than there are, so in two passes."""
-    fresh = replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
     phrases: list[str] = []
-    result = compare(fresh, PROMPTS, settings(arms=("auto",), warm_prompts=4), phrases.append)
+    result = compare(unmeasured, PROMPTS, settings(warm_prompts=4), phrases.append)
     assert (
         result["machine"]["controller"] == "warm (unmeasured runs over 4 of the measured prompts)"
     )
-    assert fresh.controller.costs.is_measured
+    assert unmeasured.controller.costs.is_measured
     assert "auto learns from 4 of the measured prompts, T 0" in phrases
 
 
 def test_arms_learn_from_prompts_that_are_not_measured(
-    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+    unmeasured: BenchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answered: list[tuple[int, ...]] = []
-    start = bench.engine.start
+    start = unmeasured.engine.start
 
     def noted(prompt: tuple[int, ...], *rest: Any) -> Sequence:
         answered.append(prompt)
         return start(prompt, *rest)
 
-    fresh = replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
-    found = settings(arms=("auto",), limit=1, warm_prompts=2)
-    monkeypatch.setattr(bench.engine, "start", noted)
-    result = compare(fresh, PROMPTS, found, silent)
+    monkeypatch.setattr(unmeasured.engine, "start", noted)
+    result = compare(unmeasured, PROMPTS, settings(limit=1, warm_prompts=2), silent)
     assert result["machine"]["num_prompts"] == 1
-    measured = tuple(bench.render(PROMPTS[0].text))
-    others = {tuple(bench.render(one.text)) for one in PROMPTS[1:]}
+    measured = tuple(unmeasured.render(PROMPTS[0].text))
+    others = {tuple(unmeasured.render(one.text)) for one in PROMPTS[1:]}
     assert answered.count(measured) == 4, "by both arms: to warm up, and when it is measured"
     assert others & set(answered)
 
@@ -212,20 +220,21 @@ def test_arms_learn_from_prompts_that_are_not_measured(
 def test_rows_behind_those_to_measure_and_to_learn_from_are_not_read(
     bench: BenchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localspec.bench.compare.open_bench_engine", lambda *_: bench)
+    opener = "localspec.bench.compare.open_bench_engine"
+    monkeypatch.setattr(opener, lambda *_: bench)
+    monkeypatch.setattr("localspec.bench.compare.extras", stopped)
     rows = [json.dumps({"id": one.id, "task": one.task, "turns": [one.text]}) for one in PROMPTS]
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n".join([*rows, "no prompt"]), encoding="utf-8")
-    found = settings(arms=("auto",), prompts=path, limit=1, warm_prompts=2)
+    found = settings(prompts=path, limit=1, warm_prompts=2)
     result = run_bench(LoadOptions(), found, silent)
     assert result["machine"]["num_prompts"] == 1
     with pytest.raises(ConfigError, match="Line 4"):
         run_bench(LoadOptions(), replace(found, warm_prompts=3), silent)
 
 
-def test_without_a_warm_pass_the_report_says_cold(bench: BenchEngine) -> None:
-    fresh = replace(bench, controller=Controller(bench.engine.drafters, Costs(), Acceptance()))
-    result = compare(fresh, PROMPTS, settings(arms=("ngram@2",), warm_prompts=0), silent)
+def test_without_a_warm_pass_the_report_says_cold(unmeasured: BenchEngine) -> None:
+    result = compare(unmeasured, PROMPTS, settings(arms=("ngram@2",), warm_prompts=0), silent)
     assert result["machine"]["controller"] == "cold"
 
 
