@@ -98,6 +98,7 @@ def _fetch_file(found: Survey, file: HubFile, report: Report) -> None:
 def _fetch_blob(found: Survey, file: HubFile, report: Report) -> None:
     part, reason = found.part(file), None
     for _ in range(2):  # wrong bytes once may be an old part; twice they are what is sent
+        part.touch()  # of an empty file nothing is received
         _receive(found, part, file, report)
         reason = objection(part, file, lambda read: report(file.name, read, "checking"))
         if reason is None:

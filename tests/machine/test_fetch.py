@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,6 +186,17 @@ def test_a_fault_that_stays_ends_in_a_sentence_and_the_next_attempt_completes_it
     hub.ranges.clear()
     assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
     assert bool(hub.ranges) is bool(parts), "what had arrived was not fetched again"
+
+
+def test_an_empty_file_belongs_to_its_model(folder: Path, tmp_path: Path) -> None:
+    """It has no part to go on with, and none was made: its model could not be fetched."""
+    shutil.copytree(folder, tmp_path / "hub")
+    (tmp_path / "hub" / "merges.txt").touch()
+    with (
+        serving({TARGET: tmp_path / "hub"}) as stub,
+        client_of(stub.endpoint, tmp_path / "cache", is_offline=False),
+    ):
+        assert (fetched() / "merges.txt").read_bytes() == b""
 
 
 def test_a_part_with_wrong_bytes_is_found_out_and_fetched_anew(
