@@ -68,6 +68,22 @@ def test_counters_that_somebody_else_moved_are_not_used(pair: tuple[Stub, Stub])
     assert row["num_draft_tokens"] is row["acceptance_rate"] is None
 
 
+def test_counters_that_never_stand_still_hold_up_no_test(
+    pair: tuple[Stub, Stub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others use the server all the time: it was waited for without end."""
+    told = pair[0].metrics
+
+    def moved() -> str:
+        pair[0].finish()
+        return told()
+
+    monkeypatch.setattr(pair[0], "metrics", moved)
+    monkeypatch.setattr("localspec.bench.remote.LOOK_S", 0.0)
+    row = measured(pair[0], concurrencies=[1])["rows"][0]
+    assert row["num_failed"] == 0 and row["num_draft_tokens"] is None
+
+
 def test_failures_are_counted_and_told(pair: tuple[Stub, Stub]) -> None:
     pair[0].fault = (500, "no memory")
     result = measured(pair[0], concurrencies=[2])
