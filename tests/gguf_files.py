@@ -76,7 +76,7 @@ def write_gguf(
 ) -> dict[str, torch.Tensor]:
     """Write a module's weights; returns what the file's values stand for, by transformers' names,
     as the package's own `dequantize` computes it. describe: adds the vocabulary and more. others:
-    the kinds of layers of another kind."""
+    the kinds of layers of another kind. What several layers share is quantised once."""
     config = module.config
     writer = GGUFWriter(file, family)
     writer.add_context_length(config.max_position_embeddings)
@@ -93,18 +93,22 @@ def write_gguf(
     describe(writer)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     dense = dict[str, torch.Tensor]()
+    stored = dict[int, tuple[Any, Kind, torch.Tensor]]()
     names = get_tensor_name_map(ARCHITECTURES[family], config.num_hidden_layers)
     for name, tensor in published(module).items():
         layer = name.split(".")[-2]
         is_moved = family in INTERLEAVED and layer in heads
         shift = 1.0 if family in ("gemma2", "gemma3") and layer.endswith("norm") else 0.0
-        values = interleaved(tensor, heads[layer]) if is_moved else tensor + shift
-        raw, found = _stored(values.numpy(), others.get(layer, kind), len(dense))
+        if tensor.data_ptr() not in stored:
+            values = interleaved(tensor, heads[layer]) if is_moved else tensor + shift
+            raw, found = _stored(values.numpy(), others.get(layer, kind), len(dense))
+            back = torch.from_numpy(np.array(dequantize(raw, found))).view(tensor.shape)
+            back = _apart(back, heads[layer]) if is_moved else back - shift
+            stored[tensor.data_ptr()] = (raw, found, back)
+        raw, found, dense[name] = stored[tensor.data_ptr()]
         called = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert called is not None, name
         writer.add_tensor(called, raw, raw_dtype=found)
-        back = torch.from_numpy(np.array(dequantize(raw, found))).view(tensor.shape)
-        dense[name] = _apart(back, heads[layer]) if is_moved else back - shift
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -56,9 +56,12 @@ def saved(folder: Path, dtype: torch.dtype, num_layers: int, width: int, is_tied
 
 
 def saved_gguf(folder: Path, num_layers: int, kind: str) -> tuple[Path, Any]:
+    """Of one layer again and again, for more would only take longer to make."""
     shape = {**tiny_qwen("qwen3").config.to_dict(), "hidden_size": 512, "intermediate_size": 1536,
-             "num_hidden_layers": num_layers, "layer_types": None}  # fmt: skip
+             "layer_types": None}  # fmt: skip
     module = Qwen3ForCausalLM(Qwen3Config(**shape))
+    module.model.layers = torch.nn.ModuleList([*module.model.layers] * num_layers)
+    module.config.num_hidden_layers = num_layers
     folder.mkdir()
     write_gguf(folder / "m.gguf", module, kind, "qwen3", VOCABULARY)
     return opened_gguf(folder / "m.gguf", folder), module
@@ -75,7 +78,7 @@ def most_held(*folders: Path) -> list[int]:
 
 
 def bytes_in_fp32(module: Any) -> int:
-    weight_bytes: int = 4 * sum(each.numel() for each in module.parameters())
+    weight_bytes: int = 4 * sum(each.numel() for each in module.state_dict().values())
     assert weight_bytes > 3 * SCRATCH_BYTES
     return weight_bytes
 
