@@ -203,11 +203,11 @@ def _byte_table(state: dict[str, Any], encoder: Tokenizer, name: str) -> list[by
             f"The tokenizer of {name} is not made of bytes, so what it drafts cannot be told byte "
             "by byte. Choose a draft with byte-level BPE or with byte fallback, or go without one."
         )
-    tokens = encoder.get_vocab(with_added_tokens=False)
-    table: list[bytes | None] = [None] * (1 + max(encoder.get_vocab().values(), default=-1))
+    tokens, others = encoder.get_vocab(False), encoder.get_added_tokens_decoder()
+    table: list[bytes | None] = [None] * (1 + max((*tokens.values(), *others), default=-1))
     for token, index in tokens.items():
         table[index] = read(token)
-    for index, added in encoder.get_added_tokens_decoder().items():
+    for index, added in others.items():
         table[index] = None if added.special else added.content.encode()
     return table
 
@@ -223,13 +223,15 @@ def _reader_of_byte_alphabet() -> Callable[[str], bytes | None]:
     """GPT-2's: printable Latin-1 characters stand for themselves, the other bytes for the
     characters from U+0100 on, in order. Reads None from a token that is not written in it."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(0x100) if byte not in printable)
-    byte_of = {chr(byte): byte for byte in printable}
-    byte_of |= {chr(0x100 + place): byte for place, byte in enumerate(others)}
+    others = [byte for byte in range(0x100) if byte not in printable]
+    byte_of = dict.fromkeys(others, SPACE)  # which has no byte in Latin-1
+    byte_of |= {0x100 + place: chr(byte) for place, byte in enumerate(others)}
 
     def read(token: str) -> bytes | None:
-        known = all(character in byte_of for character in token)
-        return bytes(byte_of[character] for character in token) if known else None
+        try:
+            return token.translate(byte_of).encode("latin-1")
+        except UnicodeEncodeError:
+            return None
 
     return read
 
