@@ -34,7 +34,7 @@ from localspec.units import counted
 from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH, READ_PATH
 from localspec.web.guard.security import is_loopback
 from localspec.web.live import HardwareLine, live_state
-from localspec.web.models.models_controller import MadeKey, ModelsController
+from localspec.web.models.models_controller import ModelsController
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import Audits, token_view
 from localspec.web.stats.selection import WEEK, number_of, week_begin
@@ -140,7 +140,7 @@ class _Routes:
     async def act_on_models(self, request: Request) -> Response:
         try:
             asked = _action_in(await request.body(), request.client)
-            return JSONResponse(_told(await run_in_threadpool(self._models.act, asked)))
+            return JSONResponse(await run_in_threadpool(self._models.act, asked))
         except LocalspecError as error:
             return JSONResponse({"error": str(error)}, 409)
 
@@ -202,13 +202,6 @@ def scope_of(
     if scope == WEEK:
         return Scope(since=week_begin().isoformat()), f"since-{week_begin()}"
     return Scope(), "all"
-
-
-def _told(told: str | MadeKey | None) -> dict[str, str | None]:
-    """What the tab shows after a click."""
-    if isinstance(told, MadeKey):
-        return {"message": told.said, "key": told.key}
-    return {"message": told}
 
 
 def _action_in(body: bytes, client: Any) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """The controller of the Models tab: what it shows and what its buttons do.
 
 Contract: `view` gives all parts of the tab as HTML; the machine is read again at most every
-READ_AGAIN_S seconds, unless something changed. `act` does what a button asks and may return a
-sentence to show, or the key that it made. Only models that were offered can be named; the route
-decides who may name a folder. Only the acts "download", "resume", "size" and "search" use the
-network.
+READ_AGAIN_S seconds, unless something changed. `act` does what a button asks and tells what is to
+be shown. Only models that were offered can be named; the route decides who may name a folder. Only
+the acts "download", "resume", "size" and "search" use the network.
 
 Not here: HTML (templates/models.html), what is recommended and why (machine.recommend).
 """
@@ -47,6 +46,7 @@ SIZES = {  # as the hub writes a number of parameters, and in words
     "": "Any size", "1B": "Up to 1 B", "4B": "Up to 4 B", "9B": "Up to 9 B", "15B": "Up to 15 B",
     "35B": "Up to 35 B",
 }  # fmt: skip
+Told = dict[str, str | None]  # "message" and "key", after a click
 
 
 def _summary_of(drafter: str) -> str:
@@ -63,13 +63,6 @@ PAGE = macros(
     verdict=in_words,
     temperatures=TEMPERATURES,
 )
-
-
-class MadeKey(NamedTuple):
-    """A key that was just made: it stands in the answer to this click and nowhere else."""
-
-    said: str
-    key: str
 
 
 class Around(NamedTuple):
@@ -118,7 +111,7 @@ class ModelsController:
         self._found: tuple[HubModel, ...] | DownloadFault | None = None
         self.tuning: Tuning | None = None
         self._server = None if service.options is None else service.options.remote
-        self._acts: dict[str, Callable[[Mapping[str, Any]], str | MadeKey | None]] = {
+        self._acts: dict[str, Callable[[Mapping[str, Any]], str | Told | None]] = {
             "context": self._choose_context,
             "folder": self._choose_folder,
             "search": self._search,
@@ -216,15 +209,16 @@ class ModelsController:
 
     # what the buttons do
 
-    def act(self, said: Mapping[str, Any]) -> str | MadeKey | None:
-        """Do what was asked; a sentence where there is something to say. Raises RequestError,
-        StoreError."""
+    def act(self, said: Mapping[str, Any]) -> Told:
+        """Do what was asked; a sentence where there is something to say, and the key that was made,
+        which stands in this answer and nowhere else. Raises RequestError, StoreError."""
         act = self._acts.get(str(said.get("act")))
         if act is None:
             raise RequestError(
                 "The page asked for something this version does not know. Reload it."
             )
-        return act(said)
+        told = act(said)
+        return told if isinstance(told, dict) else {"message": told}
 
     def _choose_context(self, said: Mapping[str, Any]) -> None:
         wanted = said.get("value")
@@ -334,9 +328,10 @@ class ModelsController:
         if self.tuning is not None:
             self.tuning.task.cancel.set()
 
-    def _make_key(self, said: Mapping[str, Any]) -> MadeKey:
+    def _make_key(self, said: Mapping[str, Any]) -> Told:
         name = str(said.get("value", "")).strip()
-        return MadeKey(f"The key {name!r}, shown this once:", self._service.api_keys.make(name))
+        key = self._service.api_keys.make(name)
+        return {"message": f"The key {name!r}, shown this once:", "key": key}
 
     def _revoke_key(self, said: Mapping[str, Any]) -> None:
         self._service.api_keys.revoke(str(said.get("id")))

@@ -53,7 +53,7 @@ def parts(controller: ModelsController) -> dict[str, str]:
 
 
 def act(controller: ModelsController, act: str, model_id: str = "", **more: Any) -> str | None:
-    return controller.act({"act": act, "id": model_id, **more})
+    return controller.act({"act": act, "id": model_id, **more})["message"]
 
 
 def card(controller: ModelsController, model_id: str) -> Any:
