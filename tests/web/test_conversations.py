@@ -105,7 +105,7 @@ def test_an_earlier_list_of_chats_that_comes_late_replaces_no_later_one(
     page.page.wait_for_timeout(200)
     assert "Found\nAmphibians" in page.text("#ls-history")
     page.page.fill("#ls-search", "")
-    page.page.get_by_text("Found").wait_for(state="detached")
+    page.page.locator("#ls-history").get_by_text("Found").wait_for(state="detached")
 
 
 def test_files_travel_with_the_message_and_with_another_version_of_it(
@@ -286,6 +286,8 @@ def test_the_theme_follows_the_system_until_it_is_chosen_and_is_remembered(
     page.page.wait_for_selector("#ls-theme[title='Theme: light']")
     assert not page.page.evaluate(is_dark)
     page.page.evaluate("localStorage.clear()")  # other tests open their pages in this browser
+    page.page.reload()
+    page.page.wait_for_function(is_dark)
 
 
 RICH = """echo this:
