@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from localspec.backend import Backend, Message, Request
@@ -24,7 +25,7 @@ from localspec.chat.jobs import Task, no_task
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.log_service import LogService
 from localspec.chat.off_reasons import off_now
-from localspec.chat.rolling import fewest_for, rolled
+from localspec.chat.rolling import fewest_left_out
 from localspec.chat.titles import Titles, title_of, title_of_copy
 from localspec.chat.turn import (
     Reply,
@@ -124,11 +125,6 @@ class ChatService(LogService):
             offer=lifecycle.offer,
             num_list_changes=self.store.conversation_list.num_changes,
         )
-
-    @property
-    def backend(self) -> Backend | None:
-        """What is loaded. Only count_tokens and is_alive may be called outside of a job."""
-        return self.lifecycle.backend
 
     @property
     def options(self) -> LoadOptions | None:
@@ -328,7 +324,9 @@ class ChatService(LogService):
         shown = self.messages_before(reply)
         reply.settings = applicable(reply.settings, self.lifecycle.loaded)
         if self.when_full(reply.handle) == "roll":
-            reply.settings = rolled(self.lifecycle, reply.settings, shown, reply.pending)
+            fewest = fewest_left_out(self.lifecycle, reply.settings, shown, reply.pending)
+            if fewest is not None:
+                reply.settings = replace(reply.settings, num_left_out=fewest)
         return request_of(reply.settings, shown, reply.pending)
 
     def _answer_again(
@@ -366,7 +364,8 @@ class ChatService(LogService):
             with suppress(StoreError):
                 if isinstance(error, ContextOverflow):
                     shown = self.messages_before(reply)
-                    error.fewest_left_out = fewest_for(self.lifecycle, reply.settings, shown, turn)
+                    fewest = fewest_left_out(self.lifecycle, reply.settings, shown, turn)
+                    error.fewest_left_out = fewest
                 self.journal.take_back(turn)
                 self._show_again(reply.handle, tip_id)
                 raise

@@ -45,7 +45,7 @@ def turn_of(service: ChatService, text: str, settings: ReplySettings) -> dict[st
 
 
 def asked_of(service: ChatService) -> Request:
-    backend = service.backend
+    backend = service.lifecycle.backend
     assert isinstance(backend, FakeBackend)
     return backend.requests[-1]
 

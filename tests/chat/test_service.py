@@ -58,7 +58,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def ready(service: ChatService) -> FakeBackend:
     until(lambda: service.status().phase == "ready")
-    backend = service.backend
+    backend = service.lifecycle.backend
     assert isinstance(backend, FakeBackend)
     return backend
 
@@ -392,7 +392,7 @@ def test_calibration_pauses_for_a_turn_and_goes_on_after_it(start: Start) -> Non
     until(lambda: service.status().phase == "calibrating")
     assert service.status().phrase.startswith("Measuring")
     reply = ask(service, "hi")
-    backend = service.backend
+    backend = service.lifecycle.backend
     assert isinstance(backend, FakeBackend)
     assert reply.view.finish_reason == "eos"
     until(lambda: service.status().phase == "ready" and not service.lifecycle.needs_calibration)
@@ -403,7 +403,7 @@ def test_controller_state_is_kept(start: Start) -> None:
     service = start()
     ready(service)
     ask(service, "hi")
-    backend = service.backend
+    backend = service.lifecycle.backend
     assert isinstance(backend, FakeBackend)
     service.close()
     assert service.store.load_state("controller") == {"num_rounds": backend.num_rounds}

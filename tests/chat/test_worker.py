@@ -282,7 +282,7 @@ def test_unloading_frees_and_the_next_message_loads_again(world: World) -> None:
     service.unload()
     until(lambda: service.status().phase == "unloaded")
     assert world.opened[0].is_closed and service.options is None
-    assert service.status().description is None and service.backend is None
+    assert service.status().description is None and service.lifecycle.backend is None
     again = ask(service, "again", first.handle)
     assert again.view.text == REPLY
     assert len(world.opened) == 2 and service.options == PLAN

@@ -468,7 +468,7 @@ def test_going_on_without_the_oldest_is_decided_once(service: ChatService) -> No
             await asyncio.to_thread(until, lambda: not service.worker.replies)
 
     asyncio.run(run())
-    backend = service.backend
+    backend = service.lifecycle.backend
     assert isinstance(backend, FakeBackend)
     assert [one.content[0] for one in backend.requests[-1].messages] == ["3", "S", "4"]
 

@@ -166,7 +166,7 @@ def test_a_rewritten_reply_is_labelled_and_read_by_the_next_turn(handlers: Handl
     assert handlers.service.messages(handle)[1].model == reply.model
     asyncio.run(handlers.send("page", handle, "and then?", FORM))
     until(lambda: handlers.service.running(handle) is None)
-    backend = handlers.service.backend
+    backend = handlers.service.lifecycle.backend
     assert isinstance(backend, FakeBackend)
     assert [one.content for one in backend.requests[-1].messages][2] == "Better."
 
