@@ -18,12 +18,13 @@ from localspec.units import capital
 
 @dataclass(frozen=True)
 class ContextUsage:
-    """How full the context would be. num_tokens: of the conversation with the message being typed.
-    num_reply_tokens: reserved for the reply."""
+    """How full the context would be. num_tokens: of the conversation with the message being typed,
+    without its num_left_out oldest messages. num_reply_tokens: reserved for the reply."""
 
     num_tokens: int
     num_reply_tokens: int
     context_length: int
+    num_left_out: int
 
 
 def max_tokens_of(

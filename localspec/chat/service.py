@@ -294,7 +294,8 @@ class ChatService(LogService):
             messages = (*messages, Message("user", clean(text)))
         if (num_tokens := count_prompt(self.lifecycle.backend, messages)) is None:
             return None
-        return ContextUsage(num_tokens, settings.max_tokens or 0, loaded.context_length)
+        num_reply_tokens, num_left_out = settings.max_tokens or 0, settings.num_left_out
+        return ContextUsage(num_tokens, num_reply_tokens, loaded.context_length, num_left_out)
 
     def num_tokens(self, text: str) -> int | None:
         """Of a text, by the model's own tokenizer; None while it cannot count."""

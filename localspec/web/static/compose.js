@@ -240,14 +240,14 @@ onNews("gauge", (gauge) => {
     bar.hidden = true;
     return;
   }
-  const share = (gauge.used + gauge.reply) / gauge.context;
+  const share = (gauge.num_tokens + gauge.num_reply_tokens) / gauge.context_length;
   bar.hidden = false;
   bar.dataset.state = share > 1 ? "over" : share > 0.85 ? "tight" : "";
-  bar.style.setProperty("--used", `${Math.min(100, (100 * gauge.used) / gauge.context)}%`);
+  bar.style.setProperty("--used", `${Math.min(100, (100 * gauge.num_tokens) / gauge.context_length)}%`);
   bar.style.setProperty("--reply", `${Math.min(100, 100 * share)}%`);
-  const without = gauge.left_out ? `, without the ${count(gauge.left_out)} oldest messages` : "";
-  words.textContent = `${count(gauge.used)} of ${count(gauge.context)} tokens${without}`;
-  const said = `Context: ${words.textContent}; the reply may take ${count(gauge.reply)}`;
+  const without = gauge.num_left_out ? `, without the ${count(gauge.num_left_out)} oldest messages` : "";
+  words.textContent = `${count(gauge.num_tokens)} of ${count(gauge.context_length)} tokens${without}`;
+  const said = `Context: ${words.textContent}; the reply may take ${count(gauge.num_reply_tokens)}`;
   bar.setAttribute("aria-label", said);
   bar.title = said;
 });

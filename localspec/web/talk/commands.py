@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,6 @@ from localspec.chat.attachments import Attachment
 from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage, clean
 from localspec.errors import LocalspecError, RequestError
 from localspec.record.conversations import PROMPT
-from localspec.web.talk import sending
 from localspec.web.talk.form import Form, panel
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.messages import parted
@@ -241,7 +240,8 @@ class Command:
             extras = Extras.from_data(self.asked)
             text = extras.joined(self._text("text"))
             settings = self.handlers.settled(self.handle, self.form, extras)
-            figures = sending.counted(self.service, self.handle, text, settings)
+            usage = self.service.context_usage(self.handle, text, settings)
+            figures = None if usage is None else asdict(usage)
         except LocalspecError as error:  # said where the figures stand, while it is being typed
             figures = {"problem": str(error)}
         return Shown(signal={"gauge": figures})

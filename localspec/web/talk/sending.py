@@ -2,8 +2,8 @@
 
 Contract: `Extras.of` reads the JSON that static/compose.js writes: attached files and the person's
 decisions. It trusts nothing: what is not of the expected shape is left out or refused in a sentence
-(RequestError). `counted` and `overflow` only count; nothing is cut here. The person chooses, and
-the choice comes back as `num_left_out` or a smaller `max_tokens`.
+(RequestError). Nothing is cut here. The person chooses, and the choice comes back as `num_left_out`
+or a smaller `max_tokens`.
 
 Not here: how files become text and their limits (chat.attachments), counting tokens (ChatService),
 the dialog (static/chat.js).
@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.chat.attachments import Attachment, with_attachments
-from localspec.chat.service import ChatService, ReplySettings
 from localspec.errors import ContextOverflow, RequestError
 from localspec.files import parsed
 
@@ -71,21 +70,6 @@ def _file(data: dict[str, Any]) -> Attachment:
 
 def _count(value: object) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
-
-
-def counted(
-    service: ChatService, handle: int | None, text: str, settings: ReplySettings
-) -> dict[str, Any] | None:
-    """The figures of the gauge; None while the model that counts is not loaded."""
-    gauge = service.context_usage(handle, text, settings)
-    if gauge is None:
-        return None
-    return {
-        "used": gauge.num_tokens,
-        "reply": gauge.num_reply_tokens,
-        "context": gauge.context_length,
-        "left_out": settings.num_left_out,
-    }
 
 
 def overflow(error: ContextOverflow) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def test_who_names_new_chats_is_asked_and_set(tmp_path: Path) -> None:
 
 def test_the_gauge_says_what_is_wrong_with_a_file(handlers: Handlers) -> None:
     counted = answer(handlers, None, do="gauge", text="hello").signal
-    assert counted is not None and counted["gauge"]["context"] == 4096
+    assert counted is not None and counted["gauge"]["context_length"] == 4096
     file = {"name": "x.png", "text": "a\0b"}
     bad = answer(handlers, None, do="gauge", text="", files=[file]).signal
     assert bad is not None and "x.png is not a text" in bad["gauge"]["problem"]
