@@ -67,11 +67,11 @@ class Page:
         config = json.loads(self.get("/config"))
         parts = {one["id"]: one["props"] for one in config["components"]}
         event = next(one for one in config["dependencies"] if _is_send(one, parts))
-        own = {"ls-message": text, "Max tokens": MAX_TOKENS}  # by id or label
-        data = [
-            own.get(part.get("elem_id"), own.get(part.get("label"), part.get("value")))
-            for part in (parts[each] for each in event["inputs"])
-        ]
+        asked = [parts[each] for each in event["inputs"]]
+        form = next(part["value"] for part in asked if part.get("elem_id") == "ls-form-box")
+        short = {**json.loads(form), "max_tokens": str(MAX_TOKENS)}
+        own = {"ls-message": text, "ls-form-box": json.dumps(short)}
+        data = [own.get(part.get("elem_id"), part.get("value")) for part in asked]
         body = {"data": data, "fn_index": event["id"], "session_hash": "s"}
         headers = {"origin": f"http://{self._url.netloc}", "content-type": "application/json"}
         answer, said = self._ask(
@@ -111,6 +111,7 @@ def main(home: str, *flags: str) -> None:
         bring_loopback_up()
         assert not has_route(), "this namespace has a route"
     command = [sys.executable, "-c", START, "--no-browser", "--port", "0", "--home", home]
+    command += ["--context", "512"]  # what costs are at longer ones is not measured then
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
