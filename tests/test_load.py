@@ -57,6 +57,21 @@ def opened(options: LoadOptions, state: dict[str, Any] | None = None) -> Any:
     return open_local_backend(options, state, lambda phrase: None)
 
 
+@pytest.fixture(scope="module")
+def plain(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The target with nothing named that may draft, for tests that change nothing of it."""
+    return opened(options_of(pair[0], home=tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(scope="module")
+def learnt(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The state of the pair after costs were measured, as the log keeps it."""
+    backend = opened(options_of(*pair, home=tmp_path_factory.mktemp("home")))
+    backend._controller.costs.set_verify(1, 10, 7.0)
+    backend._controller.costs.set_verify(2, 10, 8.0)
+    return dict(json.loads(json.dumps(backend.snapshot())))
+
+
 def status(backend: Any, name: str) -> Any:
     return next(s for s in backend.describe().drafters if s.name == name)
 
@@ -74,6 +89,10 @@ def test_target_and_draft_answer_alike(pair: tuple[Path, Path]) -> None:
     found = backend.describe()
     assert (found.target, found.draft, found.dtype) == ("target", "draft", "float32")
     assert found.context_length == 128 and found.calibration is None
+    turn = Sequence((1,) * 300, SamplingParams(), 8, frozenset(), torch.Generator())
+    missed = backend.loaded.controller.catch_up.num_missed
+    assert missed("self_quant", turn, 299) == 0, "what drafts in the target's cache reads no prompt"
+    assert missed("draft_model", turn, 299) == 300
     assert status(backend, "draft_model").is_available and status(backend, "ngram").is_available
     assert text_of(backend, "draft_model") == text_of(backend, "off") != ""
     shared = backend.loaded.controller.shared
@@ -84,7 +103,7 @@ def test_target_and_draft_answer_alike(pair: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.usefixtures("sets_aside")
-def test_loading_makes_no_pass_of_the_garbage_collector_and_spares_it_what_was_loaded(
+def test_a_load_collects_no_garbage_but_the_last_ones_and_spares_the_collector_what_it_loads(
     pair: tuple[Path, Path],
 ) -> None:
     passes: list[str] = []
@@ -100,11 +119,6 @@ def test_loading_makes_no_pass_of_the_garbage_collector_and_spares_it_what_was_l
         gc.callbacks.remove(count)
     assert not passes and gc.isenabled()
     assert not any(each is backend.loaded.engine.target for each in gc.get_objects())
-
-
-@pytest.mark.usefixtures("sets_aside")
-def test_what_an_earlier_load_left_in_cycles_is_freed_by_the_next(pair: tuple[Path, Path]) -> None:
-    backend = opened(options_of(*pair))
     backend.loaded.engine.target.itself = backend.loaded.engine.target
     held = weakref.ref(backend.loaded.engine.target)
     del backend
@@ -114,21 +128,11 @@ def test_what_an_earlier_load_left_in_cycles_is_freed_by_the_next(pair: tuple[Pa
     assert held() is None
 
 
-def test_every_registered_drafter_has_a_status(pair: tuple[Path, Path]) -> None:
-    backend = opened(options_of(pair[0]))
-    assert [s.name for s in backend.describe().drafters] == list(REGISTRY)
-    refused = status(backend, "draft_model")
+def test_every_registered_drafter_has_a_status(plain: Any) -> None:
+    assert [s.name for s in plain.describe().drafters] == list(REGISTRY)
+    refused = status(plain, "draft_model")
     assert not refused.is_available and "--draft" in refused.reason
-    assert backend.describe().draft is None
-
-
-def test_what_drafts_in_the_targets_cache_is_not_charged_with_reading_the_prompt(
-    pair: tuple[Path, Path],
-) -> None:
-    turn = Sequence((1,) * 300, SamplingParams(), 8, frozenset(), torch.Generator())
-    catch_up = opened(options_of(*pair)).loaded.controller.catch_up
-    assert catch_up.num_missed("self_quant", turn, 299) == 0
-    assert catch_up.num_missed("draft_model", turn, 299) == 300
+    assert plain.describe().draft is None
 
 
 def test_a_damaged_draft_is_a_reason_and_no_error(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -224,36 +228,29 @@ def test_weights_beyond_the_free_memory_are_refused_before_loading(
         opened(options_of(pair[0]))
 
 
-def test_learnt_state_returns_for_the_same_combination_alone(pair: tuple[Path, Path]) -> None:
-    backend = opened(options_of(*pair))
-    backend._controller.costs.set_verify(1, 10, 7.0)
-    backend._controller.costs.set_verify(2, 10, 8.0)
-    state = json.loads(json.dumps(backend.snapshot()))
-    again = opened(options_of(*pair), state)
-    assert again._controller.costs.plain_ms(10) == pytest.approx(7.0)
-    without_draft = opened(options_of(pair[0]), state)
+def test_learnt_state_does_not_return_for_another_combination(
+    pair: tuple[Path, Path], learnt: dict[str, Any]
+) -> None:
+    without_draft = opened(options_of(pair[0]), learnt)
     assert without_draft.describe().calibration is None
-    assert not set(without_draft.snapshot()) & set(state)
+    assert not set(without_draft.snapshot()) & set(learnt)
 
 
 def test_what_was_learnt_is_found_whatever_number_of_threads_a_load_chooses(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Path, Path], learnt: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is chosen by time, so a busy moment chooses another."""
-    backend = opened(options_of(*pair))
-    backend._controller.costs.set_verify(1, 10, 7.0)
-    backend._controller.costs.set_verify(2, 10, 8.0)
-    ((name, learnt),) = backend.snapshot().items()
+    ((name, kept),) = learnt.items()
     kernels = " | same-bits"
     earlier = name.replace(kernels, f" | 2 threads{kernels}")  # as versions before named it
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    for state in ({name: learnt}, {earlier: learnt}):
-        again = opened(options_of(*pair), json.loads(json.dumps(state)))
+    for state in ({name: kept}, {earlier: kept}):
+        again = opened(options_of(*pair), state)
         assert again._controller.costs.plain_ms(10) == pytest.approx(7.0)
 
 
-def test_unreadable_state_is_a_notice_and_no_error(pair: tuple[Path, Path]) -> None:
-    identity = next(iter(opened(options_of(pair[0])).snapshot()))
+def test_unreadable_state_is_a_notice_and_no_error(pair: tuple[Path, Path], plain: Any) -> None:
+    identity = next(iter(plain.snapshot()))
     for own in (5, {"version": 1, "costs": {}}):
         backend = opened(options_of(pair[0]), {identity: own})
         assert any("learnt anew" in notice for notice in backend.describe().notices), own
@@ -312,7 +309,7 @@ def test_a_draft_without_room_beside_the_target_goes_to_the_next_device_and_it_i
 
 
 def test_a_draft_that_does_not_fit_is_told_from_one_that_is_not_there(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Path, Path], plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = guesses.refuse_shortage
 
@@ -321,7 +318,7 @@ def test_a_draft_that_does_not_fit_is_told_from_one_that_is_not_there(
             raise MemoryShortage("draft needs 9 GiB, and 1 GiB is free.")
         real(folder, place)
 
-    assert status(opened(options_of(pair[0])), "draft_model").code == "no_draft"
+    assert status(plain, "draft_model").code == "no_draft"
     monkeypatch.setattr(guesses, "refuse_shortage", refuse)
     backend = opened(options_of(*pair))
     assert status(backend, "draft_model").code == "no_memory"
