@@ -75,8 +75,8 @@ class Refused(Exception):
         self.fault = fault
 
 
-def refusal(message: str, param: str | None = None, status: int = 400) -> Refused:
-    return Refused(Fault(status, message, param=param))
+def refusal(message: str, param: str | None = None) -> Refused:
+    return Refused(Fault(400, message, param=param))
 
 
 def fault_of(error: Exception) -> Fault:

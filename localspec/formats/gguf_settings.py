@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -324,9 +324,6 @@ def _name(name: str, of_layers: Mapping[str, str]) -> str | None:
 
 def end_ids_of(header: GGUFHeader) -> list[int]:
     """Ids that end a reply: of the text, of a turn, of a message to a tool."""
-    return _ids(header, ("eos", "eot", "eom"))
-
-
-def _ids(header: GGUFHeader, names: Iterable[str]) -> list[int]:
-    found = [header.settings.get(f"tokenizer.ggml.{name}_token_id") for name in names]
+    keys = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+    found = [header.settings.get(key) for key in keys]
     return list(dict.fromkeys(each for each in found if isinstance(each, int)))

@@ -317,11 +317,10 @@ def _has_kernels(torch: Any, index: int) -> bool:
 def _gpu_from_torch(torch: Any) -> Gpu:
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info(0)
-    address = _pci_of(properties)
     return Gpu(
         name=properties.name,
         uuid=str(getattr(properties, "uuid", "")),
-        pci_bus_id="{:08x}:{:02x}:{:02x}.0".format(*address) if address else None,
+        pci_bus_id="{:08x}:{:02x}:{:02x}.0".format(*_pci_of(properties)),
         total_bytes=int(total),
         free_bytes=int(free),
         driver=None,
@@ -355,11 +354,8 @@ def _pci_numbers(address: str) -> tuple[int, int, int] | None:
     return (int(found.group(1) or "0", 16), int(found.group(2), 16), int(found.group(3), 16))
 
 
-def _pci_of(properties: Any) -> tuple[int, int, int] | None:
-    try:
-        return (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
-    except AttributeError:  # torch builds before these fields
-        return None
+def _pci_of(properties: Any) -> tuple[int, int, int]:
+    return (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
 
 
 def free_bytes_now(hardware: Hardware, nvml: Any = None, torch: Any = None) -> int:

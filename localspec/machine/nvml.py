@@ -133,7 +133,7 @@ class _Reader:
             by_index = self.nvml.nvmlDeviceGetHandleByIndex
             handle = self.ask(by_index, index, subject=f"GPU {index}")
             if handle is not None:
-                yield from self._device(handle, text(driver))
+                yield from self._device(handle, driver)
 
     def _device(self, handle: Any, driver: str | None) -> Iterator[Gpu]:
         mode = self.ask(self.nvml.nvmlDeviceGetMigMode, handle)
@@ -158,8 +158,8 @@ class _Reader:
 
     def _gpu(self, handle: Any, parent: Any, driver: str | None, is_mig: bool) -> Gpu:
         nvml = self.nvml
-        name = text(self.ask(nvml.nvmlDeviceGetName, handle)) or "NVIDIA GPU"
-        uuid = text(self.ask(nvml.nvmlDeviceGetUUID, handle, subject=name)) or ""
+        name = self.ask(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU"
+        uuid = self.ask(nvml.nvmlDeviceGetUUID, handle, subject=name) or ""
         pci = self.ask(nvml.nvmlDeviceGetPciInfo, parent)
         memory, is_unified = self._memory(handle, name)
         total, free = memory or (None, None)
@@ -168,7 +168,7 @@ class _Reader:
         return Gpu(
             name=name,
             uuid=uuid,
-            pci_bus_id=None if pci is None else text(pci.busId),
+            pci_bus_id=None if pci is None else pci.busId,
             total_bytes=total,
             free_bytes=free,
             users=users,
@@ -292,11 +292,6 @@ def sentence(error: Any) -> str:
     """An NVMLError as one plain sentence with its remedy."""
     known = SENTENCES.get(error.value)
     return known or f"The NVIDIA driver answered with an error ({error}). Update or reload it."
-
-
-def text(value: Any) -> str | None:
-    """Older bindings answer in bytes, and not every driver writes clean UTF-8."""
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
 
 
 def in_use(gpu: Gpu) -> str:

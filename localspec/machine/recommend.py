@@ -34,7 +34,7 @@ from localspec.machine.plans import (
     PlanRequest,
     Room,
 )
-from localspec.machine.shapes import TORCH_NAMES, ModelShape, Precision
+from localspec.machine.shapes import FULL_BYTES, TORCH_NAMES, ModelShape, Precision
 from localspec.options import LoadOptions
 from localspec.speculation import Measurement, best_speedup
 
@@ -279,7 +279,8 @@ def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> CardP
         return CardPart(shape.name, snapshot.cached[shape.name], True, True)
     if shape.name in snapshot.exact:
         return CardPart(shape.name, snapshot.exact[shape.name], True, False)
-    return CardPart(shape.name, shape.published_bytes + SMALL_FILES_BYTES, False, False)
+    published_bytes = shape.num_params * FULL_BYTES["bf16"]  # in 16 bits, as most are
+    return CardPart(shape.name, published_bytes + SMALL_FILES_BYTES, False, False)
 
 
 # -- the gain -------------------------------------------------------------------------------

@@ -252,11 +252,6 @@ class ModelShape:
             row_bytes = self.hidden_size + INT8_ROW_BYTES
         return self.quantised_bytes(precision) + int(self.vocab_size * row_bytes)
 
-    @property
-    def published_bytes(self) -> int:
-        """Of the weights as they are published, in 16 bits."""
-        return self.num_params * FULL_BYTES["bf16"]
-
     def quantised_bytes(self, precision: Precision) -> int:
         """Bytes of the linear layers alone at 8 or 4 bits."""
         if precision == "4-bit":

@@ -60,9 +60,9 @@ class FakeNvml:
         self._maybe_fail("nvmlShutdown")
         self.is_open = False
 
-    def nvmlSystemGetDriverVersion(self) -> bytes:
+    def nvmlSystemGetDriverVersion(self) -> str:
         self._maybe_fail("nvmlSystemGetDriverVersion")
-        return b"580.95.05"  # older bindings answer in bytes
+        return "580.95.05"
 
     def nvmlDeviceGetCount(self) -> int:
         self._maybe_fail("nvmlDeviceGetCount")
