@@ -40,16 +40,14 @@ MAX_CUT_TOKENS = 8  # of the known ids, how many may lie beyond the text
 @dataclass(frozen=True)
 class Start:
     """prompt: all ids before the first new one. begun: those of the reply among them, at its end,
-    which spell `text` and at most half a character more. source: of begun; None for a reply from
-    the start. thinking: of begun, before its text. spelled: both with their marks. has_thought: the
-    prompt before begun opens a thought. lead: of a text that goes on as it stands, its last ids:
-    whether a space stands before the next one depends on them."""
+    which spell its text and at most half a character more. source: of begun; None for a reply from
+    the start. spelled: the thought and the text of begun with their marks. has_thought: the prompt
+    before begun opens a thought. lead: of a text that goes on as it stands, its last ids: whether a
+    space stands before the next one depends on them."""
 
     prompt: tuple[int, ...]
     begun: tuple[int, ...] = ()
-    text: str = ""
     source: Literal["tokens", "text"] | None = None
-    thinking: str = ""
     spelled: str = ""
     has_thought: bool = False
     lead: tuple[int, ...] = ()
@@ -104,9 +102,7 @@ def _continued(
     begun, spelled = found
     if lead:
         lead, spelled = (*lead, *begun), template.spelled(lead) + spelled
-    return Start(
-        (*prompt, *begun), begun, reply.content, source, reply.thinking, spelled, has_thought, lead
-    )
+    return Start((*prompt, *begun), begun, source, spelled, has_thought, lead)
 
 
 def predicted(

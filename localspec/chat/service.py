@@ -118,7 +118,6 @@ class ChatService(LogService):
             seconds=lifecycle.seconds,
             description=lifecycle.loaded,
             notices=notices,
-            session_id=self.journal.session_id,
             num_waiting=self.worker.num_waiting,
             reply=view,
             off=off_now(lifecycle.loaded, stats, lifecycle.was_lost, is_over=is_over),

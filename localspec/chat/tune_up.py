@@ -74,12 +74,8 @@ class TuneUpRun:
 class TuneUp:
     """The result. num_planned: planned runs; a cancelled tune-up has fewer."""
 
-    target: str
-    draft: str | None
-    device: str
     runs: tuple[TuneUpRun, ...]
     num_planned: int
-    seconds: float
 
     @property
     def is_complete(self) -> bool:
@@ -156,12 +152,11 @@ def tune_up(
     clock: Callable[[], float] = time.monotonic,
 ) -> TuneUp:
     """Measure until done or cancelled. report: called with the result so far after each run."""
-    known, began_s = backend.describe(), clock()
-    available = (each.name for each in known.drafters if each.is_available)
+    end_s = clock() + budget_s
+    available = (each.name for each in backend.describe().drafters if each.is_available)
     plan = list(_arms(one_of_each_family(available)))
-    found = TuneUp(known.target, known.draft, known.device, (), len(plan), 0.0)
+    found = TuneUp((), len(plan))
     report(found)
-    end_s = began_s + budget_s
     _run(backend, PROMPTS[0], 0.0, OFF, cancel, clock() + WARM_UP_S, clock)  # the first run is slow
     for number, (sample, temperature, drafter) in enumerate(plan):
         if cancel.is_set():
@@ -170,7 +165,7 @@ def tune_up(
         run = _run(backend, sample, temperature, drafter, cancel, clock() + share_s, clock)
         if cancel.is_set() and run.num_tokens < FEWEST_TOKENS:
             break
-        found = replace(found, runs=(*found.runs, run), seconds=clock() - began_s)
+        found = replace(found, runs=(*found.runs, run))
         report(found)
     return found
 

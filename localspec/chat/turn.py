@@ -111,7 +111,6 @@ class Status:
     seconds: float
     description: Description | None
     notices: tuple[str, ...]
-    session_id: int | None
     num_waiting: int
     reply: TurnView | None
     off: OffReason | None = None

@@ -22,7 +22,7 @@ class Finder:
     """A reply whose tokens are pieces of any size."""
 
     def __init__(self, stops: Sequence[str], begun: str = "") -> None:
-        start, verbatim = Start((), text=begun, spelled=begun), Verbatim()
+        start, verbatim = Start((), spelled=begun), Verbatim()
         self._reply: Any = ReplyText(verbatim, tuple(stops), start, None)  # type: ignore[arg-type]
 
     def push(self, text: str) -> tuple[str, bool]:

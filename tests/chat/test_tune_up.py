@@ -88,8 +88,8 @@ def test_each_available_drafter_is_tried_beside_plain_on_every_kind_and_temperat
 
 def test_it_takes_about_as_long_as_it_may() -> None:
     backend = Timed(speeds=SPEEDS)
-    found = measured(backend, budget_s=10.0)
-    assert 5.0 < backend.now_s < 12.0 and found.seconds == backend.now_s
+    measured(backend, budget_s=10.0)
+    assert 5.0 < backend.now_s < 12.0
 
 
 def test_a_slow_machine_measures_few_tokens_rather_than_none() -> None:
@@ -180,10 +180,10 @@ def test_a_machine_that_slows_down_meanwhile_is_not_held_against_the_drafter() -
         TuneUpRun("code", 0.0, "draft_model", 10, 100.0, 5),
         TuneUpRun("code", 0.0, OFF, 10, 300.0, 0),
     )
-    found = TuneUp("t", "d", "cpu", runs, 3, 1.0)
+    found = TuneUp(runs, 3)
     assert found.gain("draft_model", "code") == 2.0 and found.plain_drift == 3.0
     assert "changed by 200 %" in in_words(found)
-    calm = TuneUp("t", "d", "cpu", (*runs[:2], runs[0]), 3, 1.0)
+    calm = TuneUp((*runs[:2], runs[0]), 3)
     assert calm.plain_drift == 1.0 and "Another program" not in in_words(calm)
 
 
@@ -194,7 +194,7 @@ def test_a_gain_is_a_ratio_of_sums() -> None:
         TuneUpRun("code", 0.0, "draft_model", 30, 150.0, 5),  # twice as fast
         TuneUpRun("code", 0.7, "draft_model", 10, 200.0, 5),  # as fast
     )
-    found = TuneUp("t", "d", "cpu", runs, 4, 1.0)
+    found = TuneUp(runs, 4)
     assert found.gain("draft_model", "code", 0.0) == 2.0
     assert found.gain("draft_model", "code", 0.7) == 1.0
     assert found.gain("draft_model", "code") == (30 * 10 + 10 * 20) / 350
@@ -202,4 +202,4 @@ def test_a_gain_is_a_ratio_of_sums() -> None:
 
 def test_a_drafter_without_its_plain_twin_has_no_gain() -> None:
     runs = (TuneUpRun("code", 0.0, "draft_model", 30, 150.0, 5),)
-    assert TuneUp("t", "d", "cpu", runs, 4, 1.0).gain("draft_model") is None
+    assert TuneUp(runs, 4).gain("draft_model") is None

@@ -24,7 +24,7 @@ from tests.web.conftest import until
 from tests.web.stats.test_figures import LENIENT, OFF, ROW
 
 LOADED = FakeBackend().describe()
-IDLE = Status("ready", "Ready", 3.0, LOADED, (), 1, 0, None)
+IDLE = Status("ready", "Ready", 3.0, LOADED, (), 0, None)
 STATS = TurnStats(
     num_prompt_tokens=10,
     num_output_tokens=50,
@@ -61,7 +61,7 @@ def test_a_pass_without_text_is_a_check_too() -> None:
 
 
 def test_nothing_is_made_up_before_anything_is_known() -> None:
-    loading = Status("loading", "loading the draft", 2.5, None, (), None, 0, None)
+    loading = Status("loading", "loading the draft", 2.5, None, (), 0, None)
     state = live_state(loading)
     assert (state["phase"], state["label"]) == ("loading", "Loading 2 s")
     assert state["facts"] == [("Now", "Loading the draft")]
@@ -236,7 +236,7 @@ def test_the_last_rounds_of_another_drafter_are_said_to_be_its_own() -> None:
 
 
 def test_a_failed_load_shows_its_sentence() -> None:
-    failed = Status("failed", "The folder is missing.", 1.0, None, (), None, 0, None)
+    failed = Status("failed", "The folder is missing.", 1.0, None, (), 0, None)
     state = live_state(failed)
     assert state["phase"] == "failed"
     assert "The folder is missing." in state["notices"]
