@@ -65,30 +65,26 @@ class Selection:
 
     def of_anyone(self, service: ChatService) -> list[Row]:
         """Those of all who asked."""
-        rows = self._scope(service)
-        is_all = self.model == ALL_MODELS and self.since is None and self.until is None
-        return rows if is_all else [row for row in rows if self._includes(row)]
+        begins = [self.since, week_begin() if self.scope == WEEK else None]
+        first = max((str(day) for day in begins if day is not None), default="")
+        last = "9999" if self.until is None else str(self.until)
+        return [
+            row
+            for row in self._scope(service)
+            if self.model in (ALL_MODELS, row["model"])
+            and first <= str(row["started_at_utc"])[:10] <= last
+        ]
 
     def asked(self, rows: Sequence[Row]) -> list[Row]:
         return [row for row in rows if self.source in (ANYONE, row["source"])]
 
     def _scope(self, service: ChatService) -> list[Row]:
-        if self.scope == "all":
+        if self.scope in ("all", WEEK):
             return service.turn_rows()
-        if self.scope == WEEK:
-            begin = week_begin().isoformat()
-            return [row for row in service.turn_rows() if row["started_at_utc"] >= begin]
         if self.scope == "conversation":
             return [] if self.conversation is None else service.turn_rows(self.conversation)
         session_id = service.session_id
         return [] if session_id is None else service.turn_rows(session_id=session_id)
-
-    def _includes(self, row: Row) -> bool:
-        if self.model != ALL_MODELS and row["model"] != self.model:
-            return False
-        day = str(row["started_at_utc"])[:10]
-        after = self.since is None or day >= self.since.isoformat()
-        return after and (self.until is None or day <= self.until.isoformat())
 
 
 def week_begin() -> date:
