@@ -2,29 +2,37 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from localspec.chat.service import ChatService
 from localspec.record.store import Store
-from localspec.web.talk.form import Form, form_html
+from localspec.web.talk.form import Form, defaults, form_html
 from tests.fakes import FakeBackend, session_info
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("drafter", ["auto", "off", "ngram"])
-def test_the_page_starts_with_the_drafter_that_was_asked_for(tmp_path: Path, drafter: str) -> None:
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of a service for which a drafter was asked."""
     from localspec.web.wiring import build_page
 
-    store = Store.open(tmp_path / "localspec.db")
-    service = ChatService(store, session_info, lambda report: FakeBackend(), drafter)
-    blocks = build_page(service).blocks.values()
-    found = next(block for block in blocks if block.elem_id == "ls-form-box")
+    store = Store.open(tmp_path_factory.mktemp("page") / "localspec.db")
+    yield build_page(ChatService(store, session_info, lambda report: FakeBackend(), "ngram"))
     store.close()
-    assert Form.read(found.value) == Form(drafter=drafter)
-    assert f'name="drafter" value="{drafter}"' in found.html_template
+
+
+@pytest.mark.slow
+def test_the_page_starts_with_the_drafter_that_was_asked_for(
+    page: Any, service: ChatService
+) -> None:
+    found = next(block for block in page.blocks.values() if block.elem_id == "ls-form-box")
+    assert Form.read(found.value) == Form(drafter="ngram")
+    for drafter in ("auto", "off", "ngram"):
+        assert f'name="drafter" value="{drafter}"' in found.html_template
+    assert defaults(service, None) == Form(drafter="auto"), "nothing was asked for"
 
 
 def test_every_setting_has_one_field_of_its_name(service: ChatService) -> None:
@@ -34,21 +42,17 @@ def test_every_setting_has_one_field_of_its_name(service: ChatService) -> None:
     assert {name for name, count in names.items() if count > 1} == {"drafter"}
 
 
-def test_the_queue_makes_no_table_of_its_events(service: ChatService) -> None:
+def test_the_queue_makes_no_table_of_its_events(page: Any) -> None:
     """Gradio made one after every event, which took longer than most of ours."""
-    from localspec.web.wiring import build_page
-
-    queue = build_page(service)._queue
+    queue = page._queue
     queue.events_recorded = 1000
     event = {"function": "send", "status": "success", "process_time": 0.1}
     assert queue.compute_analytics_summary([event]) == {"functions": {}}
 
 
-def test_no_component_shows_the_progress_of_an_event(service: ChatService) -> None:
+def test_no_component_shows_the_progress_of_an_event(page: Any) -> None:
     """Gradio copied all that those hold at each step of any event, a long chat at every word."""
-    from localspec.web.wiring import build_page
-
-    events = build_page(service).get_config_file()["dependencies"]
+    events = page.get_config_file()["dependencies"]
     told = [event["show_progress_on"] for event in events if event["backend_fn"]]
     closing = [event for event in events if ("unload" in str(event["targets"]))]
     assert told.count([]) == len(told) - len(closing) > 20
