@@ -25,6 +25,7 @@ FILL = """(text) => {
   box.value = text;
   box.dispatchEvent(new Event('input', {bubbles: true}));
 }"""
+RUNS = "[...document.querySelectorAll('#ls-tv-text .ls-run')].map(run => run.textContent).join('')"
 PWN = "window.__pwned=1"
 FAR = "http://198.51.100.7"
 # One per way in. The first stands in the title of its conversation too.
@@ -95,6 +96,7 @@ def test_check_12_hostile_text_runs_nothing_wherever_it_is_shown(page: Visit, si
         page.page.locator("#ls-chat a.ls-tokens").last.click()
         page.page.wait_for_selector("#ls-tv-text", timeout=WAIT_MS)
         assert_nothing_ran(page, "in the token view")
+        assert page.page.evaluate(RUNS) == stored
         page.page.keyboard.press("Escape")
         open_tab(page, "Stats")
         assert_nothing_ran(page, "in the statistics")
