@@ -143,8 +143,8 @@ def _answer(backend: ServerBackend, request: Request) -> Answered:
 
 
 def _settled(backend: ServerBackend) -> Counters | None:
-    """The counters once they stand still: they follow the end of a reply after some ms. Where others
-    use the server too they may never."""
+    """The counters once they stand still: they follow the end of a reply after some ms. Where
+    others use the server too they may never."""
     found = backend.counters()
     for _ in range(MOST_LOOKS):
         time.sleep(LOOK_S)
