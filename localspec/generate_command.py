@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec.errors import ConfigError, LocalspecError, RequestError, StoreError
+from localspec.errors import ConfigError, RequestError, StoreError
 from localspec.flags import JsonFlag, finish, loading, taking, to_stderr
 from localspec.options import LoadOptions
 
 if TYPE_CHECKING:
-    from localspec.backend import Backend, Chunk, Request
+    from localspec.backend import Backend, Request
     from localspec.chat.local import LocalBackend
     from localspec.record.store import Store
     from localspec.turn_stats import TurnStats
@@ -177,10 +177,10 @@ def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
 
 def collect(backend: Backend, request: Request) -> dict[str, Any]:
     """Run the turn to its end. Raises LocalspecError when it ended in an error."""
-    chunks: list[Chunk] = list(backend.generate(request, threading.Event()))
+    from localspec.backend import chunks_of
+
+    chunks = list(chunks_of(backend, request, threading.Event()))
     last = chunks[-1]
-    if last.finish_reason == "error":
-        raise LocalspecError(last.error or "The engine stopped without saying why.")
     return {
         "text": "".join(chunk.text for chunk in chunks),
         "thinking": "".join(chunk.thinking for chunk in chunks),

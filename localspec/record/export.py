@@ -73,9 +73,13 @@ def export(store: Store, scope: Scope, format: Format, out: Path) -> None:
     if format == "sqlite":
         _replace(out, lambda path: _copy(store, path, scope))
         return
-    write = _WRITERS[format]
     with reading(store, scope) as contents:
-        _replace(out, lambda path: _write_text(path, contents, write))
+
+        def write(path: Path) -> None:
+            with path.open("w", encoding="utf-8", newline="") as file:
+                _WRITERS[format](file, contents)
+
+        _replace(out, write)
 
 
 def _refuse_the_log_itself(store: Store, out: Path) -> None:
@@ -126,11 +130,6 @@ def _replace(out: Path, write: Callable[[Path], None]) -> None:
             f"The export {out} cannot be written: {why or error}. Choose a file in a folder that "
             "exists, may be written and has room."
         ) from error
-
-
-def _write_text(path: Path, contents: Contents, write: Callable[[TextIO, Contents], None]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        write(file, contents)
 
 
 def _write_csv(file: TextIO, contents: Contents) -> None:

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from localspec.errors import RequestError
-from localspec.files import parsed
 from localspec.record.connection import SharedConnection
-from localspec.record.rows import clean
+from localspec.record.rows import clean, json_column
 
 MAX_NAME_LENGTH = 1000  # a model may be called by its path
 Kind = Literal["prompt", "model"]
@@ -60,10 +59,7 @@ def written(settings: Settings) -> str:
 
 def settings_from(text: str | None) -> dict[str, str] | None:
     """The settings of a column; None for what holds none."""
-    try:
-        found = parsed(text or "")
-    except ValueError:
-        return None
+    found = json_column(text)
     if not isinstance(found, dict) or not all(isinstance(one, str) for one in found.values()):
         return None
     return found

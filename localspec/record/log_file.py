@@ -21,7 +21,7 @@ from localspec.backend import Message
 from localspec.config import settings_for
 from localspec.errors import StoreError
 from localspec.record.connection import connect, diagnose, read_only
-from localspec.record.rows import json_column, state_from
+from localspec.record.rows import state_from, text_of
 from localspec.record.store import STATE_KEY
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ def read_replies(database: Path) -> list[LoggedReply]:
     ones, and replies that another one continues, are left out."""
     with reading(database) as db:
         deleted, left_out = _left_out(db)
-        rows = {row["id"]: row for row in db.execute(MESSAGES)}
+        rows = {row["id"]: dict(row) for row in db.execute(MESSAGES)}
         systems = {row["message_id"]: row["system_prompt"] for row in db.execute(SYSTEM_PROMPTS)}
     found = []
     for row in rows.values():
@@ -88,7 +88,7 @@ def read_replies(database: Path) -> list[LoggedReply]:
         if before and before[-1].role == "user" and before[-1].content.strip():
             system = systems.get(row["id"])
             opening = (Message("system", system),) if system else ()
-            found.append(LoggedReply(row["conversation_id"], (*opening, *before), _text(row)))
+            found.append(LoggedReply(row["conversation_id"], (*opening, *before), text_of(row)))
     return found
 
 
@@ -102,18 +102,13 @@ def _left_out(db: sqlite3.Connection) -> tuple[set[int], set[int]]:
     return {row[0] for row in db.execute(DELETED)}, replies
 
 
-def _branch(rows: dict[int, sqlite3.Row], message_id: int | None) -> tuple[Message, ...]:
+def _branch(rows: dict[int, dict[str, Any]], message_id: int | None) -> tuple[Message, ...]:
     branch = list[Message]()
     while message_id is not None:
         row = rows[message_id]
-        branch.append(Message(row["role"], _text(row)))
+        branch.append(Message(row["role"], text_of(row)))
         message_id = row["parent_id"]
     return tuple(reversed(branch))
-
-
-def _text(row: sqlite3.Row) -> str:
-    exact = json_column(row["text_exact"])
-    return exact if isinstance(exact, str) else str(row["text"])
 
 
 # the file

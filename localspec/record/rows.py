@@ -225,11 +225,15 @@ def bind(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def message_from(row: Mapping[str, Any]) -> StoredMessage:
     fields = {name: value for name, value in row.items() if name not in LEFT_OUT_OF_MESSAGES}
-    exact = json_column(row["text_exact"])
-    text = exact if isinstance(exact, str) else row["text"]
     flags = {"is_logged": bool(row["is_logged"]), "is_edited": bool(row["is_edited"])}
-    texts = {"text": text, "thinking": row["thinking"] or ""}
+    texts = {"text": text_of(row), "thinking": row["thinking"] or ""}
     return StoredMessage(**{**fields, **flags, **texts})
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+    """As it was before it was made safe for SQLite."""
+    exact = json_column(message["text_exact"])
+    return exact if isinstance(exact, str) else str(message["text"])
 
 
 def conversation_from(row: Mapping[str, Any]) -> Conversation:
