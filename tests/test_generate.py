@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from localspec import cli, generate_command
 from localspec.backend import Chunk, Message, Request
+from localspec.chat.local import LocalBackend
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.config import settings_for
 from localspec.core import AUTO, OFF, SamplingParams
@@ -69,6 +70,13 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
     return LoadOptions(model=str(folder), context=256, dtype="float32")
 
 
+@pytest.fixture(scope="module")
+def backend(options: LoadOptions, tmp_path_factory: pytest.TempPathFactory) -> LocalBackend:
+    """The model once, for tests that are about its replies and measure nothing."""
+    home = tmp_path_factory.mktemp("home")
+    return open_local_backend(replace(options, home=home), None, lambda phrase: None)
+
+
 @pytest.fixture(autouse=True)
 def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are measured in one round each: what they are does not matter here."""
@@ -81,7 +89,9 @@ def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("localspec.config.default_home", lambda: tmp_path / "home")
 
 
-def test_reply_is_plain_json_data_of_fixed_form(options: LoadOptions) -> None:
+def test_reply_is_plain_json_data_of_fixed_form(
+    options: LoadOptions, backend: LocalBackend
+) -> None:
     request = Request(HELLO, max_tokens=12, drafter="ngram", num_draft_tokens=3)
     found = json.loads(json.dumps(answer(options, request), allow_nan=False))
     assert set(found) == {
@@ -90,7 +100,7 @@ def test_reply_is_plain_json_data_of_fixed_form(options: LoadOptions) -> None:
     assert set(found["stats"]) >= STATS_KEYS
     assert len(found["tokens"]) == len(found["provenance"]) == found["stats"]["num_output_tokens"]
     assert found["stats"]["speedup"] is None  # nothing was measured for a fixed choice
-    plain = answer(options, Request(HELLO, max_tokens=12, drafter=OFF))
+    plain = collect(backend, Request(HELLO, max_tokens=12, drafter=OFF))
     assert found["tokens"] == plain["tokens"] and found["text"] == plain["text"]
     assert plain["stats"]["acceptance_rate"] is None
 
@@ -150,7 +160,6 @@ def test_auto_measures_first_and_a_home_keeps_it(
     state = store.load_state(STATE_KEY)
     store.close()
     assert state
-    from localspec.chat.local import LocalBackend
 
     def measured_again(*_: Any) -> Any:
         pytest.fail("what was measured before was not taken up")
@@ -168,12 +177,12 @@ def test_auto_measures_first_and_a_home_keeps_it(
     ],
 )
 def test_a_reply_says_how_it_was_checked(
-    options: LoadOptions, checking: str, workload: str, is_exact: bool, note: str
+    backend: LocalBackend, checking: str, workload: str, is_exact: bool, note: str
 ) -> None:
     decision = decide(load_workloads(), workload, checking, "hello")
     sampling = SamplingParams(leniency=decision.leniency)
     request = Request(HELLO, sampling, max_tokens=12, drafter="ngram", num_draft_tokens=3)
-    found = labelled(answer(options, request), decision)
+    found = labelled(collect(backend, request), decision)
     found = json.loads(json.dumps(found, allow_nan=False))
     assert (found["stats"]["exact"], found["workload"]) == (is_exact, workload)
     assert found["label"].startswith("exact" if is_exact else "lenient: ")
@@ -270,12 +279,12 @@ def test_a_text_is_continued_by_a_flag(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert [options.raw for options in found] == [True, False]
 
 
-def test_a_text_that_is_continued_is_all_that_the_model_reads(options: LoadOptions) -> None:
-    def prompt_of(asked: LoadOptions) -> int:
-        backend = open_local_backend(asked, None, lambda phrase: None)
-        return backend.count_tokens((Message("user", "abc"),))
-
-    assert prompt_of(replace(options, raw=True)) < prompt_of(options)
+def test_a_text_that_is_continued_is_all_that_the_model_reads(
+    options: LoadOptions, backend: LocalBackend
+) -> None:
+    raw = open_local_backend(replace(options, raw=True), None, lambda phrase: None)
+    said, chatted = (one.count_tokens((Message("user", "abc"),)) for one in (raw, backend))
+    assert said < chatted
 
 
 def test_a_profile_in_ones_home_is_lenient_and_a_flag_overrides_it(

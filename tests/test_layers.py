@@ -129,7 +129,7 @@ def imports_of(tree: ast.Module) -> Iterator[str]:
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             waiting += node.orelse
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -207,13 +207,13 @@ def test_the_worker_ends_when_the_app_is_gone(hub: HubStub, environment: dict[st
     assert worker.wait(30) != 0
 
 
-def test_a_dropped_download_says_so_and_keeps_what_arrived(
+def test_a_download_that_fails_says_so_and_keeps_what_arrived(
     downloads: Downloads, hub: HubStub
 ) -> None:
-    hub.fault = "closed"
+    hub.fault = "short"  # one that the hub's client does not try again seconds later
     downloads.ask(MODEL)
     failed = wait(lambda: (found := downloads.find(MODEL)) and found.state == "failed" and found)
-    assert failed.fault.code == "dropped"
+    assert failed.fault.code == "wrong_size"
     assert 0.4 * failed.num_bytes < failed.have_bytes < 0.7 * failed.num_bytes
 
 
