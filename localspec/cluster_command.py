@@ -22,7 +22,6 @@ import typer
 from localspec.errors import ConfigError, SetupError
 from localspec.flags import JsonFlag, finish, loading_only, to_stderr
 from localspec.machine.cluster import (
-    WITH_MODEL,
     ClusterCommand,
     Method,
     Program,
@@ -85,7 +84,6 @@ def cluster(
     hardware = probe()
     profiles = load_profiles(settings_for(options.home).profile_folders)
     target = find_model(model, profiles)
-    drafter = find_model(draft, profiles) if draft and chosen in WITH_MODEL else None
     learnt = measurements(learnt_states(options.home), context)
     length, why = _length_of(target, chosen, num_draft_tokens, learnt)
     wanted = Wanted(
@@ -95,7 +93,7 @@ def cluster(
         num_draft_tokens=length,
         context_length=min(context, target.shape.context_length),
         precision=full_precision(dtype, hardware),
-        drafter=None if drafter is None or draft is None else _part(draft, drafter),
+        drafter=None if draft is None else _part(draft, find_model(draft, profiles)),
         num_sequences=sequences,
         host=host,
         port=port,

@@ -149,6 +149,18 @@ def test_the_precision_is_what_the_machine_computes_in_unless_another_is_asked_f
     assert command[command.index("--dtype") + 1] == written
 
 
+def test_a_draft_for_a_method_that_has_none_is_refused() -> None:
+    """It was passed over without a word."""
+    from typer.testing import CliRunner
+
+    from localspec.cli import app
+
+    words = ["cluster", "--model", "localspec/demo", "--draft", "localspec/demo"]
+    refused = CliRunner().invoke(app, [*words, "--method", "ngram"])
+    assert isinstance(refused.exception, ConfigError)
+    assert "Leave --draft out" in str(refused.exception)
+
+
 def test_a_program_that_does_not_start_is_explained() -> None:
     made = ClusterCommand((sys.executable, "-c", "exit(7)"), {}, "http://127.0.0.1:9", GpuLayout())
     with pytest.raises(SetupError, match="exit code 7"):
