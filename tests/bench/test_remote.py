@@ -33,6 +33,12 @@ def pair(pair_of_file: tuple[Stub, Stub]) -> tuple[Stub, Stub]:
     return pair_of_file
 
 
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub counts a reply before it ends it."""
+    monkeypatch.setattr("localspec.bench.remote.LOOK_S", 0.0)
+
+
 def measured(*stubs: Stub, **more: Any) -> dict[str, Any]:
     usual = {"prompts": PROMPTS, "concurrencies": [1, 3], "max_tokens": 8, "temperature": 0.0}
     servers = [RemoteServer(stub.url) for stub in stubs]
@@ -79,7 +85,7 @@ def test_counters_that_never_stand_still_hold_up_no_test(
         return told()
 
     monkeypatch.setattr(pair[0], "metrics", moved)
-    monkeypatch.setattr("localspec.bench.remote.LOOK_S", 0.0)
+    monkeypatch.setattr("localspec.bench.remote.MOST_LOOKS", 3)
     row = measured(pair[0], concurrencies=[1])["rows"][0]
     assert row["num_failed"] == 0 and row["num_draft_tokens"] is None
 
