@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -35,18 +36,24 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 SURROGATE = "a\ud83d b\0"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sessions, two conversations; the second session goes on in the first conversation."""
-    opened = open_store(tmp_path / "home")
-    finish(opened, begin(opened, "alpha-question"), "alpha-answer")
-    finish(opened, begin(opened, "beta-question"), "beta-answer")
-    asked = opened.add_message(
-        1, opened.conversations()[0].tip_message_id, "user", "gamma-question"
-    )
-    finish(opened, opened.begin_turn(2, 1, asked, SETTINGS), "gamma-answer")
-    yield opened
-    opened.close()
+    folder = tmp_path_factory.mktemp("written")
+    with closing(open_store(folder)) as store:
+        finish(store, begin(store, "alpha-question"), "alpha-answer")
+        finish(store, begin(store, "beta-question"), "beta-answer")
+        tip = store.conversations()[0].tip_message_id
+        asked = store.add_message(1, tip, "user", "gamma-question")
+        finish(store, store.begin_turn(2, 1, asked, SETTINGS), "gamma-answer")
+    return folder
+
+
+@pytest.fixture
+def store(written: Path, tmp_path: Path) -> Iterator[Store]:
+    """A copy of that log, open."""
+    with closing(open_store(shutil.copytree(written, tmp_path / "home"))) as opened:
+        yield opened
 
 
 def csv_rows(path: Path) -> list[dict[str, str]]:
