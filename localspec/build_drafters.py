@@ -23,8 +23,7 @@ from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
 from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
-from localspec.formats.folder_files import check_folder, name_of, weight_files
-from localspec.formats.lengths import longest_of
+from localspec.formats.folder_files import check_folder, longest_of, name_of, weight_files
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.hardware import gib
 from localspec.machine.plans import GRAPHS_BYTES

@@ -17,8 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.errors import ConfigError, MemoryShortage, ModelError
-from localspec.formats.folder_files import check_folder, name_of, require_tokenizer, weight_files
-from localspec.formats.lengths import longest_of
+from localspec.formats.folder_files import (
+    check_folder,
+    longest_of,
+    name_of,
+    require_tokenizer,
+    weight_files,
+)
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.hardware import (
     Hardware,

@@ -10,6 +10,7 @@ Not here: reading the weights (forward.weights), what a header says (safetensors
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,9 @@ NO_MODELS = {
         "layout of transformers, with config.json, or as GGUF."
     ),
 }
+# The families' names for the most tokens that a model takes, the usual one first.
+LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len",
+                "seq_length", "n_ctx")  # fmt: skip
 CLASSIFIERS = ("ForSequenceClassification']", "ForTokenClassification']")  # one, as a list
 
 
@@ -219,3 +223,14 @@ def read_config_json(folder: Path) -> dict[str, Any]:
     if not isinstance(config.get("text_config") or {}, dict):
         raise ModelError(f"The text_config in {path} is no JSON object. Fetch the file again.")
     return config
+
+
+def longest_of(config: Mapping[str, Any]) -> int | None:
+    """The most tokens that a config.json says the model takes, in the part that reads text; None
+    where it does not say."""
+    for part in (config, config.get("text_config") or {}):
+        found = (part.get(name) for name in LENGTH_NAMES)
+        length = next((each for each in found if isinstance(each, int) and each > 0), None)
+        if length is not None:
+            return length
+    return None

@@ -27,6 +27,7 @@ from localspec.formats.attention import (
 from localspec.formats.folder_files import (
     check_folder,
     gguf_file,
+    longest_of,
     name_of,
     read_config_json,
     require_tokenizer,
@@ -34,7 +35,6 @@ from localspec.formats.folder_files import (
 )
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
-from localspec.formats.lengths import longest_of
 from localspec.formats.native import SIZED, TOWERS, why_not_native
 from localspec.formats.safetensors_file import tensor_bytes, tensor_shapes
 from localspec.formats.stored import stored_of

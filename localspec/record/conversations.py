@@ -1,4 +1,4 @@
-"""The list of conversations: searched, renamed, pinned, deleted, restored, imported.
+"""The list of conversations and its folders: searched, renamed, deleted, restored, imported.
 
 Contract: the newest message decides the order, by its number and not by its time, so that a changed
 clock does not reorder the list. A deleted conversation is out of every list, export and statistic
@@ -29,6 +29,7 @@ from localspec.record.rows import (
     message_from,
     now,
     text_columns,
+    visible_line,
 )
 from localspec.record.unlogged import UnloggedTexts
 
@@ -62,6 +63,15 @@ class Imported:
 
     conversation: Conversation
     messages: tuple[StoredMessage, ...]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """is_collapsed: its conversations are not shown in the list."""
+
+    id: int
+    name: str
+    is_collapsed: bool = False
 
 
 class ConversationList:
@@ -193,6 +203,36 @@ class ConversationList:
     def _texts(self, tables: Tables, message_ids: Sequence[int]) -> dict[int, str]:
         texts = {row["id"]: row["text"] for row in _by_id(tables, "id, text", message_ids)}
         return {one: self._unlogged.texts.get(one, text) for one, text in texts.items()}
+
+
+class Folders:
+    """Of the list. One that is deleted gives its conversations back to the top of it."""
+
+    def __init__(self, db: SharedConnection) -> None:
+        self._db = db
+
+    def all(self) -> list[Folder]:
+        """By name."""
+        rows = self._db.rows("SELECT * FROM folder ORDER BY name COLLATE NOCASE, id")
+        return [Folder(row["id"], row["name"], bool(row["is_collapsed"])) for row in rows]
+
+    def add(self, name: str) -> int:
+        """The new id. Raises RequestError for an empty name."""
+        return self._db.insert("folder", {"name": visible_line(name, "name")})
+
+    def rename(self, folder_id: int, name: str) -> None:
+        """Raises RequestError for an empty name."""
+        self._db.update("folder", folder_id, {"name": visible_line(name, "name")})
+
+    def fold(self, folder_id: int, is_collapsed: bool) -> None:
+        self._db.update("folder", folder_id, {"is_collapsed": int(is_collapsed)})
+
+    def delete(self, folder_id: int) -> None:
+        with self._db.writing() as tables:
+            tables.execute(
+                "UPDATE conversation SET folder_id = NULL WHERE folder_id = ?", folder_id
+            )
+            tables.delete("folder", folder_id)
 
 
 def _by_id(tables: Tables, columns: str, ids: Sequence[int]) -> list[dict[str, Any]]:

@@ -27,8 +27,7 @@ from localspec.errors import StoreError
 from localspec.record import queries
 from localspec.record.api_keys import ApiKeys
 from localspec.record.connection import BUSY_TIMEOUT_MS, SharedConnection, Tables
-from localspec.record.conversations import ConversationList
-from localspec.record.folders import Folders
+from localspec.record.conversations import ConversationList, Folders
 from localspec.record.kept_settings import KeptSettings
 from localspec.record.message_tree import MessageTree, check_belongs
 from localspec.record.opening import create_private, open_log

@@ -14,8 +14,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
 from localspec.chat.service import clean
-from localspec.record.conversations import ConversationRow
-from localspec.record.folders import Folder
+from localspec.record.conversations import ConversationRow, Folder
 from localspec.web.markup import macros
 
 MAX_SHOWN_CONVERSATIONS = 200

@@ -13,7 +13,7 @@ import pytest
 
 from localspec.chat.service import ChatService
 from localspec.record.conversations import ConversationRow as Row
-from localspec.record.folders import Folder
+from localspec.record.conversations import Folder
 from localspec.record.store import Store
 from localspec.web.talk.commands import Command
 from localspec.web.talk.form import Form, panel
