@@ -20,7 +20,7 @@ from tests.gguf_files import write_gguf
 from tests.tiny import CPU
 
 MIB = 2**20
-SCRATCH_BYTES = 64 * MIB  # of the kernels and the allocator, whatever the model's size
+SCRATCH_BYTES = 40 * MIB  # of the kernels and the allocator, whatever the model's size
 LOADED = """
 import ctypes, re, sys, torch
 from pathlib import Path
@@ -79,7 +79,7 @@ def most_held(*folders: Path) -> list[int]:
 
 def bytes_in_fp32(module: Any) -> int:
     weight_bytes: int = 4 * sum(each.numel() for each in module.state_dict().values())
-    assert weight_bytes > 3 * SCRATCH_BYTES
+    assert weight_bytes > 2 * SCRATCH_BYTES, "half of it would pass for scratch"
     return weight_bytes
 
 
@@ -91,9 +91,9 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     weights in fp32. What stays in 4 bits is an eighth of them; as numbers of their own, which is
     how they are read, they would be all of them."""
     saved(tmp_path / "small", torch.float32, 2, 512, is_tied=False)
-    large = saved(tmp_path / "large", torch.float32, 16, 512, is_tied=False)
+    large = saved(tmp_path / "large", torch.float32, 8, 512, is_tied=False)
     ggufs = {kind: [saved_gguf(tmp_path / f"{kind} {num_layers}", num_layers, kind)
-             for num_layers in (2, 24)] for kind in ("Q8_0", "Q4_0")}  # fmt: skip
+             for num_layers in (2, 12)] for kind in ("Q8_0", "Q4_0")}  # fmt: skip
     folders = [folder for pair in ggufs.values() for folder, _ in pair]
     dense, unpacked, in_4_bits = most_held(tmp_path / "small", tmp_path / "large", *folders)
     of_gguf = bytes_in_fp32(ggufs["Q8_0"][-1][1])
