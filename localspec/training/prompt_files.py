@@ -43,9 +43,10 @@ def read_prompts(path: Path) -> list[TrainingPrompt]:
 def shipped_prompts(count: int, seed: int) -> list[TrainingPrompt]:
     """The first `count` of the prompts that ship with localspec, or all of them. seed: of their
     order; DEFAULT_SEED keeps the file's."""
-    found = read_prompts(SHIPPED) if count else []
-    if seed != DEFAULT_SEED:
-        Random(seed).shuffle(found)
+    if seed == DEFAULT_SEED:
+        return read_prompt_rows(SHIPPED, _prompt, FORMS, count)
+    found = read_prompts(SHIPPED)
+    Random(seed).shuffle(found)
     return found[:count]
 
 
