@@ -29,8 +29,8 @@ QUICK = ["--minutes", "0.003", "--answer-minutes", "1", "--max-answer-length", "
 
 @pytest.fixture(autouse=True)
 def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step of training takes a hundredth of a second, however busy the machine is."""
-    now = itertools.count(step=0.01)
+    """A step of training takes a fiftieth of a second, however busy the machine is."""
+    now = itertools.count(step=0.02)
     clock = SimpleNamespace(monotonic=lambda: next(now))
     monkeypatch.setattr("localspec.training.train_loop.time", clock)
 
