@@ -109,7 +109,7 @@ def start(arguments: argparse.Namespace) -> None:
         if arguments.no_log_text:
             service.store.logs_text = False
         if arguments.log_text:
-            service.keep_text(True)
+            service.store.keep_text(True)
         serve(
             service,
             arguments.host,

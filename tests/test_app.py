@@ -123,7 +123,7 @@ def test_the_parts_are_put_together_as_the_flags_say(
     assert seen["home"] == tmp_path / "localspec.db"
     assert seen["backend"] == "the backend"
     assert seen["drafter"] == "off", "the page starts with the drafter that was asked for"
-    assert not seen["service"].logs_text
+    assert not seen["service"].store.logs_text
     wanted = LoadOptions(model="m", drafter="off", context=4096, heads=("h",), home=tmp_path)
     assert seen["options"] == wanted == seen["service"].options
     module, _, name = str(seen["function"]).partition(":")

@@ -179,15 +179,6 @@ class LogService:
         """This session's number in the log; None before its first turn."""
         return self.journal.session_id
 
-    @property
-    def logs_text(self) -> bool:
-        """False: texts are not written to the disk; this session keeps them in memory."""
-        return self.store.logs_text
-
-    def keep_text(self, is_wanted: bool) -> None:
-        """Switch the writing of texts on or off, also for later starts."""
-        self.store.keep_text(is_wanted)
-
     def flush(self, wait_s: float = COMMIT_WAIT_S) -> bool:
         """Wait until everything due was written; False where something could not be."""
         return self.journal.flush(wait_s)

@@ -148,11 +148,6 @@ class Worker:
         return [*self.running, *waiting]
 
     @property
-    def current(self) -> Reply | Task | None:
-        """What runs, of several replies the oldest."""
-        return next(iter(self.running), self.task)
-
-    @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 

@@ -233,7 +233,7 @@ def test_without_logging_no_text_reaches_the_disk_and_the_session_has_it_all(
 ) -> None:
     monkeypatch.setattr("localspec.chat.worker.CHECKPOINT_S", 0.0)
     service, backend = open_service(tmp_path, SECRET)
-    service.keep_text(False)
+    service.store.keep_text(False)
     handle = quiet_talk(service)
     assert_unwritten(tmp_path)
     assert texts(service, handle) == ["Say mellon", "Three rings!"]
@@ -261,7 +261,7 @@ def test_without_logging_the_statistics_stay(tmp_path: Path) -> None:
     rows = []
     for is_wanted in (True, False):
         service, _ = open_service(tmp_path / str(is_wanted), SECRET)
-        service.keep_text(is_wanted)
+        service.store.keep_text(is_wanted)
         ask(service, "mellon")
         (row,) = service.store.turn_rows()
         assert len(service.store.step_rows(row["turn_id"])) == row["num_steps"] > 1
@@ -275,16 +275,16 @@ def test_the_switch_is_remembered_and_later_conversations_are_empty_of_text(
 ) -> None:
     service, _ = open_service(tmp_path, SECRET)
     written = ask(service, "written").handle
-    service.keep_text(False)
+    service.store.keep_text(False)
     quiet_talk(service)
     ask(service, "Three rings more", written)
     close(service)
     again, _ = open_service(tmp_path, SECRET)
-    assert not again.logs_text
+    assert not again.store.logs_text
     assert titles(again) == ["written"]  # of the other one nothing is left to read
     shown = again.messages(written)
     assert [one.text for one in shown] == ["written", SECRET.reply, "", ""]
-    again.keep_text(True)
+    again.store.keep_text(True)
     ask(again, "mellon again")
     close(again)
     third = Store.open(tmp_path / "localspec.db")
@@ -305,7 +305,7 @@ def test_logging_switched_off_in_the_middle_of_a_reply_takes_its_text_along(
     close(service)
     again, _ = open_service(tmp_path, FAST)
     assert texts(again, reply.handle) == ["hi", ""]
-    assert again.logs_text  # it was for that run only
+    assert again.store.logs_text  # it was for that run only
     close(again)
 
 

@@ -83,7 +83,7 @@ def test_stop_and_closing_the_page_end_the_race(site: Site, visit: Open) -> None
     one.click("#ls-race-start")
     one.wait_for_selector(".ls-lane[data-phase=writing]")
     one.close()
-    until(lambda: site.service.worker.current is None)
+    until(lambda: site.service.worker.task is None)
 
 
 def test_a_wrong_number_of_tokens_is_said_and_nothing_runs(page: Visit, site: Site) -> None:
