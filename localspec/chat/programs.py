@@ -4,25 +4,37 @@ Contract: `answer` queues a reply among those of the pages, with the same engine
 exactness. At most `most_waiting` of all replies may wait. Each conversation is logged under the
 source of programs and is in no page's list. `stop` ends a reply within one round.
 
-Not here: the interfaces by which programs ask (api), what of a conversation is new to the log
-(logged_history).
+`place` finds the longest beginning of a request's conversation that was logged, and makes the turn
+that follows there with the messages after it alone, so that the log grows with what is new. A
+history that was changed becomes a branch, another reply to the same messages a reply beside the
+first. A request without earlier messages begins a conversation, however alike to another it is. So
+does one that is not among the newest conversations (record.message_tree), or the MOST_ALIKE newest
+that begin alike, or was logged without its texts by an earlier process. What is to be found must
+have been written.
+
+Not here: the interfaces by which programs ask (api), writing turns (journal).
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from localspec.backend import Description, Request
-from localspec.chat.logged_history import asked_in, place
+from localspec.backend import Description, Message, Request, Role
+from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.service import ChatService
+from localspec.chat.titles import title_of
 from localspec.chat.turn import Reply, ReplySettings, decided, shared
-from localspec.errors import EngineLost, QueueFull, RequestError
-from localspec.record.rows import API
+from localspec.errors import EngineLost, QueueFull, RequestError, StoreError
+from localspec.record.rows import API, StoredMessage
+from localspec.record.store import Store
 from localspec.workloads import AS_SET
 
 MOST_WAITING = 32
+MOST_ALIKE = 64  # conversations that begin with one text
 
 
 class ProgramService:
@@ -55,7 +67,7 @@ class ProgramService:
             with suppress(EngineLost):  # the next engine checks it
                 self.service.check(request)
             self.service.flush()  # a reply that has just ended is found in the log
-            reply = Reply(place(self.service.store, API, request), settings, request)
+            reply = Reply(place(self.service.store, request), settings, request)
             self.service.journal.add(reply.pending)
             self.service.worker.queue(reply)
             return reply
@@ -79,3 +91,105 @@ class ProgramService:
         """How long a reply takes, by the one that ended last."""
         latest = self.service.latest
         return 1.0 if latest is None else latest.view.seconds
+
+
+# which messages of a request are in the log already
+
+
+def place(store: Store, request: Request) -> PendingTurn:
+    """The turn to be queued. The log keeps a system prompt with the turn."""
+    is_system_apart = request.system_prompt != "" and len(request.messages) > 1
+    messages = request.messages[int(is_system_apart) :]
+    system_prompt = request.system_prompt if is_system_apart else ""
+    found = list[StoredMessage]()
+    if len(messages) > 1:
+        with suppress(StoreError):  # what cannot be found now is logged once more
+            found = _logged(store, system_prompt, messages)
+    if not found:
+        title = title_of(asked_in(messages))
+        return _turn(OpenConversation(0, title, source=API), messages)
+    last, stored_id = found[-1], found[-1].conversation_id
+    conversation = OpenConversation(stored_id, "", stored_id, source=API)
+    rest = messages[len(found) :]
+    if not rest:
+        return _turn(conversation, messages[-1:], prompt_id=last.id)
+    return _turn(conversation, rest, parent_id=last.id)
+
+
+def _logged(store: Store, system_prompt: str, messages: Sequence[Message]) -> list[StoredMessage]:
+    """The longest logged beginning of these messages, of equals the newest."""
+    best = list[StoredMessage]()
+    firsts = store.message_tree.beginnings(API, _as_logged(messages[0]).content)
+    for stored_id in dict.fromkeys([first.conversation_id for first in firsts][:MOST_ALIKE]):
+        found = store.conversation(stored_id)
+        if found is not None and (found.system_prompt or "") == system_prompt:
+            best = max(best, _path(store.messages(stored_id), messages), key=len)
+        if len(best) >= len(messages) - 1:  # all that was said before: the usual case
+            break
+    return best
+
+
+def _path(stored: Sequence[StoredMessage], messages: Sequence[Message]) -> list[StoredMessage]:
+    """The longest path from a first message on that these messages say."""
+    below, by_id = (
+        defaultdict[int | None, list[StoredMessage]](list),
+        {one.id: one for one in stored},
+    )
+    for one in stored:
+        below[one.parent_id].append(one)
+    level, next_level = list[StoredMessage](), below[None]
+    for message in messages:
+        next_level = [one for one in next_level if _is_said(one, message)]
+        if not next_level:
+            break
+        level, next_level = next_level, [child for one in next_level for child in below[one.id]]
+    path = level[-1:]
+    while path and path[0].parent_id is not None:
+        path.insert(0, by_id[path[0].parent_id])
+    return path
+
+
+def _is_said(stored: StoredMessage, message: Message) -> bool:
+    """Whether the log has this message so. Calls of tools are no text for a program; a text that
+    was not logged is empty."""
+    logged = _as_logged(message)
+    if stored.role != logged.role or stored.state == "draft":
+        return False
+    if not stored.is_logged and not stored.text:
+        return False
+    if message.tool_calls:
+        return all(call.name in stored.text for call in message.tool_calls)
+    if message.role == "assistant":
+        return stored.text.strip() == message.content.strip()
+    return stored.text == logged.content
+
+
+def _turn(
+    conversation: OpenConversation,
+    messages: Sequence[Message],
+    parent_id: int | None = None,
+    prompt_id: int | None = None,
+) -> PendingTurn:
+    """Answers the last of these messages; the others are stored before it."""
+    *history, asked = map(_as_logged, messages)
+    return PendingTurn(
+        conversation,
+        asked.content,
+        parent_id,
+        prompt_id=prompt_id,
+        role=asked.role,
+        history=tuple(history),
+    )
+
+
+def _as_logged(message: Message) -> Message:
+    """The log has no tools: their answers are the person's, calls are text."""
+    role: Role = "user" if message.role == "tool" else message.role
+    calls = [f"{call.name}({call.arguments})" for call in message.tool_calls]
+    return Message(role, "\n".join(text for text in (message.content, *calls) if text))
+
+
+def asked_in(messages: Sequence[Message]) -> str:
+    """The person's newest message."""
+    asked = (message.content for message in reversed(messages) if message.role == "user")
+    return next(asked, "")
