@@ -81,12 +81,18 @@ def test_a_folder_that_is_no_head_is_named_with_its_reason(target: Path, tmp_pat
     assert "train medusa" in (reason_of(backend, "medusa") or "")
 
 
-def test_a_head_of_another_target_is_a_reason_and_the_chat_goes_on(
+def test_heads_that_were_named_and_cannot_be_used_are_said_and_the_chat_goes_on(
     target: Path, tmp_path: Path
 ) -> None:
+    """They were passed over without a word, and another drafted in their place."""
     write_misfit(tmp_path / "head")
-    backend = opened(target, tmp_path / "head")
+    (tmp_path / "odd").mkdir()
+    backend = opened(target, tmp_path / "head", tmp_path / "odd")
     assert "hidden_size" in (reason_of(backend, "medusa") or "")
+    notices = backend.describe().notices
+    assert any("hidden_size" in notice for notice in notices)
+    assert any("no head at" in notice for notice in notices)
+    assert not any("EAGLE" in notice for notice in notices), "of kinds that were not named nothing"
     assert text_of(backend, "ngram") == text_of(backend, "off")
 
 
@@ -173,18 +179,6 @@ def test_a_drafter_that_fails_in_a_way_of_its_own_does_not_end_the_start(
     backend = opened(target)
     assert "TypeError: a number of another kind" in (reason_of(backend, "lookahead") or "")
     assert text_of(backend, "ngram") == text_of(backend, "off")
-
-
-def test_a_head_that_was_named_and_cannot_be_used_is_said_at_the_start(
-    target: Path, tmp_path: Path
-) -> None:
-    """It was passed over without a word, and another drafted in its place."""
-    write_misfit(tmp_path / "head")
-    (tmp_path / "odd").mkdir()
-    notices = opened(target, tmp_path / "head", tmp_path / "odd").describe().notices
-    assert any("hidden_size" in notice for notice in notices)
-    assert any("no head at" in notice for notice in notices)
-    assert not any("EAGLE" in notice for notice in notices), "of kinds that were not named nothing"
 
 
 def test_a_draft_that_was_named_and_cannot_be_used_is_said_at_the_start(
