@@ -25,7 +25,7 @@ from safetensors import safe_open
 
 from localspec.errors import ModelError
 from localspec.formats.folder_files import weight_files
-from localspec.formats.safetensors_file import check_safetensors
+from localspec.formats.safetensors_file import tensor_shapes as shapes_in
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import HeadParts, HeadShape, Layer, Network
 from localspec.forward.heads.files import (
@@ -154,12 +154,7 @@ def _layout(shape: HeadShape) -> TensorLayout:
 
 def _files_by_name(folder: Path) -> dict[str, Path]:
     """The file of every tensor, by its name, from the files' own headers. Raises ModelError."""
-    found = dict[str, Path]()
-    for file in weight_files(folder):
-        check_safetensors(file)
-        with safe_open(file, framework="pt") as opened:
-            found.update(dict.fromkeys(opened.keys(), file))
-    return found
+    return {name: file for file in weight_files(folder) for name in shapes_in(file)}
 
 
 def _read_first(files: Mapping[str, Path]) -> dict[str, torch.Tensor]:
