@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -217,8 +218,7 @@ class ChunkedDraft:
     def use(self, model: Decoder) -> None:
         """Draft with this model from now on; its graphs are made anew."""
         self.model = model
-        self._store = GraphStore[_Key, Recording[StaticChunk]](self._pool)
-        self._uncaptured: dict[_Key, Recording[StaticChunk]] = {}
+        self._store = GraphStore[_Key, StaticChunk](self._pool)
         self._windows: dict[int, tuple[Window, ...]] = {}
 
     @property
@@ -310,7 +310,8 @@ class ChunkedDraft:
             seen = indices([*{*sequence.tokens, *draft.tokens}], self.model.device)
             buffers.seen.zero_().index_fill_(0, seen, True)
         for size in _sizes(count):
-            ready = self._ready(_Key(cuts, self._bucket(draft), size))
+            key = _Key(cuts, self._bucket(draft), size)
+            ready = self._store.captured_or(key, partial(self._chunk, key))
             if sequence.sampling.temperature > 0.0:  # greedy, any numbers serve
                 places = range(done, done + size)
                 buffers.noise[:size].copy_(noise_after(sequence, places, self.model.device))
@@ -327,22 +328,13 @@ class ChunkedDraft:
         end = len(draft.sequence.tokens) + draft.plan.num_draft_tokens
         return next(each for each in buckets(self.model.cache.shape.capacity) if each >= end)
 
-    def _ready(self, key: _Key) -> Recording[StaticChunk]:
-        """Captured, else as it is."""
-        if key in self._store.ready:
-            return self._store.ready[key]
-        if key not in self._uncaptured:
-            chunk = self._chunk(key, self._in(key.bucket)[0])
-            self._uncaptured[key] = Recording(chunk, chunk)
-        return self._uncaptured[key]
-
-    def _chunk(self, key: _Key, window: Window) -> StaticChunk:
+    def _chunk(self, key: _Key, window: Window | None = None) -> StaticChunk:
+        window = window or self._in(key.bucket)[0]
         return StaticChunk(window, key, self._vocab_size, self._buffer(), self._share)
 
     def _captured(self, key: _Key) -> Recording[StaticChunk]:
         """The fastest of the graphs that a key may have."""
         made = [self._recorded(key, window) for window in self._in(key.bucket)]
-        self._uncaptured.pop(key, None)
         return fastest(self._pool, made)
 
     @torch.inference_mode()

@@ -163,20 +163,33 @@ class GraphFault(RuntimeError):
 
 
 Key = TypeVar("Key")
-Graph = TypeVar("Graph")
 
 
-class GraphStore(Generic[Key, Graph]):
+class GraphStore(Generic[Key, Filled]):
     """Graphs by key. ready: those that can be used. notice: see Capturing."""
 
     def __init__(self, pool: GraphPool) -> None:
         self.pool = pool
-        self.ready: dict[Key, Graph] = {}
+        self.ready: dict[Key, Recording[Filled]] = {}
         self.notice: str | None = None
         self._is_closed = False
+        self._uncaptured: dict[Key, Recording[Filled]] = {}
+
+    def captured_or(self, key: Key, make: Callable[[], Filled]) -> Recording[Filled]:
+        """The graph; the work as it is, made once, where there is none."""
+        if key in self.ready:
+            self._uncaptured.pop(key, None)
+            return self.ready[key]
+        if key not in self._uncaptured:
+            work = make()
+            self._uncaptured[key] = Recording(work, work)
+        return self._uncaptured[key]
 
     def fill(
-        self, wanted: Iterable[Key], phrase: Callable[[Key], str], make: Callable[[Key], Graph]
+        self,
+        wanted: Iterable[Key],
+        phrase: Callable[[Key], str],
+        make: Callable[[Key], Recording[Filled]],
     ) -> Iterator[str]:
         """Make what is missing, as Capturing.capture."""
         if self._is_closed:
@@ -246,7 +259,7 @@ class CapturedDecoder(Decoder):
 
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder.weights, decoder.cache, decoder.is_fastest)
-        self._store = GraphStore[Shape, Recording[StaticForward]](pool)
+        self._store = GraphStore[Shape, StaticForward](pool)
         self._order: tuple[Shape, ...] = ()  # of the ready ones: narrow before wide, then short
         self._windows: dict[int, tuple[Window, ...]] = {}
         self._out: torch.Tensor | None = None  # [widest, V] fp32, shared by all graphs

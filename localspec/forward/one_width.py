@@ -36,7 +36,6 @@ class OneWidthDecoder(CapturedDecoder):
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder, pool)
         self.cache.piece = PREFILL_CHUNK
-        self._uncaptured = dict[Shape, Recording[StaticForward]]()
 
     def beside(self) -> Decoder:
         """See Decoder.beside; nothing is captured for it."""
@@ -53,12 +52,9 @@ class OneWidthDecoder(CapturedDecoder):
             return None
         needed = self.cache.length + WIDEST
         shape = next(each for each in self._shapes() if each[1] >= needed)
-        return self._store.ready.get(shape) or self._as_it_is(shape)
+        return self._store.captured_or(shape, lambda: self._as_it_is(shape))
 
     @torch.inference_mode()
-    def _as_it_is(self, shape: Shape) -> Recording[StaticForward]:
-        if shape not in self._uncaptured:
-            (window,) = self._windows_of(shape[1])
-            static = StaticForward(window, WIDEST, self._buffer())
-            self._uncaptured[shape] = Recording(static, static)
-        return self._uncaptured[shape]
+    def _as_it_is(self, shape: Shape) -> StaticForward:
+        (window,) = self._windows_of(shape[1])
+        return StaticForward(window, WIDEST, self._buffer())

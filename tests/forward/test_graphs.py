@@ -25,6 +25,8 @@ from localspec.forward.graphs import (
     CudaGraphPool,
     GraphPool,
     GraphStore,
+    Recording,
+    Work,
     buckets,
     shapes,
 )
@@ -413,17 +415,31 @@ def test_a_replay_freezes_what_stood_on_the_host() -> None:
 
 def test_a_store_announces_before_it_makes() -> None:
     made = list[int]()
-    store = GraphStore[int, str](UncapturedPool())
+    store = GraphStore[int, Work](UncapturedPool())
+    recording = Recording[Work](made.clear, made.clear)
 
-    def make(key: int) -> str:
+    def make(key: int) -> Recording[Work]:
         made.append(key)
-        return str(key)
+        return recording
 
     steps = store.fill([1, 2], lambda key: f"graph {key}", make)
     assert next(steps) == "graph 1" and made == []
     assert next(steps) == "graph 2" and made == [1]
     steps.close()
-    assert store.ready == {1: "1"}
+    assert store.ready == {1: recording}
+
+
+def test_what_has_no_graph_runs_as_it_is_and_is_made_once() -> None:
+    store, made = GraphStore[int, Work](UncapturedPool()), [0]
+
+    def work() -> Work:
+        made[0] += 1
+        return made.reverse
+
+    plain = store.captured_or(1, work)
+    assert store.captured_or(1, work) is plain and plain.replay is plain.work and made == [1]
+    graph = Recording[Work](made.clear, made.copy)
+    assert [*store.fill([1], str, lambda key: graph)] and store.captured_or(1, work) is graph
 
 
 class FakeCuda:
