@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from markupsafe import Markup, escape
 
@@ -40,7 +40,9 @@ RULES = (
     ("typical", "guesses that are likely enough"),
     ("factor:2", "guesses up to twice as often"),
 )
+MOST_SEED = TOO_LARGE_A_SEED - 1
 MOST_STOPS, LONGEST_STOP = 16, 200  # looked for in every token's text
+N = TypeVar("N", int, float)
 TEMPLATE_SIGNS = str.maketrans({sign: f"&#{ord(sign)};" for sign in "$`{}\\"})
 
 
@@ -90,24 +92,27 @@ class Form:
         """Raises RequestError for a value out of range."""
         return ReplySettings(
             sampling=SamplingParams(
-                temperature=_number("The temperature", self.temperature, 0.0, 0, 5),
-                top_k=_whole("Top-k", self.top_k, 0, 1_000_000) or 0,
-                top_p=_number("Top-p", self.top_p, 1.0, 1e-6, 1),
-                min_p=_number("Min-p", self.min_p, 0.0, 0, 1),
+                temperature=_number(float, "The temperature", self.temperature, 0, 5) or 0.0,
+                top_k=_number(int, "Top-k", self.top_k, 0, 1_000_000) or 0,
+                top_p=_number(float, "Top-p", self.top_p, 1e-6, 1) or 1.0,
+                min_p=_number(float, "Min-p", self.min_p, 0, 1) or 0.0,
                 repetition_penalty=_number(
-                    "The repetition penalty", self.repetition_penalty, 1.0, 0.1, 10
-                ),
-                seed=_whole("The seed", self.seed, 1 - TOO_LARGE_A_SEED, TOO_LARGE_A_SEED - 1),
+                    float, "The repetition penalty", self.repetition_penalty, 0.1, 10
+                )
+                or 1.0,
+                seed=_number(int, "The seed", self.seed, -MOST_SEED, MOST_SEED),
             ),
-            max_tokens=_whole("Max tokens", self.max_tokens, 1, 10_000_000) or 512,
+            max_tokens=_number(int, "Max tokens", self.max_tokens, 1, 10_000_000) or 512,
             drafter=self.drafter or AUTO,
-            num_draft_tokens=_whole("The draft length", self.fixed_gamma, 0, LARGEST_FIXED_LENGTH),
+            num_draft_tokens=_number(
+                int, "The draft length", self.fixed_gamma, 0, LARGEST_FIXED_LENGTH
+            ),
             system_prompt=self.system_prompt,
             workload=self.workload or AUTO,
             checking=self._checking(),
             stop=_stops(self.stop),
             thinks=THINKS.get(self.thinking),
-            thinking_budget=_whole("Thinking tokens", self.thinking_budget, 0, 10_000_000),
+            thinking_budget=_number(int, "Thinking tokens", self.thinking_budget, 0, 10_000_000),
         )
 
     def _checking(self) -> str:
@@ -127,45 +132,25 @@ def _stops(written: str) -> tuple[str, ...]:
     return found
 
 
-def _whole(name: str, written: str, low: int, high: int) -> int | None:
-    """A whole number out of a field that may be empty, by the name it has on the page. Raises
+def _number(kind: type[N], name: str, written: str, low: float, high: float) -> N | None:
+    """A number out of a field, by the name it has on the page; None of an empty one. Raises
     RequestError."""
     text = written.strip()
     if not text:
         return None
     try:
-        found = int(text)
+        found = kind(text)
     except ValueError:
+        told = "a whole number" if kind is int else "a number"
         raise RequestError(
-            f"{name} is {text[:20]!r}, but takes a whole number. Write one, or leave it empty."
+            f"{name} is {text[:20]!r}, but takes {told}. Write one, or leave it empty."
         ) from None
-    return int(_within(name, text, found, low, high))
-
-
-def _number(name: str, written: str, default: float, low: float, high: float) -> float:
-    """Raises RequestError."""
-    text = written.strip()
-    if not text:
-        return default
-    try:
-        return _within(name, text, float(text), low, high)
-    except ValueError:
-        raise RequestError(
-            f"{name} is {text[:20]!r}, but takes a number. Write one, or leave it empty."
-        ) from None
-
-
-def _within(name: str, text: str, found: float, low: float, high: float) -> float:
     if low <= found <= high:  # also refuses NaN
         return found
     raise RequestError(
-        f"{name} is {text[:24]}, but must lie between {low:{_digits(low)}} and "
-        f"{high:{_digits(high)}}. Write a number in this range, or leave it empty."
+        f"{name} is {text[:24]}, but must lie between {low} and {high}. Write a number in this "
+        "range, or leave it empty."
     )
-
-
-def _digits(limit: float) -> str:
-    return "d" if isinstance(limit, int) else "g"
 
 
 # what the fields show besides their values
