@@ -20,8 +20,8 @@ from starlette.middleware.cors import CORSMiddleware
 from localspec.api.faults import Fault
 from localspec.errors import StoreError
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, replayed
-from localspec.web.guard.hosts import NOT_HERE, Hosts
 from localspec.web.guard.policy import App, Receive, Scope, Send
+from localspec.web.guard.security import NOT_HERE, Hosts
 
 BODY_BYTES = 16 * 2**20
 PREFIX, METRICS_PATH = "/v1/", "/metrics"

@@ -28,6 +28,7 @@ import ipaddress
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,7 +36,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, refuse_files, replayed
-from localspec.web.guard.hosts import NOT_HERE, Hosts
 from localspec.web.guard.password import FORM, Password, Tries, password_in
 from localspec.web.guard.policy import (
     App,
@@ -68,6 +68,12 @@ FIRST_SCRIPT = rb"""<script>{
   window.requestAnimationFrame = (act) => (CLOCK.test(act) ? 0 : ask(act));
 }</script>"""
 
+# A request with two of these counts as none of ours: two readers could see two different requests.
+SINGLE = (
+    "host", "origin", "content-length", "transfer-encoding", "cookie", "sec-fetch-site",
+    "authorization", "x-api-key",
+)  # fmt: skip
+NOT_HERE = "localspec answers only under its own address."
 NOT_OURS = "Another page asked for this. localspec answers only its own."
 NO_KEY = (
     "This page needs the key of its launch. Open the address that localspec printed when it "
@@ -79,6 +85,29 @@ OLD_ADDRESS = (
 )
 NO_ROUTE = "localspec does not use this path."
 CLOSE = {"connection": "close"}  # the rest of the body is not read
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Whether a request was sent to this server by one of its own names (DNS rebinding). names:
+    every `name:port` by which it may be called, beside the address a connection was made to."""
+
+    names: frozenset[str]
+    port: int
+
+    def are_called(self, scope: Scope, headers: Headers) -> bool:
+        if any(len(headers.getlist(name)) > 1 for name in SINGLE):
+            return False
+        host = headers.get("host", "").lower()
+        return host in self.names or host == self._own_address(scope)
+
+    def _own_address(self, scope: Scope) -> str | None:
+        """The address this connection was made to. It is a number, so no name that another
+        person's DNS points here can equal it."""
+        server = scope.get("server")
+        if server is None:
+            return None
+        return f"[{server[0]}]:{self.port}" if ":" in server[0] else f"{server[0]}:{self.port}"
 
 
 class Guard:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from localspec.web.guard.bodies import Bodies
-from localspec.web.guard.hosts import Hosts
 from localspec.web.guard.programs import ProgramGuard
+from localspec.web.guard.security import Hosts
 from localspec.web.server import allowed_hosts
 
 KEY = "sk-right"
