@@ -59,15 +59,6 @@ class Runs:
         self.num_races += 1
         return Race(request, is_plain_first=self.num_races % 2 == 1)
 
-    @property
-    def is_on_a_server(self) -> bool:
-        loaded = self.service.status().description
-        return loaded is not None and loaded.server is not None
-
-    def drafters(self) -> list[str]:
-        loaded = self.service.status().description
-        return [] if loaded is None else [one.name for one in loaded.drafters if one.is_available]
-
     def stop(self, page: str) -> None:
         if page in self.tasks:
             self.tasks[page].cancel.set()
@@ -114,8 +105,10 @@ def add_tab(blocks: gr.Blocks, service: ChatService) -> None:
         runs.stop(str(request.session_hash))
 
     def opened() -> tuple[Any, Any, str]:
-        choices = [(label_of(name), name) for name in runs.drafters()]
-        can_race = not runs.is_on_a_server
+        loaded = service.status().description
+        drafters = () if loaded is None else loaded.drafters
+        choices = [(label_of(one.name), one.name) for one in drafters if one.is_available]
+        can_race = loaded is None or loaded.server is None
         note = "" if can_race else PANELS.warning(ON_A_SERVER)
         return gr.update(choices=[("Auto", AUTO), *choices]), gr.Button(interactive=can_race), note
 
