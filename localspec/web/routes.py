@@ -109,7 +109,24 @@ class _Routes:
         return _of_message(request, acts.get(request.method, self._audits.state))
 
     def export(self, request: Request) -> Response:
-        return _export(self._service, request)
+        query = request.query_params
+        format = next((one for one in EXPORTS if one == query.get("format")), None)
+        if format is None:
+            return PlainTextResponse("The formats are csv, jsonl, markdown and sqlite.", 400)
+        suffix, media_type = EXPORTS[format]
+        folder = Path(tempfile.mkdtemp(prefix="localspec-export-"))
+        try:
+            scope, name = scope_of(self._service, query.get("scope"), query.get("conversation"))
+            self._service.export(scope, format, folder / "export")
+        except LocalspecError as error:
+            shutil.rmtree(folder)
+            return PlainTextResponse(str(error), 409)
+        return FileResponse(
+            folder / "export",
+            media_type=media_type,
+            filename=f"localspec-{name}.{suffix}",
+            background=BackgroundTask(shutil.rmtree, folder),
+        )
 
     def report(self, request: Request) -> Response:
         try:
@@ -163,27 +180,6 @@ def _read(service: ChatService, name: str, data: bytes) -> dict[str, Any]:
     tokens = "" if num_tokens is None else counted(num_tokens, "token")
     said = ", ".join(part for part in (found.said, tokens) if part)
     return {"name": found.name, "text": clean(found.text), "said": said}
-
-
-def _export(service: ChatService, request: Request) -> Response:
-    query = request.query_params
-    format = next((one for one in EXPORTS if one == query.get("format")), None)
-    if format is None:
-        return PlainTextResponse("The formats are csv, jsonl, markdown and sqlite.", 400)
-    suffix, media_type = EXPORTS[format]
-    folder = Path(tempfile.mkdtemp(prefix="localspec-export-"))
-    try:
-        scope, name = scope_of(service, query.get("scope"), query.get("conversation"))
-        service.export(scope, format, folder / "export")
-    except LocalspecError as error:
-        shutil.rmtree(folder)
-        return PlainTextResponse(str(error), 409)
-    return FileResponse(
-        folder / "export",
-        media_type=media_type,
-        filename=f"localspec-{name}.{suffix}",
-        background=BackgroundTask(shutil.rmtree, folder),
-    )
 
 
 def scope_of(
