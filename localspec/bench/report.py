@@ -114,7 +114,8 @@ def _auto_table(cells: Sequence[Row]) -> list[str]:
         return []
     has_choice = any(cell["best"] != OFF for cell in cells)
     below = [f"T {cell['temperature']:g} {cell['task']}" for cell in cells if is_surely_below(cell)]
-    surely = f"{len(below)} of {len(cells)} intervals lie below {FLOOR:g} of plain decoding"
+    known = sum(cell["auto_ratio_high"] is not None for cell in cells)  # one prompt has none
+    surely = f"{len(below)} of {known} intervals lie below {FLOOR:g} of plain decoding"
     return [
         "",
         "auto by temperature and task, tokens over time of all prompts",

@@ -67,10 +67,13 @@ def test_latency_has_one_line_an_arm_and_leaves_out_what_nobody_knows() -> None:
 
 def test_auto_against_plain_decoding_is_shown_by_temperature_and_task() -> None:
     fine = cell(task="code", auto_ratio=1.2, auto_ratio_low=1.1, auto_ratio_high=1.3)
-    text = render(result(row("off"), cells=[cell(), fine]))
+    alone = cell(task="math", auto_ratio=0.8, auto_ratio_low=None, auto_ratio_high=None)
+    text = render(result(row("off"), cells=[cell(), fine, alone]))
     assert line_of(text, "0.7") == ["0.7", "qa", "0.90", "0.85", "to", "0.95"]
     assert "best single way" not in text, "plain decoding was the only one"
-    assert "1 of 2 intervals lie below 0.97 of plain decoding: T 0.7 qa." in text
+    assert "1 of 2 intervals lie below 0.97 of plain decoding: T 0.7 qa." in text, (
+        "one prompt has no interval, which was counted as one that lies above"
+    )
 
 
 def test_auto_is_held_against_the_best_single_way_where_there_was_a_choice() -> None:
