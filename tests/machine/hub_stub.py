@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
@@ -96,9 +96,15 @@ def serving(models: Mapping[str, Path]) -> Iterator[HubStub]:
 
 @contextmanager
 def client_of(endpoint: str, cache: Path, is_offline: bool = True) -> Iterator[None]:
-    """huggingface_hub of this process with this endpoint and cache, and no pauses."""
-    from huggingface_hub import constants, file_download
-    from huggingface_hub.utils import close_session
+    """huggingface_hub of this process with this endpoint and cache, and no pauses. Its sessions
+    read no certificates, which takes longer than a test: the hub has none."""
+    import httpx2
+    from huggingface_hub import constants, file_download, set_client_factory
+    from huggingface_hub.utils import _http
+
+    def without_certificates() -> httpx2.Client:
+        hooks: Any = {"request": [_http.hf_request_event_hook]}
+        return httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=None, verify=False)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_PROXY", "127.0.0.1")
@@ -112,11 +118,11 @@ def client_of(endpoint: str, cache: Path, is_offline: bool = True) -> Iterator[N
         patch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
         patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)  # or small files are lost whole
         patch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
-        close_session()
+        set_client_factory(without_certificates)
         try:
             yield
         finally:
-            close_session()
+            set_client_factory(_http.default_client_factory)
 
 
 class _Handler(BaseHTTPRequestHandler):
