@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
+from localspec.forward.model import Rows
 from localspec.training.recipe import Recipe
 from localspec.training.target import TaughtBatch, Teacher
 
@@ -36,15 +37,17 @@ def teacher_of(target: Decoder) -> Teacher:
 def written_by(target: Decoder, seed: int, count: int, length: int) -> list[list[int]]:
     """Texts the target writes at temperature 1 after one token each: greedy ones would soon go
     round in circles, and teach little else."""
-    rng, texts = torch.Generator().manual_seed(seed), list[list[int]]()
-    for _ in range(count):
-        text = [int(torch.randint(target.vocab_size, (), generator=rng))]
-        target.cache.rollback(0)
-        while len(text) < length:
-            row = target.forward(text[-1:], num_logits=1)[0].softmax(-1)
-            text.append(int(row.multinomial(1, generator=rng)))
-        target.cache.rollback(0)
-        texts.append(text)
+    rng = torch.Generator().manual_seed(seed)
+    texts: list[list[int]] = torch.randint(target.vocab_size, (count, 1), generator=rng).tolist()
+    target.cache.rollback(0)
+    models = [target, *(target.beside() for _ in texts[1:])]
+    for _ in range(length - 1):
+        parts = zip(models, texts, strict=True)
+        rows = forward_together([Rows(model, text[-1:], num_logits=1) for model, text in parts])
+        drawn = torch.cat(rows).softmax(-1).multinomial(1, generator=rng)
+        for text, token in zip(texts, drawn.flatten().tolist(), strict=True):
+            text.append(token)
+    target.cache.rollback(0)
     return texts
 
 

@@ -110,11 +110,11 @@ def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path:
         teacher_of(model),
         make_recipe("medusa", teacher_of(model), {"num_heads": 3}, 0),
     )
-    learnt = batch_of(model, written_by(model, 1, 16, 24))
-    held_out = batch_of(model, written_by(model, 2, 16, 24))
+    learnt = batch_of(model, written_by(model, 1, 48, 24))
+    held_out = batch_of(model, written_by(model, 2, 48, 24))
     recipe.save(tmp_path / "fresh")
     before, loss = recipe.acceptance(teacher, held_out), recipe.loss(teacher, held_out)
-    train(recipe, teacher, learnt, 30)
+    train(recipe, teacher, learnt, 60)
     recipe.save(tmp_path / "trained")
     after = recipe.acceptance(teacher, held_out)
     for head in range(3):  # more is accepted at every position

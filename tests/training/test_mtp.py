@@ -102,11 +102,11 @@ def accepted(model: Decoder, folder: Path) -> int:
 def test_training_raises_held_out_acceptance_and_what_the_drafter_gets(tmp_path: Path) -> None:
     model = target()
     teacher, recipe = teacher_of(model), make_recipe("mtp", teacher_of(model), SMALL, 0)
-    learnt = batch_of(model, written_by(model, 1, 12, 24))
-    held_out = batch_of(model, written_by(model, 2, 12, 24))
+    learnt = batch_of(model, written_by(model, 1, 24, 24))
+    held_out = batch_of(model, written_by(model, 2, 24, 24))
     recipe.save(tmp_path / "fresh")
     before = recipe.acceptance(teacher, held_out)
-    train(recipe, teacher, learnt, 25)
+    train(recipe, teacher, learnt, 40)
     recipe.save(tmp_path / "trained")
     after = recipe.acceptance(teacher, held_out)
     assert rates(after)[0] > rates(before)[0] + 0.1
