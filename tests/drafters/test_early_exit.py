@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -43,8 +44,14 @@ PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9, 11, 40, 2)
 LAYERS = 8
 
 
-def target_of(later: float = 0.3, num_layers: int = LAYERS) -> Decoder:
+@cache
+def made(later: float, num_layers: int) -> Decoder:
     return with_cache(tiny_llama(num_layers=num_layers, later=later))
+
+
+def target_of(later: float = 0.3, num_layers: int = LAYERS) -> Decoder:
+    """Over a cache of its own; its weights are made once."""
+    return made(later, num_layers).beside()
 
 
 def exits_of(target: Decoder, agreed: dict[int, float], step_ms: float = 1.0) -> Exits:
