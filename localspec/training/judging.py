@@ -26,7 +26,7 @@ from localspec.placement import Place, refuse_shortage
 from localspec.speculation import expected_tokens
 from localspec.training.draft import DraftRecipe, load_draft
 from localspec.training.recipe import Recipe, load_recipe
-from localspec.training.rows import TokenRow, make_batches, padded
+from localspec.training.rows import TokenRow, make_batches
 from localspec.training.target import Target
 
 DIGITS = 4  # of expected tokens a round; finer differences are rounding
@@ -64,7 +64,7 @@ def judge(
     recipe.module.eval()
     teacher, loss, weight, sums = target.teacher(), 0.0, 0.0, list[list[float]]()
     for part in make_batches(rows, tokens_at_once, Random(0)):
-        batch = target.taught(padded(part), recipe.layers)
+        batch = target.taught(part, recipe.layers)
         part_weight = float(batch.weights.sum())
         loss += float(recipe.loss(teacher, batch)) * part_weight
         weight += part_weight

@@ -49,14 +49,6 @@ class TokenRow:
 
 
 @dataclass(frozen=True)
-class PaddedRows:
-    """tokens: [B, n + 1] int64. weights: [B, n] fp32."""
-
-    tokens: Tensor
-    weights: Tensor
-
-
-@dataclass(frozen=True)
 class SplitRows:
     """train: the rows to train on."""
 
@@ -123,14 +115,13 @@ def make_batches(
     return batches
 
 
-def padded(rows: Sequence[TokenRow]) -> PaddedRows:
-    """One batch, every row padded to the longest with its last token."""
+def padded(rows: Sequence[TokenRow]) -> tuple[Tensor, Tensor]:
+    """One batch, every row padded to the longest with its last token: tokens [B, n + 1] int64,
+    weights [B, n] fp32."""
     length = max(map(len, rows))
     tokens = [np.pad(row.tokens, (0, length - len(row)), mode="edge") for row in rows]
     weights = [np.pad(row.weights, (0, length - len(row))) for row in rows]
-    return PaddedRows(
-        torch.from_numpy(np.stack(tokens).astype(np.int64)), torch.from_numpy(np.stack(weights))
-    )
+    return torch.from_numpy(np.stack(tokens).astype(np.int64)), torch.from_numpy(np.stack(weights))
 
 
 def _row(tokens: Sequence[int], weights: Sequence[float]) -> TokenRow:

@@ -25,7 +25,7 @@ from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.forward.model import scaled
 from localspec.forward.weights import Bits, load_module, read_config
-from localspec.training.rows import PaddedRows
+from localspec.training.rows import TokenRow, padded
 
 MAX_HEAD_ERROR = 0.05  # of the logits' norm; rounding stays below it
 
@@ -100,12 +100,13 @@ class Target:
         return Teacher(self.sizes, embed, logits)
 
     @torch.no_grad()
-    def taught(self, rows: PaddedRows, layers: Sequence[int]) -> TaughtBatch:
-        """The hidden states of LAST and of `layers` on a batch, fp32. Raises ModelError for the
-        residual of the last layer, which transformers returns only normalised."""
+    def taught(self, rows: Sequence[TokenRow], layers: Sequence[int]) -> TaughtBatch:
+        """Rows as one batch, with the hidden states of LAST and of `layers` in fp32. Raises
+        ModelError for the residual of the last layer, which transformers returns only
+        normalised."""
         if self.sizes.num_layers - 1 in layers:
             raise ModelError("transformers gives the last layer's states normalised only.")
-        tokens = rows.tokens.to(self.device)
+        tokens, weights = (each.to(self.device) for each in padded(rows))
         states = self.module(
             input_ids=tokens[:, :-1],
             use_cache=False,
@@ -114,7 +115,7 @@ class Target:
         ).hidden_states  # the embedding, then every layer; the last normalised
         wanted = {*layers, LAST}
         features = {layer: states[-1 if layer == LAST else layer + 1].float() for layer in wanted}
-        return TaughtBatch(tokens, rows.weights.to(self.device), features)
+        return TaughtBatch(tokens, weights, features)
 
 
 def load_target(

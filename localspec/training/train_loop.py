@@ -34,7 +34,7 @@ from localspec.errors import (
 from localspec.files import replacing
 from localspec.training.judging import Judgement, judge
 from localspec.training.recipe import Recipe
-from localspec.training.rows import SplitRows, TokenRow, make_batches, padded
+from localspec.training.rows import SplitRows, TokenRow, make_batches
 from localspec.training.target import Target
 from localspec.units import clock
 
@@ -225,7 +225,7 @@ class TrainLoop:
         weights = [float(sum(row.weights.sum() for row in part)) for part in parts]
         total, sum_of_weights = 0.0, max(sum(weights), 1e-6)
         for part, weight in zip(parts, weights, strict=True):
-            batch = self.target.taught(padded(part), self.recipe.layers)
+            batch = self.target.taught(part, self.recipe.layers)
             loss: Tensor = self.recipe.loss(self.teacher, batch) * (weight / sum_of_weights)
             loss.backward()
             total += float(loss.detach())

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from localspec.training.draft import DraftRecipe, fresh_draft
-from localspec.training.rows import TokenRow, padded
+from localspec.training.rows import TokenRow
 from localspec.training.target import Target
 from tests.tiny import tiny_llama
 
@@ -29,9 +29,9 @@ def test_acceptance_by_position_is_that_of_drafts_made_one_after_another(target:
     prompt = [5, 9, 13, 44, 200]
     text = [*prompt, *greedy(target.module, prompt, 24)]
     weights = np.array([0.0] * (len(prompt) - 1) + [1.0] * 24, dtype=np.float32)
-    batch = padded([TokenRow(np.array(text, dtype=np.int32), weights)])
+    rows = [TokenRow(np.array(text, dtype=np.int32), weights)]
     with torch.no_grad():
-        found = recipe.acceptance(target.teacher(), target.taught(batch, ()))
+        found = recipe.acceptance(target.teacher(), target.taught(rows, ()))
     sums = [[0.0, 0.0] for _ in range(8)]
     for start in range(len(prompt), len(text)):
         room = min(8, len(text) - start)
@@ -51,7 +51,7 @@ def test_where_the_text_leaves_the_target_s_own_way_nothing_later_counts(target:
     tokens = torch.randint(4, 400, (1, 30), generator=torch.Generator().manual_seed(2))
     row = TokenRow(tokens[0].numpy().astype(np.int32), np.ones(29, dtype=np.float32))
     with torch.no_grad():
-        found = recipe.acceptance(target.teacher(), target.taught(padded([row]), ()))
+        found = recipe.acceptance(target.teacher(), target.taught([row], ()))
     assert found[0] == (29.0, 29.0)
     assert sum(tried for _, tried in found[1:]) < 3.0, "random text is never what both would say"
 
@@ -64,7 +64,7 @@ def test_a_draft_that_is_the_target_has_no_loss_and_is_always_accepted(target: T
     text = [*prompt, *greedy(target.module, prompt, 12)]
     row = TokenRow(np.array(text, dtype=np.int32), np.ones(len(text) - 1, dtype=np.float32))
     with torch.no_grad():
-        batch = target.taught(padded([row]), ())
+        batch = target.taught([row], ())
         assert float(recipe.loss(target.teacher(), batch)) == pytest.approx(0.0, abs=1e-5)
         found = recipe.acceptance(target.teacher(), batch)
     assert all(accepted == tried for accepted, tried in found)

@@ -89,6 +89,6 @@ def test_batches_hold_every_row_once_and_no_more_tokens_than_allowed() -> None:
 def test_filling_has_no_weight() -> None:
     long = TokenRow(np.arange(6, dtype=np.int32), np.ones(5, dtype=np.float32))
     short = TokenRow(np.arange(3, dtype=np.int32), np.ones(2, dtype=np.float32))
-    batch = padded([long, short])
-    assert batch.tokens.shape == (2, 6) and batch.weights.shape == (2, 5)
-    assert batch.weights[1].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
+    tokens, weights = padded([long, short])
+    assert tokens.shape == (2, 6) and weights.shape == (2, 5)
+    assert weights[1].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from localspec.errors import NumericsError
 from localspec.forward.features import LAST
 from localspec.training.judging import Judgement
-from localspec.training.rows import SplitRows, TokenRow, padded
+from localspec.training.rows import SplitRows, TokenRow
 from localspec.training.target import Target, TaughtBatch, Teacher
 from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop
 from tests.training.conftest import Said
@@ -162,7 +162,7 @@ def test_the_target_is_never_trained(
 
 
 def test_features_are_the_states_that_a_cache_would_hold(target: Target, rows: SplitRows) -> None:
-    batch = target.taught(padded(rows.train[:3]), (0, 2))
+    batch = target.taught(rows.train[:3], (0, 2))
     assert set(batch.features) == {0, 2, LAST}
     alone = rows.train[0]
     tokens = torch.from_numpy(alone.tokens[:-1].astype(np.int64))[None]
