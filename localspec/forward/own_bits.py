@@ -98,8 +98,9 @@ def empty_module(known: Any, dtype: torch.dtype, device: torch.device = CPU) -> 
     """The module without weights. Its buffers are computed on the device: no file holds them."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
-    with device, init_empty_weights():
+    with device, init_empty_weights(), no_init_weights():  # else noise is drawn for each weight
         module = AutoModelForCausalLM.from_config(known, dtype=dtype, attn_implementation="sdpa")
     module.tie_weights()
     return module
