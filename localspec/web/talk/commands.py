@@ -249,8 +249,10 @@ class Command:
     # settings
 
     def do_panel(self) -> Shown:
-        """is_ready: a model was loaded, so that a new chat gets its defaults."""
-        is_new = self.handle is None and self.handlers.is_untouched
+        """is_ready: a model was loaded, so that a new chat gets its defaults. A page that is still
+        to open a chat names none either, and gets the settings with it."""
+        reader = self.handlers.presence.reader(self.page)
+        is_new = reader is not None and reader.handle is None and self.handlers.is_untouched
         is_late = is_new and bool(self.asked.get("is_ready"))
         return replace(self._told(), settings=self.handlers.settings(None) if is_late else None)
 

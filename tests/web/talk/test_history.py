@@ -130,6 +130,18 @@ def test_chats_move_between_folders_and_survive_them(handlers: Handlers) -> None
     assert answer(handlers, second, do="new_folder", name=" ").warning is not None
 
 
+def test_a_model_that_gets_ready_gives_its_defaults_to_a_new_chat_alone(
+    handlers: Handlers,
+) -> None:
+    """A page that is still to open its chat names none, as a new chat does."""
+    handle = said(handlers, "about owls")
+    assert answer(handlers, None, do="panel", is_ready=True).settings is None
+    move(handlers, handle, do="open", handle=None)
+    assert answer(handlers, None, do="panel", is_ready=True).settings == Form()
+    elsewhere = Command(handlers, "to open", None, {"do": "panel", "is_ready": True}, FORM)
+    assert asyncio.run(elsewhere.answer()).settings is None
+
+
 @pytest.mark.parametrize("act", ["again", "several", "show", "fork", "remove", "duplicate"])
 def test_a_wrong_value_is_refused_in_a_sentence(handlers: Handlers, act: str) -> None:
     handle = said(handlers, "about owls")
