@@ -14,10 +14,11 @@ The rule
   round really lost is charged.
 - A drafter that has to read tokens it missed, as of the prompt, must earn that within a third of
   the tokens that the reply has (`CatchUp`). The first token waits for no reading.
-- Options are weighed every few rounds, so that this takes PLANNED of the time. What rounds taught
-  is only then entered: a forward pass fills the processor's caches with weights, and the first
-  round that is entered after it takes five times as long as each further one. Between, drafters
-  whose signal varies are asked for it; other plain rounds neither ask nor teach.
+- Options are weighed every few rounds, so that this takes PLANNED of the time, and at once when a
+  draft in use falls behind plain decoding. What rounds taught is only then entered: a forward pass
+  fills the processor's caches with weights, and the first round that is entered after it takes five
+  times as long as each further one. Between, drafters whose signal varies are asked for it; other
+  plain rounds neither ask nor teach.
 - Within a round, a drafter that states confidences goes on while the next token's chance to be
   reached is worth more than its cost at the going rate.
 
@@ -55,6 +56,7 @@ MOST_UNASKED = 8  # rounds between questions: a repetition in the text must be n
 LONGEST_TRIAL = 2  # draft tokens of an exploring round, or as many as pay on average
 DOUBT = 0.1  # how much better drafting must be for each plain round that it lost in this turn,
 MOST_LOST = 6.0  # which counts no further: a round that something else disturbed may take minutes
+FALLEN_BEHIND = 3.0  # plain rounds that drafting may lose before options are weighed again
 SECOND_LOOKS = 2  # two cheap rounds refute a cost that was measured too high
 SURELY_REMAINING = 3  # tokens that a reply goes on for, and for a third of those it has
 READING = 0.05  # share of the reply so far that catching up for a trial may take
@@ -92,7 +94,8 @@ class AdaptivePolicy:
         self._best: Option | None = None
         self._going_rate = 0.0  # tokens per ms
         self._is_exploring = False
-        self._lost = 0.0  # plain rounds that drafting lost in this turn and did not gain back
+        # Plain rounds that drafting lost and did not gain back: in this turn, since weighing.
+        self._lost = self._behind = 0.0
         self._quiet_rounds, self._quiet_ms = 0, 0.0  # since the last lesson
         self._num_others = 0  # sequences beside this one that the prices are for
 
@@ -130,6 +133,7 @@ class AdaptivePolicy:
         options = self._choose(sequence)
         self._is_exploring = False
         if self._is_weighed and self._may_be_off:
+            self._behind = 0.0
             plain_first = self._plain_first(sequence)
             trial = plain_first or self._trial(sequence, options)
             if trial is not None:
@@ -371,7 +375,8 @@ class AdaptivePolicy:
         )
 
     def _account(self, step: Step, plan: DraftPlan, num_tokens: int, plain_ms: float) -> None:
-        """Enter a round of so many tokens into the budget and into what drafting has lost."""
+        """Enter a round of so many tokens into the budget, and see whether drafting has fallen
+        behind."""
         controller, budget, took_ms = self._controller, self._budget, self._own_ms(step)
         gained = num_tokens - took_ms / plain_ms
         budget.earn((took_ms + self._quiet_ms) / plain_ms)
@@ -382,6 +387,10 @@ class AdaptivePolicy:
             if self._num_others:  # who asked for all waits for the slowest: one ahead gains nothing
                 num_tokens = min(1, num_tokens)
             budget.explored((num_tokens / self._going_rate - took_ms) / plain_ms)
+        elif plan.drafter != OFF and self._may_be_off:
+            self._behind -= gained
+            if self._behind > FALLEN_BEHIND:
+                self._until_weighed = 0
         if self._is_weighed:
             controller.weighing_ms += MEMORY * (step.policy_ms - controller.weighing_ms)
         elif self._is_asked:
