@@ -319,7 +319,9 @@ def logged(options: LoadOptions, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return home
 
 
-@pytest.mark.parametrize(("turn", "drafter"), [(1, "off"), (2, None), (3, "auto")])
+@pytest.mark.parametrize(
+    ("turn", "drafter"), [(1, "off"), (2, None), (3, "auto"), (3, "lookahead")]
+)
 def test_a_logged_reply_is_made_again(
     options: LoadOptions, logged: Path, turn: int, drafter: str | None
 ) -> None:
