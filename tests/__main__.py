@@ -24,11 +24,10 @@ from localspec.errors import LocalspecError
 ROOT = Path(__file__).resolve().parent.parent
 # tests/conftest.py gives each worker one thread, all tests with a browser to one worker, and every
 # other file to one, so that what tests share (a server, a browser, a trained head) is made once.
-# A page waits for half of its time, so with a browser three workers fill two cores; without one two
-# do, and a third would only import everything once more.
-BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
-WHOLE = (*BY_FILE, "-n", "3")
-QUICK = (*BY_FILE, "-n", "2", "-m", "not browser and not slow")
+# A page waits for half of its time, services and connections wait as well: three workers fill two
+# cores.
+WHOLE = ("--dist", "loadfile", "--no-loadscope-reorder", "-n", "3")
+QUICK = (*WHOLE, "-m", "not browser and not slow")
 
 
 def main(arguments: list[str]) -> int:

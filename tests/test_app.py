@@ -55,6 +55,7 @@ def test_help_answers_without_any_package() -> None:
     assert ran.returncode == 0 and "--no-browser" in ran.stdout and "--drafter" in ran.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -193,6 +193,7 @@ def test_an_environment_whose_python_vanished_is_not_complete(checkout: Checkout
     assert not checkout.environment().is_complete()
 
 
+@pytest.mark.slow
 def test_two_starts_at_once_install_once(checkout: Checkout) -> None:
     checkout.pip_does(*FETCH, INSTALL, seconds=1.0)
     threads = [threading.Thread(target=checkout.prepare) for _ in range(3)]
@@ -204,6 +205,7 @@ def test_two_starts_at_once_install_once(checkout: Checkout) -> None:
     assert any("Another start" in line for line in checkout.said)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
 def test_the_lock_of_a_killed_start_is_free_again(checkout: Checkout) -> None:
     lock = checkout.root / ".venv.lock"

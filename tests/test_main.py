@@ -57,6 +57,7 @@ def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
 TRAINED = [f"train {name}" for name in ("distil", "medusa", "eagle", "mtp", "report")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["generate", "plan", "bench", "export", "doctor", *TRAINED])
 def test_every_command_has_help_and_json(root: Path, name: str) -> None:
     from typer.testing import CliRunner
@@ -100,6 +101,7 @@ LONG = "x" * 300
 REMOTE = ["bench", "--remote", "http://127.0.0.1:1", "--limit", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

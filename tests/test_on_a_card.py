@@ -330,6 +330,7 @@ def test_the_plan_counts_what_loading_allocates() -> None:
         assert abs(memory.used - counted) < 0.05 * counted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [8192, 131072])
 def test_the_plan_counts_what_reading_a_prompt_takes(context: int) -> None:
     """Of a long one the mask is the most."""

@@ -149,6 +149,7 @@ def test_the_same_of_a_processor_that_computes_in_fp32(
     assert needed_bytes(folder, there) == pytest.approx(held, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "bits"),
     [

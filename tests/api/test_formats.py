@@ -47,6 +47,7 @@ def test_a_format_of_responses_reaches_the_engine_and_is_repeated(
     assert found.text.format.type == "json_schema"
 
 
+@pytest.mark.slow
 def test_a_format_of_messages_is_parsed_by_anthropics_client(doors: Doors) -> None:
     form = {"type": "json_schema", "schema": ANY_OBJECT}
     asked = {"model": MODEL, "max_tokens": 300}

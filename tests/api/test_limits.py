@@ -40,6 +40,7 @@ def test_a_full_queue_answers_with_the_time_to_wait(tmp_path: Path) -> None:
     close(service)
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_429_with_retry_after(
     doors: Doors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_full_queue_is_429_with_retry_after(
     assert caught.value.code == "queue_full"
 
 
+@pytest.mark.slow
 def test_a_request_during_the_first_load_is_judged_after_it(tmp_path: Path) -> None:
     may_load, script = threading.Event(), Script(reply="one two")
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}

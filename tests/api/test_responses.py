@@ -28,6 +28,7 @@ def test_a_whole_response(client: OpenAI, doors: Doors) -> None:
     assert doors.fake.requests[-1].messages == wanted
 
 
+@pytest.mark.slow
 def test_a_stream_has_every_event_that_the_client_puts_together(client: OpenAI) -> None:
     items = [{"role": "user", "content": [{"type": "input_text", "text": "think"}]}]
     with client.responses.stream(model=MODEL, input=items) as stream:  # type: ignore[arg-type]

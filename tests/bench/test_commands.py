@@ -208,6 +208,7 @@ def test_the_table_is_printed_from_a_kept_result(tmp_path: Path) -> None:
     assert told.exit_code != 0 and "Name a file that it wrote" in str(told.exception)
 
 
+@pytest.mark.slow
 def test_every_kept_comparison_of_ours_can_be_printed(root: Path) -> None:
     for kept in sorted((root / "assets" / "benchmarks").glob("*.json")):
         assert run("table", str(kept)).exit_code == 0, kept.name

@@ -74,6 +74,7 @@ def test_counters_that_somebody_else_moved_are_not_used(pair: tuple[Stub, Stub])
     assert row["num_draft_tokens"] is row["acceptance_rate"] is None
 
 
+@pytest.mark.slow
 def test_counters_that_never_stand_still_hold_up_no_test(
     pair: tuple[Stub, Stub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,6 +91,7 @@ def test_counters_that_never_stand_still_hold_up_no_test(
     assert row["num_failed"] == 0 and row["num_draft_tokens"] is None
 
 
+@pytest.mark.slow
 def test_failures_are_counted_and_told(pair: tuple[Stub, Stub]) -> None:
     pair[0].fault = (500, "no memory")
     result = measured(pair[0], concurrencies=[2])

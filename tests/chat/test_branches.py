@@ -187,6 +187,7 @@ def test_while_a_reply_is_written_its_conversation_stays_as_it_is(tmp_path: Path
     close(service)
 
 
+@pytest.mark.slow
 def test_a_double_click_asks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service, _ = open_service(tmp_path, Script(reply=WHOLE, round_s=0.05))
     handle = ask(service, "one").handle
@@ -267,6 +268,7 @@ def test_going_on_again_hands_over_every_token_so_far(
     )
 
 
+@pytest.mark.slow
 def test_a_stopped_reply_can_be_gone_on_with(tmp_path: Path) -> None:
     service, _ = open_service(tmp_path, Script(round_s=0.01))
     reply = service.submit(None, "Explain.", SETTINGS)

@@ -84,6 +84,7 @@ def test_what_cannot_be_read_is_refused_with_the_reason(name: str, data: bytes, 
         read_file(name, data)
 
 
+@pytest.mark.slow
 def test_limits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_PAGES", 1)
     with pytest.raises(RequestError, match="has 2 pages, but at most 1 are read"):

@@ -93,6 +93,7 @@ def test_max_tokens_cuts_json_where_it_stands() -> None:
     assert cut == whole[:9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_forced_call_names_a_tool_and_its_arguments_are_valid(seed: int) -> None:
     from localspec.api.tools import calls_in
@@ -177,6 +178,7 @@ def test_a_schema_that_ends_nowhere_is_refused_before_its_reply_begins() -> None
         grammars().of(grammar_of({"$ref": "#"}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smollm", "llama2"])
 def test_real_vocabularies_spell_a_valid_reply(shared_data: Path, name: str) -> None:
     of_model = ChatTemplate.load(shared_data / "tokenizers" / name)

@@ -113,6 +113,7 @@ def test_a_growing_reply_comes_in_as_interrupted(tmp_path: Path) -> None:
     assert found.conversation.system_prompt == SETTINGS.system_prompt
 
 
+@pytest.mark.slow
 def test_five_thousand_messages_in_a_row_come_in(tmp_path: Path) -> None:
     lines = [record("conversation", tip_message_id=5000)]
     for n in range(1, 5001):

@@ -338,6 +338,7 @@ def test_every_message_that_waits_is_on_disk_at_once_and_in_its_place(tmp_path: 
     close(service)
 
 
+@pytest.mark.slow
 def test_a_message_that_cannot_be_taken_back_whole_stays_whole_and_is_answered(
     tmp_path: Path,
 ) -> None:

@@ -76,6 +76,7 @@ def text_of(chunks: list[Chunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_forward", [1, 2, 3, 10])  # the prefill, then rounds
 @pytest.mark.parametrize("fault", [lambda: torch.OutOfMemoryError(OUT_OF_MEMORY), MemoryError])
 def test_memory_that_runs_out_at_any_step_drops_the_draft_and_the_next_turn_works(

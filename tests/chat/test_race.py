@@ -28,6 +28,7 @@ def run(race: Race, script: Script | None = None) -> FakeBackend:
     return backend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_plain_first", [True, False])
 def test_both_answer_the_same_request_by_turns_and_each_first_in_turn(is_plain_first: bool) -> None:
     race = Race(request(), is_plain_first)
@@ -47,6 +48,7 @@ def test_a_thrown_away_token_reads_the_prompt_for_all() -> None:
     assert (warm_up.drafter, warm_up.max_tokens) == (OFF, 1)
 
 
+@pytest.mark.slow
 def test_clocks_tokens_and_gains_are_there_and_energy_is_unknown() -> None:
     race = Race(request(temperature=0.7), True)
     run(race, Script(round_s=0.003, prefill_s=0.0))

@@ -16,6 +16,7 @@ from tests.chat.services import close, ended, open_service
 from tests.fakes import FakeBackend, Script
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_slow_to_count_is_neither_lost_nor_is_its_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_message_that_waits_until_the_context_is_full_follows_what_the_chat_de
     close(service)
 
 
+@pytest.mark.slow
 def test_what_an_edited_message_could_go_without_is_what_stands_before_it(tmp_path: Path) -> None:
     service, _ = open_service(tmp_path, Script(reply="word " * 20, context_length=120))
     settings = ReplySettings(max_tokens=20)

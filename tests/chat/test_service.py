@@ -173,6 +173,7 @@ def test_a_queued_message_of_the_same_conversation_sees_the_reply_before_it(star
     assert [m.text for m in service.messages(first.handle)] == [*asked, "Because."]
 
 
+@pytest.mark.slow
 def test_of_two_messages_sent_at_once_one_follows_the_other(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +268,7 @@ def test_a_message_is_on_disk_before_the_engine_is_asked_whether_it_fits(
     assert service.messages(handle) == before, "an earlier message is not taken back"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing_round", [0, 1, 5])
 @pytest.mark.parametrize(
     ("fault", "sentence"),
@@ -384,6 +386,7 @@ def test_regenerate_keeps_both_replies_under_the_same_message(start: Start) -> N
     assert len(siblings(service.store, shown[1].message_id or 0)) == 2
 
 
+@pytest.mark.slow
 def test_calibration_pauses_for_a_turn_and_goes_on_after_it(start: Start) -> None:
     phrases = tuple(f"Measuring {n}" for n in range(6))
     service = start(
@@ -410,6 +413,7 @@ def test_controller_state_is_kept(start: Start) -> None:
     assert backend.is_closed
 
 
+@pytest.mark.slow
 def test_what_was_learnt_is_kept_before_the_model_is_loaded_again(tmp_path: Path) -> None:
     """The log may be slow; the next load reads from it what the last one left."""
 

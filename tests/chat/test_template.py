@@ -211,6 +211,7 @@ def test_shielded_rendering_equals_the_usual_one_around_the_typed_control_text(
         assert text == expected.replace(stand_in, control)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["user", "assistant", "system"])
 def test_typed_control_tokens_cannot_forge_a_message(tokenizer_named: Any, role: Role) -> None:
     tokenizer = tokenizer_named("tiny")
@@ -228,6 +229,7 @@ def test_typed_control_tokens_cannot_forge_a_message(tokenizer_named: Any, role:
     ), "the plain rendering would have been fooled, so this test can fail"
 
 
+@pytest.mark.slow
 def test_tokens_that_only_the_template_writes_are_guarded_too(tokenizer_named: Any) -> None:
     tokenizer = tokenizer_named("qwen3")
     template = template_of(tokenizer)
@@ -410,6 +412,7 @@ def stream(template: ChatTemplate, tokens: list[int]) -> list[str]:
     return [*(detokenizer.push(token) for token in tokens), detokenizer.flush()]
 
 
+@pytest.mark.slow
 def test_streamed_text_never_shows_half_a_character(tokenizer: Any) -> None:
     template, rng = template_of(tokenizer), random.Random(4)
     for _ in range(100):

@@ -76,6 +76,7 @@ def test_what_published_templates_use_is_there() -> None:
     assert rendered(f"{used}{{{{ {{'b': '<'}} | tojson }}}}") == '1 4 {"b": "<"}'
 
 
+@pytest.mark.slow
 def test_published_templates_render_as_transformers_renders_them(shared_data: Path) -> None:
     folder = shared_data / "tokenizers"
     untyped: Any = AutoTokenizer

@@ -33,6 +33,7 @@ def titles(service: ChatService) -> list[str]:
     return [row.title for row in service.conversations()]
 
 
+@pytest.mark.slow
 def test_an_idle_model_names_the_chat_once_and_a_persons_title_stays(tmp_path: Path) -> None:
     service, backend = opened(tmp_path)
     handle = ask(service, "how do owls live?").handle
@@ -47,6 +48,7 @@ def test_an_idle_model_names_the_chat_once_and_a_persons_title_stays(tmp_path: P
     close(service)
 
 
+@pytest.mark.slow
 def test_a_message_does_not_wait_for_a_title(tmp_path: Path) -> None:
     service, backend = opened(tmp_path, round_s=0.4)
     handle = ask(service, "how do owls live?").handle

@@ -228,6 +228,7 @@ def test_switching_frees_before_it_loads(world: World) -> None:
     assert service.store.load_state("controller") is not None
 
 
+@pytest.mark.slow
 def test_a_switch_goes_before_waiting_replies_and_after_the_running_one(world: World) -> None:
     world.make = lambda options: Mortal(quick(options, round_s=0.005))
     service = ready(world.begin())
@@ -288,6 +289,7 @@ def test_unloading_frees_and_the_next_message_loads_again(world: World) -> None:
     assert len(world.opened) == 2 and service.options == PLAN
 
 
+@pytest.mark.slow
 def test_an_idle_model_is_let_go_and_comes_back(world: World) -> None:
     service = world.begin(unload_after_s=0.3)
     until(lambda: service.status().phase == "unloaded")
@@ -298,6 +300,7 @@ def test_an_idle_model_is_let_go_and_comes_back(world: World) -> None:
     assert reply.done.wait(WAIT_S) and reply.view.finish_reason == "eos"
 
 
+@pytest.mark.slow
 def test_work_keeps_the_model_loaded(world: World) -> None:
     world.make = lambda options: Mortal(quick(options, reply="Hm."))
     service = ready(world.begin(unload_after_s=0.6))
@@ -420,6 +423,7 @@ def test_after_three_losses_in_a_row_it_waits_to_be_told(world: World) -> None:
     assert ask(service).view.finish_reason == "eos"
 
 
+@pytest.mark.slow
 def test_losses_with_good_turns_between_them_never_add_up(world: World) -> None:
     world.next_ones = [lambda options: Mortal(quick(options), dies_at=2)]
     service = ready(world.begin())
@@ -485,6 +489,7 @@ class Hungry(Mortal):
             yield chunk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_round", [1, 2, 20])
 def test_memory_is_given_up_in_order_and_said(world: World, at_round: int) -> None:
     world.make = lambda options: Hungry(quick(options, round_s=0.001), at_round=at_round)
@@ -596,6 +601,7 @@ def test_of_one_conversation_one_reply_follows_the_other(
     assert roles == ["user", "assistant", "user"]
 
 
+@pytest.mark.slow
 def test_answers_asked_for_together_are_written_together_and_what_is_sent_then_follows_all(
     world: World, gate: threading.Event
 ) -> None:

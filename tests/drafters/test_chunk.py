@@ -185,6 +185,7 @@ def test_a_draft_ends_with_the_first_token_that_fails(name: str) -> None:
         assert asked == 2 * list(range(min(at + 1, 6)))
 
 
+@pytest.mark.slow
 def test_a_rule_that_reads_confidences_stops_where_it_would_token_by_token() -> None:
     draft = shared("plain")
     ends = set()

@@ -76,6 +76,7 @@ def test_a_seed_gives_the_reply_of_plain_decoding(name: str) -> None:
     assert accepted > 0 or is_lookup, "nothing was ever accepted"
 
 
+@pytest.mark.slow
 @warps
 def test_a_random_drafter_with_random_rules_every_round_changes_nothing(warp: str) -> None:
     engine = stage().engine

@@ -69,6 +69,7 @@ def test_whoever_drafted_before_the_next_draft_is_that_of_a_fresh_head(
     assert_same(proposed(engine, drafter, tuple(text)), proposed(*fresh, tuple(text)))
 
 
+@pytest.mark.slow
 def test_an_edit_and_another_conversation_leave_nothing_behind(tmp_path: Path) -> None:
     engine, drafter = engine_with_head(tmp_path)
     play(engine, PROMPT, Plans(("eagle", 6)), 12)

@@ -249,6 +249,7 @@ def test_sampled_drafts_are_chosen_by_the_exits_logits() -> None:
     assert_chosen(proposal, sequence, logits, HEAD_SHARE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_reply_is_that_of_plain_decoding(temperature: float) -> None:
     """Also where the rounds of other ways come between."""

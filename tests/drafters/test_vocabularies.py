@@ -91,6 +91,7 @@ def test_what_looks_like_a_special_token_stays_text() -> None:
         assert decoded(vocabulary, [special]) == ""
 
 
+@pytest.mark.slow
 def test_what_a_model_expects_before_any_text_is_known(shared_data: Path) -> None:
     assert real(shared_data / "tokenizers" / "llama2").opening == [1]
     assert real(shared_data / "tokenizers" / "gpt2").opening == []
@@ -222,6 +223,7 @@ def test_a_draft_with_more_tokens_than_rows_is_refused(tmp_path: Path) -> None:
     require_ids_within(found.own, 400, "draft")
 
 
+@pytest.mark.slow
 def test_a_special_token_without_a_row_is_no_fault(shared_data: Path) -> None:
     """A padding token is often added after the last row; here SmolLM's is taken to be one."""
     vocabulary = real(shared_data / "tokenizers" / "smollm")

@@ -199,6 +199,7 @@ def test_mutated_weights_are_loaded_or_refused(folder: Path, tally: Tally, place
     fuzz(tally, weights, quick=4, whole=400)
 
 
+@pytest.mark.slow
 def test_mutated_configs_are_loaded_or_refused(folder: Path, tally: Tally) -> None:
     def configs(rng: random.Random) -> None:
         copy = copied(folder, rng)
@@ -229,6 +230,7 @@ TEMPLATE_PARTS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_mutated_templates_answer_or_refuse(folder: Path, tally: Tally) -> None:
     file = folder / "chat_template.jinja"
     source = file.read_text()
@@ -248,6 +250,7 @@ def test_mutated_templates_answer_or_refuse(folder: Path, tally: Tally) -> None:
     fuzz(tally, templates, quick=4, whole=300)
 
 
+@pytest.mark.slow
 def test_mutated_tokenizers_are_loaded_or_refused(folder: Path, tally: Tally) -> None:
     names = ("tokenizer.json", "tokenizer_config.json")
 

@@ -110,6 +110,7 @@ def test_a_log_of_twenty_thousand_turns_opens_and_searches_in_under_a_second(
 # clocks
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_changes_neither_order_nor_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tally: Tally
 ) -> None:

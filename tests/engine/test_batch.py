@@ -133,6 +133,7 @@ def test_a_forward_serves_all_and_says_who_else_was_in_it(
     assert steps[2][-1].others == core.ALONE
 
 
+@pytest.mark.slow
 def test_those_who_draft_with_one_model_share_its_forwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

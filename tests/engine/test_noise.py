@@ -45,6 +45,7 @@ def test_the_numbers_are_gumbel(seed: int) -> None:
     assert p_value(torch.bincount(places, minlength=1000), torch.full((1000,), 1e-3)) > SIGNIFICANCE
 
 
+@pytest.mark.slow
 def test_the_upper_tail_is_fine() -> None:
     """An unlikely token wins with its own chance: of numbers above 8, cells of equal chance."""
     found = torch.cat([numbers(seed)[numbers(seed) > 8.0] for seed in range(40)]).double()

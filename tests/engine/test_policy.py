@@ -120,6 +120,7 @@ def test_looking_costs_at_most_a_hundredth_of_the_time(step_ms: float) -> None:
     assert lost <= 1.5 * EXPLORED * total  # the budget is on average, the last look on top
 
 
+@pytest.mark.slow
 def test_a_drafter_that_becomes_good_is_found_again() -> None:
     drafter = Simulated(1.0, 0.05)
     world = World({"d": drafter})
@@ -264,6 +265,7 @@ def test_deciding_and_learning_take_little_of_a_round(tally: Tally) -> None:
     tally.measured("a decision", 1e6 * median(times), 500.0, "us of processor time")
 
 
+@pytest.mark.slow
 def test_one_disturbed_look_does_not_end_all_later_ones() -> None:
     """A machine that was suspended while a drafter was looked at makes that round take an hour."""
     drafter = Simulated(1.0, 0.05)

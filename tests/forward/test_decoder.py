@@ -375,6 +375,7 @@ def assert_taken_over(settings: dict[str, Any]) -> None:
     assert_close(take_over(module, cache, is_emptied=True).forward(TEXT), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", real_configs(), ids=lambda f: f.name if f else "none")
 def test_real_shapes_at_reduced_width_and_depth(folder: Path) -> None:
     settings = real_settings(folder)

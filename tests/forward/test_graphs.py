@@ -109,6 +109,7 @@ def test_every_width_gives_the_decoders_logits(
         assert pool.num_replays > before, "the graph was not used"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("edge", [256, 512, CAPACITY])
 @pytest.mark.parametrize("width", [1, 5, 16])
 def test_at_the_edge_of_a_stretch(
@@ -195,6 +196,7 @@ def test_the_first_answer_does_not_wait_and_graphs_are_used_as_they_come() -> No
     assert used == 7, "all but the first, when nothing was captured yet"
 
 
+@pytest.mark.slow
 def test_left_in_the_middle_it_goes_on_where_it_stopped() -> None:
     pool = TracingPool()
     decoder = captured(pool, num_graphs=4)

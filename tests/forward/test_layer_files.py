@@ -102,6 +102,7 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     assert in_4_bits < of_gguf / 4 + SCRATCH_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_what_is_read_by_layers_answers_as_the_whole(

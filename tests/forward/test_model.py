@@ -250,6 +250,7 @@ NATIVE = ["mistral", "qwen2", "olmo3", "gemma3"]
 WINDOWED = [*NATIVE, "gemma2", "gpt_oss", "cohere2", "exaone4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", WINDOWED)
 def test_beyond_its_window_a_model_says_what_transformers_says(family: str) -> None:
     module = windowed(family, window=4)

@@ -109,6 +109,7 @@ def test_a_hybrid_decodes_what_it_says_of_the_whole_text(family: str, tmp_path: 
         assert play(engine, prompt, Plans(("off", 0)), 4).tokens == greedy(module, prompt, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_peaked", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_plan_drafts_for_a_hybrid_where_loading_reads_it_in_pieces(

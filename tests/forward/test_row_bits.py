@@ -126,6 +126,7 @@ def test_at_every_length_of_a_context(target: Decoder) -> None:
             assert torch.equal(made, wanted[start : start + width]), (start, width)
 
 
+@pytest.mark.slow
 def test_in_parts_as_well(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the rows of a long prompt or of a wide tree attend."""
     before, nodes = text(140), text(len(TREE), seed=2)

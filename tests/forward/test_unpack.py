@@ -309,6 +309,7 @@ def test_what_is_not_read_is_named_with_what_would_do(
             read(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_bitsandbytes_folder_is_loaded_as_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig

@@ -118,6 +118,7 @@ def test_real_families_do_not_mix(shared_data: Path) -> None:
             assert compare_token_maps(target, draft).is_compatible is (target is draft)
 
 
+@pytest.mark.slow
 def test_one_swapped_id_in_a_real_tokenizer_is_found(shared_data: Path, tmp_path: Path) -> None:
     source = shared_data / "tokenizers" / "smollm"
     content = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))

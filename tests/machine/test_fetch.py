@@ -100,6 +100,7 @@ def test_what_is_fetched_is_what_the_hub_holds_and_nothing_else(
 WEIGHTS = "model.safetensors"
 
 
+@pytest.mark.slow
 def test_a_connection_lost_at_any_request_costs_no_file(
     hub: HubStub, tmp_path: Path, folder: Path, tally: Tally
 ) -> None:
@@ -144,6 +145,7 @@ def test_the_dry_run_fetches_and_writes_nothing(hub: HubStub, cache: Path, folde
     assert sum(found.held_bytes().values()) == 0 and not weights(cache)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["closed", "reset", "stalled", "short", "long"])
 def test_a_fault_that_passes_is_gone_on_from_by_range(
     hub: HubStub, cache: Path, folder: Path, kind: Any

@@ -131,6 +131,7 @@ def test_it_is_planned_by_what_it_holds(demo: Path) -> None:
     assert best.bytes.target_weights == wanted.bytes.target_weights
 
 
+@pytest.mark.slow
 def test_in_4_bits_on_a_processor_it_is_counted_and_told_as_it_is_kept(tmp_path: Path) -> None:
     tokenizer = json.loads((DRAFT / "tokenizer.json").read_text("utf-8"))
     module = tiny_llama(vocab_size=6144)
@@ -235,6 +236,7 @@ def test_a_tensor_that_the_family_does_not_have_is_refused(tmp_path: Path) -> No
         opened_gguf(file, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_a_file_of_ollama_holds_for_images_is_left_out(tmp_path: Path) -> None:
     """Gemma 3's vision tower and its projector are in the same file there."""
     import numpy as np

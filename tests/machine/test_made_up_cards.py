@@ -134,6 +134,7 @@ def test_of_fewer_bits_every_context_that_fits_is_named() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("card_gib", OFFERED)
 def test_the_first_offer_is_what_an_expert_takes(card_gib: int) -> None:
     models = profile_models(PROFILES, [])

@@ -180,6 +180,7 @@ def test_a_reply_is_continued_as_it_stands(stub: Stub, open_it: Any) -> None:
     assert body["messages"][-1] == {"role": "assistant", "content": "Rain"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
@@ -226,6 +227,7 @@ def test_a_broken_connection_ends_the_turn_and_the_next_one_connects_again(
     assert backend.describe().target == "another-2b"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [
@@ -255,6 +257,7 @@ def test_an_event_that_is_none_of_openais_ends_the_turn_in_words(
     assert text_of(chunks(backend)) == "Rain falls."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [-5, 10**30, True, 1.5, "many"])
 def test_a_count_that_none_can_be_is_not_taken(stub: Stub, open_it: Any, count: Any) -> None:
     stub.extra = {"usage": {"prompt_tokens": count, "completion_tokens": 4}}
@@ -268,6 +271,7 @@ def test_of_a_reply_without_a_word_nothing_is_kept(stub: Stub, open_it: Any) -> 
     assert last.finish_reason == "error" and "kept" not in str(last.error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "kind", "words"),
     [
@@ -349,6 +353,7 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
 # in the chat
 
 
+@pytest.mark.slow
 def test_a_turn_is_logged_with_null_for_what_is_not_known(stub: Stub, tmp_path: Path) -> None:
     store = Store.open(tmp_path / "localspec.db")
     service = ChatService(store, session_info, lambda report: ServerBackend(RemoteServer(stub.url)))

@@ -267,6 +267,7 @@ def _first_heads(self: Enlargement) -> torch.Tensor:
     return torch.arange(self.source.num_heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fault"),
     [

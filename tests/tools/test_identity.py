@@ -23,6 +23,7 @@ def counted(case: Case, order: int, earlier: dict[str, str] | None = None) -> Co
     return count
 
 
+@pytest.mark.slow
 def test_every_arm_writes_the_same_reply_in_any_order_and_after_a_restart() -> None:
     first = counted(CASE, order=0)
     again = counted(CASE, order=1, earlier=first.digests)

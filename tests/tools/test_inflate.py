@@ -134,6 +134,7 @@ def test_a_source_in_shards_and_bf16_stays_in_bf16(tmp_path: Path) -> None:
     assert (logits(tmp_path / "out" / "target") - wanted).abs().max() < 0.2 * wanted.std()
 
 
+@pytest.mark.slow
 def test_noise_reaches_the_draft_alone(tmp_path: Path, target: Path, draft: Path) -> None:
     inflate(target, draft, "tiny", tmp_path / "out", 0.5, 0, quiet)
     assert_same(target, tmp_path / "out" / "target")

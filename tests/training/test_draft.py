@@ -21,6 +21,7 @@ def greedy(module: object, tokens: list[int], count: int) -> list[int]:
     return said[len(tokens) :]
 
 
+@pytest.mark.slow
 def test_acceptance_by_position_is_that_of_drafts_made_one_after_another(target: Target) -> None:
     draft = tiny_llama(1, num_layers=1, vocab_size=420)
     draft.model.load_state_dict(target.module.model.state_dict(), strict=False)

@@ -56,6 +56,7 @@ def test_a_folder_says_what_it_holds_and_is_read(folder: Path, kind: str) -> Non
     READERS[kind](folder, with_cache(tiny_llama()))
 
 
+@pytest.mark.slow
 @each_kind
 @pytest.mark.parametrize(
     ("change", "said"),

@@ -141,6 +141,7 @@ def test_memory_covers_weights_cache_and_tables() -> None:
     assert large.memory_bytes - small.memory_bytes == 512 * per_slot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -77,6 +77,7 @@ def test_transformers_runs_the_same_weights_to_the_same_tokens(
         assert row["ttft_ms"] > 0 and row["peak_memory_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_transformers_samples_too_and_is_then_not_compared(module_bench: BenchEngine) -> None:
     arms = TRANSFORMERS_ARMS[:2]
     wanted = BenchSettings(max_tokens=8, temperatures=(0.7,), arms=arms)

@@ -77,6 +77,7 @@ def contest() -> tuple[World, ...]:
     return contest_worlds(0)
 
 
+@pytest.mark.slow
 def test_the_best_fixed_arm_is_that_of_all_games() -> None:
     assert best_by_kind(world()) == pytest.approx(best_fixed(world()))
     mixed = alternating("flat", 0)

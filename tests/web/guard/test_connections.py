@@ -121,6 +121,7 @@ def test_an_answer_in_pieces_waits_for_no_acknowledgement(
     assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent", [b"", b"GET / HT", b"GET /live HTTP/1.1\r\nhost: ours\r\nx-slow: "]
 )
@@ -130,6 +131,7 @@ def test_a_head_that_does_not_come_is_given_up(connect: Connect, sent: bytes) ->
     assert read_all(one) == b""
 
 
+@pytest.mark.slow
 def test_a_second_head_that_drips_is_given_up_too(connect: Connect) -> None:
     one = connect()
     one.sendall(head(one, "GET /live HTTP/1.1"))
@@ -137,6 +139,7 @@ def test_a_second_head_that_drips_is_given_up_too(connect: Connect) -> None:
     assert read_all(one).count(b"HTTP/1.1 200") == 1
 
 
+@pytest.mark.slow
 def test_a_body_that_drips_gets_408_and_the_connection_ends(connect: Connect) -> None:
     one = connect()
     one.sendall(head(one, "POST /gradio_api/queue/join HTTP/1.1", content_length="100000"))
@@ -147,6 +150,7 @@ def test_a_body_that_drips_gets_408_and_the_connection_ends(connect: Connect) ->
     assert read_all(one).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.slow
 def test_a_body_longer_than_it_said_or_may_be_is_refused(connect: Connect) -> None:
     for length in (str(2**31), "99999999999999999999"):
         one = connect()
@@ -159,6 +163,7 @@ def test_a_body_longer_than_it_said_or_may_be_is_refused(connect: Connect) -> No
     assert read_all(one).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.slow
 def test_a_body_that_is_too_long_and_too_slow_is_said_to_be_too_long(
     monkeypatch: pytest.MonkeyPatch, connect: Connect
 ) -> None:
@@ -168,6 +173,7 @@ def test_a_body_that_is_too_long_and_too_slow_is_said_to_be_too_long(
     assert read_all(one).startswith(b"HTTP/1.1 413")
 
 
+@pytest.mark.slow
 def test_a_sender_of_too_much_gets_the_answer_and_no_reset(patient: Connect) -> None:
     """It sends all of it before it reads."""
     one = patient()
@@ -188,6 +194,7 @@ def test_a_web_socket_is_refused(connect: Connect) -> None:
     assert one.recv(65536).startswith(b"HTTP/1.1 403")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [
@@ -214,6 +221,7 @@ def test_slow_senders_do_not_keep_others_out(connect: Connect) -> None:
     assert read_all(other).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.slow
 def test_a_connection_is_kept_while_a_person_reads(connect: Connect) -> None:
     """Nor does the time that a head may take end it between two requests."""
     assert server_of(inner).config.timeout_keep_alive >= 60

@@ -91,6 +91,7 @@ def test_the_right_password_gives_a_strict_cookie_that_opens_the_page() -> None:
     assert remote.ask(path="/live", cookie=cookie)[::2] == (200, b"secret")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("password", ["", "wrong", WORDS.upper(), WORDS + " ", WORDS[:-1], "x" * 9])
 def test_a_wrong_password_gives_nothing(password: str) -> None:
     status, headers, body = Remote().log_in(password)

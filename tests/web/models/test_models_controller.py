@@ -302,6 +302,7 @@ def test_markup_in_names_is_shown_and_not_obeyed(
     assert "<img" not in parts(controller)["folder"] and "&lt;img" in parts(controller)["folder"]
 
 
+@pytest.mark.slow
 def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
     controller: ModelsController, place: ModelsSite
 ) -> None:
@@ -321,6 +322,7 @@ def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
     assert "<th></th>" not in shown, "a heading without words is read out as one"
 
 
+@pytest.mark.slow
 def test_the_tune_up_can_be_skipped_and_what_was_learnt_stays(
     controller: ModelsController, place: ModelsSite
 ) -> None:

@@ -55,6 +55,7 @@ def test_who_drafted_is_unknown_where_the_log_does_not_say(service: ChatService)
     assert "<title>unknown (lenient): " in "".join(fill(service, Selection("all")))
 
 
+@pytest.mark.slow
 def test_every_export_has_each_of_these_turns(service: ChatService, tmp_path: Path) -> None:
     for format in EXPORTS:
         service.export(Scope(), format, tmp_path / "out")

@@ -178,6 +178,7 @@ def handlers_of(service: ChatService) -> Handlers:
 SLOW = replace(FORM, max_tokens="512")
 
 
+@pytest.mark.slow
 def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> None:
     """And no bubble of it is sent after the page has been told to show something else."""
     handlers = handlers_of(service)
@@ -269,6 +270,7 @@ def test_closing_a_page_also_stops_the_reply_it_had_moved_on_from(service: ChatS
     assert service.latest is not None and service.latest.view.finish_reason == "cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_named", [True, False])
 def test_only_a_page_on_its_way_to_the_same_chat_keeps_a_reply(
     service: ChatService, is_named: bool
@@ -296,6 +298,7 @@ def test_only_a_page_on_its_way_to_the_same_chat_keeps_a_reply(
     assert shown is not None and len(shown) == 2
 
 
+@pytest.mark.slow
 def test_a_second_page_on_the_same_chat_keeps_the_reply_of_the_first(service: ChatService) -> None:
     handlers = handlers_of(service)
 
@@ -312,6 +315,7 @@ def test_a_second_page_on_the_same_chat_keeps_the_reply_of_the_first(service: Ch
     assert service.latest is not None and service.latest.view.finish_reason == "eos"
 
 
+@pytest.mark.slow
 def test_a_reply_is_followed_once_and_settled_once(service: ChatService) -> None:
     handlers = handlers_of(service)
 
@@ -346,6 +350,7 @@ def test_the_end_of_a_reply_is_not_shown_before_its_beginning(service: ChatServi
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
     service: ChatService,
 ) -> None:
@@ -381,6 +386,7 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
     assert said == ["a slow one", "and a steady this", "and last"]
 
 
+@pytest.mark.slow
 def test_answers_asked_for_together_are_shown_together_and_stopped_together(
     service: ChatService,
 ) -> None:
@@ -451,6 +457,7 @@ def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> 
     assert service.conversations() == []
 
 
+@pytest.mark.slow
 def test_going_on_without_the_oldest_is_decided_once(service: ChatService) -> None:
     handlers, long = Handlers(service), "word " * 1500
 
@@ -498,6 +505,7 @@ def test_the_address_chooses_the_conversation_else_the_newest(service: ChatServi
     assert handlers.choose("new") is None and handlers.choose("999") is None
 
 
+@pytest.mark.slow
 def test_pages_are_updated_no_more_than_fifteen_times_a_second(service: ChatService) -> None:
     handlers = Handlers(service)
 

@@ -142,6 +142,7 @@ def test_a_model_that_gets_ready_gives_its_defaults_to_a_new_chat_alone(
     assert asyncio.run(elsewhere.answer()).settings is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", ["again", "several", "show", "fork", "remove", "duplicate"])
 def test_a_wrong_value_is_refused_in_a_sentence(handlers: Handlers, act: str) -> None:
     handle = said(handlers, "about owls")
@@ -229,6 +230,7 @@ def test_the_gauge_says_what_is_wrong_with_a_file(handlers: Handlers) -> None:
     assert bad is not None and "x.png is not a text" in bad["gauge"]["problem"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
