@@ -277,7 +277,7 @@ def _repacked(source: Source, place: Place, opened: Opened) -> str | None:
     if place.bits != 4 or opened.notice is not None:
         return None
     stored = check_folder(source.target).stored
-    return QUANTISED_AGAIN if stored is not None and stored.group_size else None
+    return QUANTISED_AGAIN if stored is not None and stored.is_in_4_bits else None
 
 
 def _check_kernels(kernels: str | None) -> None:

@@ -26,7 +26,8 @@ from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError, MemoryShortage, ModelError
 from localspec.load import open_local_backend
 from localspec.options import LoadOptions
-from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.forward.test_unpack import LAYOUTS, packed_folder
+from tests.machine.folders import VOCAB_SIZE, save_model, save_tokenizer
 from tests.tiny import NEEDS_BF16, agreeing_draft, tiny_llama
 
 pytestmark = pytest.mark.slow  # loads models with all that drafts for them
@@ -275,6 +276,28 @@ def test_a_4_bit_output_head_is_kept_where_it_is_asked_for_and_said(tmp_path: Pa
     odd = save_model(tmp_path / "odd", tiny_llama(vocab_size=VOCAB_SIZE))
     with pytest.raises(ModelError, match=r"32 x n tokens\. Use --dtype 4-bit"):
         opened(options_of(odd, dtype="4-bit-head"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "became"),
+    [
+        ("awq", ["are used as they are"]),
+        ("compressed int4, smaller groups", ["a second time"]),
+        ("gptq out of order", ["a second time"]),
+        ("gptq of 8 bits", []),
+    ],
+)
+def test_what_became_of_weights_that_files_keep_in_4_bits_is_said(
+    layout: str, became: list[str], tmp_path: Path
+) -> None:
+    """Of those that torch has no kernel for nothing was said."""
+    pack, settings, _ = LAYOUTS[layout]
+    packed_folder(tmp_path, pack, settings, tiny_llama(vocab_size=VOCAB_SIZE))
+    save_tokenizer(tmp_path)
+    notices = opened(options_of(tmp_path, dtype="4-bit")).describe().notices
+    said = [each for each in notices if "4-bit weights of its files" in each]
+    assert len(said) == len(became)
+    assert all(words in notice for words, notice in zip(became, said, strict=True))
 
 
 def test_a_model_whose_thoughts_cannot_be_ended_says_so(tmp_path: Path) -> None:

@@ -50,6 +50,11 @@ class Stored:
     num_in_groups: int | None = None
     is_narrow: bool = False
 
+    @property
+    def is_in_4_bits(self) -> bool:
+        """Whether whole numbers of 4 bits are kept, with a kernel for them or without."""
+        return self.group_size > 0 or self.per_word == WORD // 4
+
 
 def stored_of(config: Mapping[str, Any], name: str) -> Stored | None:
     """config: of config.json. name: of the model, for the message. Raises ModelError."""
