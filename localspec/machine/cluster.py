@@ -76,6 +76,8 @@ class Wanted:
                 + ("needs a draft model or head: name it with --draft." if self.drafter is None
                    else "uses no draft model. Leave --draft out.")
             )  # fmt: skip
+        if self.method == "off" and self.num_draft_tokens:
+            raise ConfigError("The method off drafts nothing. Leave --num-draft-tokens out.")
 
 
 @dataclass(frozen=True)

@@ -102,12 +102,15 @@ def test_ngram_and_off_name_no_draft() -> None:
     told = json.loads(after(ngram, "--speculative-config"))
     assert told["method"] == "ngram"
     assert told["num_speculative_tokens"] == 5
-    plain = command_for(wanted(method="off", drafter=None), [gpu(0, 178, 180)])
+    off = wanted(method="off", drafter=None, num_draft_tokens=0)
+    plain = command_for(off, [gpu(0, 178, 180)])
     assert "--speculative-config" not in plain.arguments
     with pytest.raises(ConfigError, match="--draft"):
         wanted(drafter=None)
     with pytest.raises(ConfigError, match="Leave --draft out"):
         wanted(method="ngram")
+    with pytest.raises(ConfigError, match="Leave --num-draft-tokens out"):
+        replace(off, num_draft_tokens=5)
 
 
 def test_sglang_gets_its_own_words() -> None:
