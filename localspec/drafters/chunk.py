@@ -26,7 +26,6 @@ import torch
 
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
 from localspec.drafters.drafting import Drafting, Level, fitted, level_of
-from localspec.drafters.parts import Parts
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import Warp, noise_after, perturbed, repelled
 from localspec.forward.decoder import Decoder
@@ -38,7 +37,7 @@ from localspec.forward.graphs import (
     buckets,
     fastest,
 )
-from localspec.forward.model import LanguageModel, prefill
+from localspec.forward.model import prefill
 from localspec.forward.static import Window, undisturbed, windows
 from localspec.forward.upload import indices, pinned
 from localspec.units import counted
@@ -206,14 +205,6 @@ class ChunkedDraft:
         self._cuts = [Cuts()]  # kinds that were asked for
         self._buffers: _Buffers | None = None
         self.use(model)
-
-    @classmethod
-    def of(cls, model: LanguageModel, parts: Parts, num_children: int = 1) -> ChunkedDraft | None:
-        """The captured draft loop of a model; None where nothing is captured."""
-        pool = parts.pool if model.device == parts.target.device else parts.draft_pool
-        if pool is None or not isinstance(model, Decoder):
-            return None
-        return cls(model, parts.target.vocab_size, pool, num_children=num_children)
 
     def use(self, model: Decoder) -> None:
         """Draft with this model from now on; its graphs are made anew."""

@@ -48,7 +48,7 @@ class DraftModelDrafter(Stepwise, DrafterBase):
     @classmethod
     def build(cls, parts: Parts) -> Self:
         model = parts.loaded_draft()
-        return cls(model, parts.target.vocab_size, ChunkedDraft.of(model, parts))
+        return cls(model, parts.target.vocab_size, parts.draft_chunks)
 
     @property
     def memory_bytes(self) -> int:

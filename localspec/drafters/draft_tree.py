@@ -68,7 +68,7 @@ class DraftTreeDrafter(DraftModelDrafter):
     @classmethod
     def build(cls, parts: Parts) -> Self:
         model = parts.loaded_draft()
-        chunks = ChunkedDraft.of(model, parts, num_children=NUM_CHILDREN)
+        chunks = parts.chunks(model, NUM_CHILDREN)
         return cls(model, parts.target.vocab_size, chunks)
 
     @property

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from localspec.core import Outcome, Sequence
+from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.lookup import Lookup
 from localspec.drafters.vocabularies import Foreign
 from localspec.errors import ModelError
@@ -80,6 +81,18 @@ class Parts:
         size = self.target.vocab_size
         known = (ids for ids in self.past if all(0 <= token < size for token in ids))
         return self.once("lookup", lambda: Lookup([*known])).beside()
+
+    def chunks(self, model: LanguageModel, num_children: int = 1) -> ChunkedDraft | None:
+        """A captured draft loop of a model; None where nothing is captured."""
+        pool = self.pool if model.device == self.target.device else self.draft_pool
+        if pool is None or not isinstance(model, Decoder):
+            return None
+        return ChunkedDraft(model, self.target.vocab_size, pool, num_children=num_children)
+
+    @cached_property
+    def draft_chunks(self) -> ChunkedDraft | None:
+        """That of the draft model, the same for every drafter that drafts chains with it."""
+        return self.chunks(self.loaded_draft())
 
     def beside(self) -> Parts | None:
         """The same models over caches of their own, for a sequence that is decoded beside; None

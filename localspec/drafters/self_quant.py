@@ -44,7 +44,7 @@ class SelfQuantDrafter(DraftModelDrafter):
         model = twin.model
         if isinstance(model, Decoder):  # one copy, over each sequence's own cache
             model = Decoder(model.weights, parts.target.cache, model.is_fastest)
-        return cls(model, twin.weight_bytes, ChunkedDraft.of(model, parts))
+        return cls(model, twin.weight_bytes, parts.chunks(model))
 
     @property
     def memory_bytes(self) -> int:

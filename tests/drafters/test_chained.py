@@ -12,7 +12,9 @@ from localspec.drafters.chained import ChainedDrafter
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
-from tests.tiny import Context, TableModel, scripted, tiny_llama, with_cache
+from localspec.forward.model import LanguageModel
+from tests.forward.tracing import TracingPool
+from tests.tiny import Context, TableModel, scripted, tiny_llama, with_cache, with_plain_cache
 
 VOCAB = 64
 REPEATING = (5, 9, 12, 40, 30, 7, 5, 9)
@@ -63,6 +65,46 @@ def test_where_nothing_repeats_it_drafts_as_the_model_alone() -> None:
     alone = proposed(DraftModelDrafter, script, FRESH)
     assert alone.tokens == script[:6]
     assert proposed(ChainedDrafter, script, FRESH) == replace(alone, makers=("draft_model",) * 6)
+
+
+def greedy_reply(model: LanguageModel, prompt: Context, count: int) -> Context:
+    tokens = list(prompt)
+    for _ in range(count):
+        model.cache.rollback(0)
+        tokens.append(int(model.forward(tokens)[-1].argmax()))
+    return tuple(tokens[len(prompt) :])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("has_rule", [False, True])
+def test_where_a_device_captures_it_goes_on_by_the_graphs_of_the_draft_model(
+    temperature: float, has_rule: bool
+) -> None:
+    """It drafted by a loop of its own, which nothing captured."""
+    pool = TracingPool()
+    target, *drafts = (with_plain_cache(tiny_llama(), 64) for _ in "abc")
+    parts = [
+        Parts(target, draft, pool=each) for draft, each in zip(drafts, (pool, None), strict=True)
+    ]
+    (graphs,) = DraftModelDrafter.build(parts[0]).captures
+    assert [*graphs.capture()]
+    captured, eager = map(ChainedDrafter.build, parts)
+    made_by = set[str]()
+    rule = (lambda index, confidence: confidence > 0.05) if has_rule else None
+    for start in range(20):
+        beginning = (start, 9, 12, 40, 30 + start, 7, start, 9)
+        prompt = (*beginning, *greedy_reply(target, beginning, start))
+        sampling = SamplingParams(temperature, seed=start)
+        sequence = Engine(target, {}).start(prompt, sampling, 50, frozenset())
+        plan, num_before = DraftPlan("chained", 7, keep_drafting=rule), pool.num_replays
+        found, wanted = (each.propose(sequence, plan) for each in (captured, eager))
+        assert (found.tokens, found.makers) == (wanted.tokens, wanted.makers)
+        assert found.confidences == pytest.approx(wanted.confidences, abs=1e-5)
+        assert drafts[0].cache.length <= len(prompt) + len(found.tokens)
+        made_by |= {*found.makers}
+        assert (pool.num_replays > num_before) is ("draft_model" in found.makers)
+    assert made_by == {"ngram", "draft_model"}
 
 
 def test_it_has_something_of_its_own_to_say_only_where_the_text_repeats() -> None:
