@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from localspec.api import replies
 from localspec.api.faults import Refused
 from localspec.api.pieces import whole
 from localspec.api.replies import Asked
@@ -121,6 +122,43 @@ def test_under_a_load_nothing_is_lost_and_who_goes_away_frees_its_place(doors: D
     rows = doors.service.turn_rows()[num_before:]
     reasons = [row["finish_reason"] for row in rows]
     assert (reasons.count("eos"), reasons.count("cancelled")) == (36, 12)
+
+
+HELLO = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9, "stream": True}
+STREAMS = {
+    "/v1/chat/completions": HELLO,
+    "/v1/messages": HELLO,
+    "/v1/completions": {"prompt": "hello", "stream": True},
+    "/v1/responses": {"input": "hello", "stream": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", STREAMS)
+def test_a_stream_that_has_nothing_to_say_is_kept_open(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replies, "PING_S", 0.02)
+    backend = FakeBackend(Script(reply="one two", prefill_s=0.3))
+    with serving(backend, tmp_path) as doors, doors.http() as http:
+        lines = http.post(path, json=STREAMS[path]).text.splitlines()
+    assert sum(line.startswith(":") for line in lines) >= 3
+    assert any("two" in line for line in lines if line.startswith("data:"))
+
+
+def test_who_leaves_a_stream_that_has_nothing_to_say_frees_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replies, "PING_S", 0.02)
+    backend = FakeBackend(Script(reply=200 * "again ", prefill_s=0.3, round_s=0.01))
+    with serving(backend, tmp_path) as doors, doors.http() as http:
+        asked = HELLO | {"max_tokens": 500}
+        with http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+            assert any(line.startswith(":") for line in answer.iter_lines())
+        until(lambda: doors.service.current is None)
+        assert doors.service.flush()
+        (row,) = doors.service.turn_rows()
+    assert row["finish_reason"] == "cancelled"
 
 
 def test_a_fault_of_the_engine_is_told(tmp_path: Path) -> None:
