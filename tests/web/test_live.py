@@ -273,17 +273,17 @@ def test_what_keeps_drafting_off_is_said_with_its_remedy() -> None:
 
 
 def test_the_hardware_line_never_waits_and_is_renewed_when_it_is_old() -> None:
-    found = iter(["one GPU", "no GPU"])
-    may_answer = threading.Event()
+    found, may_answer = ["one GPU"], threading.Event()
 
     def find() -> str:
         may_answer.wait(5)
-        return next(found)
+        return found[-1]
 
     line = HardwareLine(find, refresh_s=0.05)
     assert line.line() == ""  # the driver is asleep; nobody waits for it
     may_answer.set()
     until(lambda: line.line() == "one GPU")
+    found.append("no GPU")
     until(lambda: line.line() == "no GPU")
 
 
