@@ -215,6 +215,8 @@ def test_a_download_that_fails_says_so_and_keeps_what_arrived(
     failed = wait(lambda: (found := downloads.find(MODEL)) and found.state == "failed" and found)
     assert failed.fault.code == "wrong_size"
     assert 0.4 * failed.num_bytes < failed.have_bytes < 0.7 * failed.num_bytes
+    downloads.forget(MODEL)
+    assert downloads.find(MODEL) is None and downloads.downloads == ()
 
 
 def test_the_dry_run_gives_the_exact_size_and_fetches_nothing(

@@ -91,6 +91,22 @@ def test_a_reply_of_a_log_without_seeds_says_why_it_cannot_be_made_again(
     assert state["state"] == "refused" and "its seed was not logged" in state["text"]
 
 
+def test_a_replay_that_nobody_waits_for_any_more_is_stopped(site: Site) -> None:
+    """As where its window is closed."""
+    site.backend.requests.clear()
+    audits = Audits(site.service)
+    _, message = answer(site, "a steady one")
+    assert audits.stop(message)["state"] == "none"
+    assert audits.start(message, "off")["state"] == "running"
+    until(lambda: len(site.backend.requests) == 2)
+    assert audits.start(message, "off")["state"] == "running", "no second one is begun"
+    audits.stop(message)
+    until(lambda: audits.state(message)["state"] != "running")
+    state = audits.state(message)
+    assert state["state"] == "cancelled" and state["text"].startswith("Stopped after the first")
+    assert len(site.backend.requests) == 2
+
+
 def test_a_reply_of_an_older_log_has_no_view(site: Site) -> None:
     _, message = answer(site, "from long ago")
     with sqlite3.connect(str(site.store.path)) as database:
