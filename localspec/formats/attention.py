@@ -102,13 +102,28 @@ def count_key_width(text: Mapping[str, Any], num_layers: int, width: int) -> int
     """Width of the keys, and of the values, of all layers together where it differs between layers,
     else 0. width: of a usual layer. In Gemma 4 layers that see everything have another, and the
     last ones read the keys of others."""
+    own = _own_key_widths(text, width)
+    num_kept = num_layers - int(text.get("num_kv_shared_layers") or 0)
+    return sum(own.get(layer, width) for layer in range(num_kept)) if own else 0
+
+
+def _own_key_widths(text: Mapping[str, Any], width: int) -> dict[int, int]:
+    """By layer, where it is not the usual one. A published config names it once for all of these
+    layers, one that transformers has written for each of them."""
+    heads = count_key_heads(text, int(text.get("num_attention_heads") or 1))
+    if by_layer := text.get("per_layer_config"):
+        return {
+            int(layer): int(own.get("head_dim") or width // heads)
+            * int(own.get("num_key_value_heads") or heads)
+            for layer, own in by_layer.items()
+        }
     size, kinds = text.get("global_head_dim"), text.get("layer_types")
     if not size or not kinds:
-        return 0
-    heads = text.get("attention_k_eq_v") and text.get("num_global_key_value_heads")
-    wide = int(size) * int(heads or text.get("num_key_value_heads") or 1)
-    kept = kinds[: num_layers - int(text.get("num_kv_shared_layers") or 0)]
-    return sum(wide if kind == "full_attention" else width for kind in kept)
+        return {}
+    wide = int(size) * int(
+        (text.get("attention_k_eq_v") and text.get("num_global_key_value_heads")) or heads
+    )
+    return {layer: wide for layer, kind in enumerate(kinds) if kind == "full_attention"}
 
 
 def attention_fault(text: Mapping[str, Any]) -> str | None:

@@ -496,7 +496,14 @@ def test_a_size_that_no_model_has_is_named(name: str, value: object) -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"layer_types": 5}, {"global_head_dim": "x"}, {"global_head_dim": [1]}],
+    [
+        {"layer_types": 5},
+        {"global_head_dim": "x"},
+        {"global_head_dim": [1]},
+        {"per_layer_config": {"x": {}}},
+        {"per_layer_config": [1]},
+        {"per_layer_config": {"0": 1}},
+    ],
 )
 def test_a_value_that_cannot_be_understood_is_said(changed: dict[str, Any], tmp_path: Path) -> None:
     text = {**GEMMA_4B["text_config"], "layer_types": ["full_attention"], "global_head_dim": 8}
