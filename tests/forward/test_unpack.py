@@ -109,6 +109,15 @@ def as_int8_rows(weight: torch.Tensor) -> Packed:
     return {"weight": numbers, "weight_scale": scales}, numbers.float() * scales
 
 
+def as_int8_rows_with_zeros(weight: torch.Tensor) -> Packed:
+    low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
+    scales = (high - low) / 255
+    zeros = (-128 - low / scales).round()
+    numbers = (weight / scales + zeros).round().clamp(-128, 127).to(torch.int8)
+    held = {"weight": numbers, "weight_scale": scales, "weight_zero_point": zeros.to(torch.int8)}
+    return held, (numbers.float() - zeros) * scales
+
+
 def as_fp8(rows: int, columns: int, name: str = "weight_scale_inv") -> Pack:
     """One scale for each block of so many rows and columns; a last one is cut short."""
 
@@ -175,6 +184,11 @@ LAYOUTS: dict[str, tuple[Pack, dict[str, Any], str]] = {
     "compressed int8, rows": (
         as_int8_rows,
         compressed("int-quantized", num_bits=8, strategy="channel"),
+        "compressed 8-bit",
+    ),
+    "compressed int8, rows with zero points": (
+        as_int8_rows_with_zeros,
+        compressed("int-quantized", num_bits=8, strategy="channel", symmetric=False),
         "compressed 8-bit",
     ),
     "compressed FP8, rows": (
