@@ -130,6 +130,21 @@ def test_back_leads_to_the_chat_before_and_forward_to_the_next(page: Visit) -> N
     page.page.locator("#ls-history [aria-current][title='echo way one']").wait_for()
 
 
+def test_an_address_that_is_told_late_takes_no_step_out_of_the_history(page: Visit) -> None:
+    """After Back or Forward the page hears of the address again; a chat may be chosen by then."""
+    ask(page, "echo told late", 1)
+    page.page.wait_for_function("/c=[0-9]/.test(location.search)")
+    page.page.evaluate(
+        """() => {
+          [...document.querySelectorAll('#ls-chat a.ls-fork')].at(-1).click();
+          window.lsAddress(location.pathname + location.search);
+        }"""
+    )
+    shows(page, "Fork of echo told late")
+    page.page.go_back()
+    page.page.locator("#ls-history [aria-current][title='echo told late']").wait_for()
+
+
 def test_two_chats_deleted_in_a_row_can_both_be_brought_back(page: Visit) -> None:
     ask(page, "echo first to go", 1)
     deleted = page.site.service.conversations("first to go")[0].id

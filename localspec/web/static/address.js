@@ -10,9 +10,11 @@ export function byPerson() {
   toTab("Chat");
 }
 
-// Called with the conversation's address whenever it changes (wiring.py).
+// Called with the conversation's address whenever it changes (wiring.py). After Back it is right
+// already, and the call may come when the person has chosen the next chat.
 window.lsAddress = (url) => {
-  if (location.pathname + location.search !== url) history[isByPerson ? "pushState" : "replaceState"](null, "", url);
+  if (location.pathname + location.search === url) return;
+  history[isByPerson ? "pushState" : "replaceState"](null, "", url);
   isByPerson = false;
 };
 
