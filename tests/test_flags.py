@@ -22,6 +22,7 @@ def test_text_and_result_are_lines_of_their_own(root: Path) -> None:
     assert ended.stdout == 'the text\n{"a": 1}\n'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_an_output_that_lacks_characters_gets_question_marks_and_the_whole_result(
     root: Path, encoding: str

@@ -219,6 +219,7 @@ def circle(modules: dict[str, ast.Module]) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_no_imports_run_in_a_circle() -> None:
     modules = {name_of(path): tree for path, tree in trees().items()}
     assert circle(modules) == []

@@ -312,6 +312,7 @@ def test_loading_reserves_little_more_than_the_weights(sizes: dict[str, int], mo
         assert decoder.weight_bytes <= memory.used
 
 
+@pytest.mark.slow
 def test_the_plan_counts_what_loading_allocates() -> None:
     """Target, draft and caches, within 5 %; the rest of a plan is set aside, not loaded."""
     context, counted, held = 4096, 0, list[Any]()

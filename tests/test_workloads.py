@@ -87,6 +87,7 @@ def test_a_message_is_recognised_by_its_signs(text: str, kind: str) -> None:
     assert recognise(text) == kind
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     ("unit", "kind"),

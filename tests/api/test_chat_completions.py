@@ -246,6 +246,7 @@ def test_a_client_that_goes_away_frees_its_place(client: OpenAI, doors: Doors) -
     assert doors.service.latest.view.finish_reason == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_client_that_does_not_wait_for_a_whole_answer_frees_its_place(doors: Doors) -> None:
     import openai
 

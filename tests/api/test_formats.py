@@ -38,6 +38,7 @@ def test_a_format_reaches_the_engine(client: OpenAI, doors: Doors) -> None:
     assert sent == ["", "", grammar_of(ANY_OBJECT), grammar_of(schema)]
 
 
+@pytest.mark.slow
 def test_a_format_of_responses_reaches_the_engine_and_is_repeated(
     client: OpenAI, doors: Doors
 ) -> None:

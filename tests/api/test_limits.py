@@ -83,6 +83,7 @@ def test_a_request_during_the_first_load_is_judged_after_it(tmp_path: Path) -> N
     assert {one.json().get("model") for one in answers} == {None, "demo-12m"}
 
 
+@pytest.mark.slow
 def test_who_names_no_drafter_has_the_one_that_the_server_was_started_with(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
     backend = FakeBackend(Script(reply="one two"))
@@ -161,6 +162,7 @@ def test_who_leaves_a_stream_that_has_nothing_to_say_frees_its_place(
     assert row["finish_reason"] == "cancelled"
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_engine_is_told(tmp_path: Path) -> None:
     import openai
 

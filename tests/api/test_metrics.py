@@ -40,6 +40,7 @@ def read(doors: Doors) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_the_counters_are_the_logs_of_pages_and_programs(fresh: Doors) -> None:
     assert read(fresh).get("vllm:request_success_total", 0) == 0
     with fresh.openai() as client:
@@ -96,6 +97,7 @@ class Reticent(FakeBackend):
             yield replace(chunk, stats=replace(chunk.stats, untold=untold))
 
 
+@pytest.mark.slow
 def test_what_a_server_does_not_tell_is_not_counted(tmp_path: Path) -> None:
     with serving(Reticent(Script(reply=scripted_reply)), tmp_path) as doors:
         reply = doors.service.submit(None, "Count.", ReplySettings())

@@ -40,6 +40,7 @@ def test_a_stream_has_every_event_that_the_client_puts_together(client: OpenAI) 
     assert [item.type for item in final.output] == ["reasoning", "message"]
 
 
+@pytest.mark.slow
 def test_effort_none_is_no_thinking_and_what_has_no_effect_is_taken(
     client: OpenAI, doors: Doors
 ) -> None:

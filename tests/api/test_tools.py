@@ -247,6 +247,7 @@ def test_anthropics_client_calls_and_answers(doors: Doors) -> None:
     assert [json.loads(one.arguments)["city"] for one in called] == ["Lima", "Cusco"]
 
 
+@pytest.mark.slow
 def test_responses_call_and_answer(client: OpenAI, doors: Doors) -> None:
     tool = {"type": "function", "name": "weather", "parameters": SCHEMA}
     asked = {"model": MODEL, "tools": [tool]}

@@ -32,6 +32,7 @@ def bench() -> BenchEngine:
     return tiny_bench()
 
 
+@pytest.mark.slow
 def test_the_curve_is_relative_to_a_plain_step_and_the_cache_is_empty_after(
     bench: BenchEngine,
 ) -> None:
@@ -43,6 +44,7 @@ def test_the_curve_is_relative_to_a_plain_step_and_the_cache_is_empty_after(
     assert bench.engine.target.cache.length == 0
 
 
+@pytest.mark.slow
 def test_the_curve_runs_forwards_of_the_width_it_names(
     bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +59,7 @@ def test_the_curve_runs_forwards_of_the_width_it_names(
     assert seen[:5] == [32, 1, 1, 3, 5] and seen[-3:] == [1, 3, 5]
 
 
+@pytest.mark.slow
 def test_a_drafters_step_is_known_only_where_the_controller_measured_it(bench: BenchEngine) -> None:
     found = cost_curve(bench, widths=(1, 2), contexts=(128,))
     assert found["draft"]["draft_model"]["step_ms"] == pytest.approx(0.5)

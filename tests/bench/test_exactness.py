@@ -24,6 +24,7 @@ def engine() -> Engine:
     return Engine(CausalLM(module, cache), {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_the_scores_are_those_of_plain_decoding(engine: Engine, temperature: float) -> None:
     bench = tiny_bench(engine)

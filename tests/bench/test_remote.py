@@ -68,6 +68,7 @@ def test_every_prompt_is_asked_of_both_at_every_load(pair: tuple[Stub, Stub]) ->
     assert "times plain" in render_remote(result)
 
 
+@pytest.mark.slow
 def test_counters_that_somebody_else_moved_are_not_used(pair: tuple[Stub, Stub]) -> None:
     pair[0].others = 1
     row = measured(pair[0], concurrencies=[1])["rows"][0]
@@ -107,6 +108,7 @@ def test_the_advice_goes_by_acceptance(pair: tuple[Stub, Stub], accepted: int, w
     assert words in measured(pair[0], concurrencies=[1])["advice"][0]
 
 
+@pytest.mark.slow
 def test_sglang_gets_all_prompts_as_one_batch_too(pair: tuple[Stub, Stub]) -> None:
     pair[0].owned_by = "sglang"
     row = measured(pair[0], concurrencies=[2])["rows"][0]

@@ -353,6 +353,7 @@ def test_the_export_holds_both_turns_and_the_whole_text(
 # A log that fails
 
 
+@pytest.mark.slow
 def test_editing_and_going_on_work_while_the_log_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_reply_to_a_schema_is_valid_and_the_same_whatever_drafts(temperature: 
         assert sum(step.num_accepted_tokens for one in plans for step in one.steps) > 0
 
 
+@pytest.mark.slow
 def test_max_tokens_cuts_json_where_it_stands() -> None:
     sampling, grammar = SamplingParams(1.0, seed=0), grammar_of(PERSON)
     whole = written(grammar, Plans((OFF, 0)), sampling)

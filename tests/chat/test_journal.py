@@ -270,6 +270,7 @@ def test_without_logging_the_statistics_stay(tmp_path: Path) -> None:
     assert rows[0] == rows[1]
 
 
+@pytest.mark.slow
 def test_the_switch_is_remembered_and_later_conversations_are_empty_of_text(
     tmp_path: Path,
 ) -> None:

@@ -481,6 +481,7 @@ def requests_of(*texts: str) -> list[Request]:
     ]
 
 
+@pytest.mark.slow
 def test_replies_of_several_slots_are_what_each_is_alone_and_say_no_speedup() -> None:
     backend, asked = with_slots(3), requests_of("abc", "bca", "cab", "aab")
     cancel = threading.Event()

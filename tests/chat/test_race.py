@@ -43,6 +43,7 @@ def test_both_answer_the_same_request_by_turns_and_each_first_in_turn(is_plain_f
     assert len(view.plain.runs) == len(view.speculative.runs) == NUM_RUNS
 
 
+@pytest.mark.slow
 def test_a_thrown_away_token_reads_the_prompt_for_all() -> None:
     warm_up = run(Race(request(), True)).requests[0]
     assert (warm_up.drafter, warm_up.max_tokens) == (OFF, 1)

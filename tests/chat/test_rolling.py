@@ -42,6 +42,7 @@ def uncounted(backend: FakeBackend, request: Request, cancel: threading.Event) -
     return FakeBackend(backend.script).generate(request, cancel)
 
 
+@pytest.mark.slow
 def test_a_message_that_waits_until_the_context_is_full_follows_what_the_chat_decided(
     tmp_path: Path,
 ) -> None:

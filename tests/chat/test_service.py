@@ -234,6 +234,7 @@ def test_an_unavailable_drafter_is_refused_with_its_reason(start: Start) -> None
         service.submit(None, "hi", ReplySettings(drafter="self_quant"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_words", [1, 900])
 def test_a_message_is_on_disk_before_the_engine_is_asked_whether_it_fits(
     start: Start, monkeypatch: pytest.MonkeyPatch, num_words: int
@@ -334,6 +335,7 @@ def test_a_failing_log_never_stops_the_chat_and_catches_up(
     assert len(siblings(store, service.messages(first.handle)[3].message_id or 0)) == 2
 
 
+@pytest.mark.slow
 def test_a_log_locked_by_another_program_is_waited_for(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

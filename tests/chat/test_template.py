@@ -239,6 +239,7 @@ def test_tokens_that_only_the_template_writes_are_guarded_too(tokenizer_named: A
     assert tool_call not in template.render(messages)
 
 
+@pytest.mark.slow
 def test_earlier_thoughts_of_the_model_are_dropped_as_its_template_wants(
     tokenizer_named: Any,
 ) -> None:
@@ -422,6 +423,7 @@ def test_streamed_text_never_shows_half_a_character(tokenizer: Any) -> None:
         assert "".join(pieces) == template.decode(template.encode_text(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BYTE_LEVEL)
 def test_streamed_text_equals_decoded_text_for_any_tokens(name: str, tokenizer_named: Any) -> None:
     template, rng = template_of(tokenizer_named(name)), random.Random(5)

@@ -148,6 +148,7 @@ def finished(task: Task) -> Task:
 # tasks
 
 
+@pytest.mark.slow
 def test_a_task_has_the_backend_between_replies_in_the_order_asked(world: World) -> None:
     service = ready(world.begin())
     order: list[str] = []
@@ -168,6 +169,7 @@ def test_a_task_has_the_backend_between_replies_in_the_order_asked(world: World)
     assert service.status().phase == "ready"
 
 
+@pytest.mark.slow
 def test_a_task_ends_by_its_own_cancel_alone(world: World) -> None:
     service = ready(world.begin())
     task = service.enqueue("Audit", lambda backend, cancel: (cancel.wait(WAIT_S), None)[1])
@@ -180,6 +182,7 @@ def test_a_task_ends_by_its_own_cancel_alone(world: World) -> None:
     assert reply.done.wait(WAIT_S) and reply.view.finish_reason == "eos"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
@@ -213,6 +216,7 @@ def test_a_task_without_a_backend_says_why(world: World) -> None:
 # switching, unloading, loading again
 
 
+@pytest.mark.slow
 def test_switching_frees_before_it_loads(world: World) -> None:
     service = ready(world.begin())
     ask(service)
@@ -277,6 +281,7 @@ def test_closing_gives_up_what_is_being_loaded(world: World) -> None:
     assert time.monotonic() - started_s < 5.0 and world.opened == []
 
 
+@pytest.mark.slow
 def test_unloading_frees_and_the_next_message_loads_again(world: World) -> None:
     service = ready(world.begin())
     first = ask(service)
@@ -403,6 +408,7 @@ def test_an_engine_lost_in_a_task_is_started_again(world: World) -> None:
     assert ask(service).view.finish_reason == "eos"
 
 
+@pytest.mark.slow
 def test_after_three_losses_in_a_row_it_waits_to_be_told(world: World) -> None:
     world.make = lambda options: Mortal(quick(options), dies_at=2)
     service = ready(world.begin())
@@ -587,6 +593,7 @@ def test_replies_of_two_conversations_are_written_at_the_same_time(
     assert last in (second, third) and told == [last.view, None, None], "a new chat is 0"
 
 
+@pytest.mark.slow
 def test_of_one_conversation_one_reply_follows_the_other(
     world: World, gate: threading.Event
 ) -> None:
@@ -638,6 +645,7 @@ def test_several_answers_that_would_be_the_same_are_refused(
     assert service.running(asked.handle) is None
 
 
+@pytest.mark.slow
 def test_of_one_conversation_of_a_program_two_replies_are_written_at_the_same_time(
     world: World, gate: threading.Event
 ) -> None:
@@ -656,6 +664,7 @@ def test_of_one_conversation_of_a_program_two_replies_are_written_at_the_same_ti
     assert all(one.done.wait(WAIT_S) for one in both)
 
 
+@pytest.mark.slow
 def test_a_task_and_an_order_wait_for_all_that_runs_and_have_the_engine_alone(
     world: World, gate: threading.Event
 ) -> None:

@@ -243,6 +243,7 @@ def test_drafts_before_and_during_capture() -> None:
     assert pool.num_replays == 2
 
 
+@pytest.mark.slow
 def test_the_first_reply_of_a_new_chat_finds_its_graphs() -> None:
     """Captured after loading, before anything was asked: with the settings that a chat begins
     with, whatever its temperature."""

@@ -232,6 +232,7 @@ def test_context_filled_to_the_last_slot(name: str) -> None:
     assert tuple(sequence.tokens) == plain_text()[: len(PROMPT) + 12]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["draft_model", "draft_tree", "chained"])
 def test_draft_with_a_shorter_context_ends_its_drafting_not_the_turn(name: str) -> None:
     """Also where it was asked for by name, and so is asked whatever it signals."""

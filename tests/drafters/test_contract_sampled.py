@@ -86,6 +86,7 @@ def test_a_random_drafter_with_random_rules_every_round_changes_nothing(warp: st
         assert sum(step.num_accepted_tokens for step in plans.steps) > 0
 
 
+@pytest.mark.slow
 def test_other_seeds_give_other_replies() -> None:
     assert len({plain_reply("plain", seed) for seed in range(8)}) == 8
 

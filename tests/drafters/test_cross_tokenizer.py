@@ -233,6 +233,7 @@ def test_greedy_rounds_are_re_encoded_and_sampled_ones_translated_where_tokens_a
     assert drafter.signal(sampled) == RE_ENCODED
 
 
+@pytest.mark.slow
 def test_a_seed_gives_the_same_reply_in_a_later_turn() -> None:
     """What a turn has taught about the draft must not choose the way of the next."""
     module = tiny_llama()

@@ -93,6 +93,7 @@ def test_a_text_of_one_token_has_no_pair_and_no_draft(tmp_path: Path) -> None:
 # -- what is proposed -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reads_once", [False, True])
 def test_a_confidence_is_the_heads_chance_after_the_tokens_own_ancestors(
     tmp_path: Path, reads_once: bool

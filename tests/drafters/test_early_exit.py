@@ -328,6 +328,7 @@ def test_a_full_context_has_nothing_to_propose() -> None:
     assert len(drafter.propose(turn(prompt=(1,) * 7), DraftPlan(NAME, 4)).tokens) == 1
 
 
+@pytest.mark.slow
 def test_the_target_answers_bit_for_bit_as_before() -> None:
     target = target_of()
     before = target.forward(PROMPT)

@@ -110,6 +110,7 @@ def test_no_leniency_accepts_what_the_grammar_forbids(rule: Leniency) -> None:
     assert lenient > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngram", "draft_model", "draft_tree", "self_quant", "early_exit"])
 def test_what_is_forced_is_drafted_without_a_step_and_accepted(name: str) -> None:
     def counting(reply: Sequence[int]) -> set[int]:
@@ -182,6 +183,7 @@ def test_over_seeds_a_reply_is_distributed_as_the_targets_own_under_the_mask() -
 # -- planted faults -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["every row has the root's mask", "the root alone is masked"])
 def test_fault_a_mask_of_another_node_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     masked = engine_module.masked

@@ -91,6 +91,7 @@ def test_level_zero_is_a_chain_and_each_column_hangs_from_its_own_node() -> None
         assert parent == drafter._sent.leaves[columns.index(column)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", range(1, FULL + 1))
 def test_a_tree_keeps_to_its_size_and_names_no_sibling_twice(size: int) -> None:
     drafter = LookaheadDrafter()

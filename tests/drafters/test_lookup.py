@@ -238,6 +238,7 @@ def test_only_the_end_of_the_text_was_never_followed() -> None:
     assert text.after(text.after(NOWHERE, 2), 9) == NOWHERE
 
 
+@pytest.mark.slow
 def test_one_token_repeated_for_ever_costs_no_more_than_its_bound() -> None:
     """A walk over all contexts at each token would take minutes for 50,000 tokens."""
     text, started = Suffixes(), thread_time()

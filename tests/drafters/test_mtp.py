@@ -80,6 +80,7 @@ def test_a_greedy_draft_is_the_modules_own(folder: Path) -> None:
     assert draft(drafter, target, PROMPT, 5) == by_hand(folder, PROMPT, 5)
 
 
+@pytest.mark.slow
 def test_no_row_is_stale_whatever_came_before(folder: Path) -> None:
     """Acceptance, rejection, an edit, another first token, and the same again: each draft is what
     a fresh drafter would say."""
@@ -156,6 +157,7 @@ def test_the_stop_rule_ends_the_draft_after_the_token_it_saw(folder: Path) -> No
         assert len(drafter.propose(sequence, plan).tokens) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
     [GREEDY, SamplingParams(1.0), SamplingParams(0.7, top_k=5, repetition_penalty=1.5)],
@@ -180,6 +182,7 @@ def test_without_a_state_before_the_root_it_has_nothing_to_say(folder: Path) -> 
     assert drafter.propose(sequence_of(5), DraftPlan("mtp", 4)).tokens == ()
 
 
+@pytest.mark.slow
 def test_a_model_that_ships_its_module_drafts_with_it(tmp_path: Path) -> None:
     """Read from the target's own files; the text stays the target's own."""
     model, module = shipped()

@@ -178,6 +178,7 @@ def _check_killed(path: Path, taken: set[str]) -> None:
 # a disk that fills up
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a small disk")
 def test_a_disk_that_is_full_at_any_size_loses_nothing(tmp_path: Path, tally: Tally) -> None:
     disk = tmp_path / "disk"

@@ -176,6 +176,7 @@ def folder(options: LoadOptions, tmp_path: Path) -> Path:
     return Path(shutil.copytree(options.model, tmp_path / "model"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["anywhere", "header"])
 def test_mutated_weights_are_loaded_or_refused(folder: Path, tally: Tally, place: str) -> None:
     def weights(rng: random.Random) -> None:
@@ -278,6 +279,7 @@ def test_mutated_profiles_are_read_or_refused(root: Path, tmp_path: Path, tally:
     fuzz(tally, profiles, quick=20, whole=3000)
 
 
+@pytest.mark.slow
 def test_mutated_imports_come_in_or_are_refused(tmp_path: Path, tally: Tally) -> None:
     with closing(open_store(tmp_path)) as store:
         for text in ("first", "second"):

@@ -27,6 +27,7 @@ from tests.tiny import tiny_llama, with_cache
 TOKENIZER = PROJECT_FOLDER / "assets" / "demo" / "draft" / "tokenizer.json"
 
 
+@pytest.mark.slow
 def test_mutated_gguf_files_are_loaded_or_refused(tmp_path: Path, tally: Tally) -> None:
     file = tmp_path / "whole.gguf"
     tokenizer = json.loads(TOKENIZER.read_text("utf-8"))

@@ -80,6 +80,7 @@ def timed(tally: Tally, what: str, act: Callable[[], Any]) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_a_log_of_twenty_thousand_turns_opens_and_searches_in_under_a_second(
     tmp_path: Path, tally: Tally
 ) -> None:

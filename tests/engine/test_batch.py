@@ -100,6 +100,7 @@ def test_each_says_what_it_says_alone(dtype: torch.dtype) -> None:
     assert all(len(tokens) == LENGTH for tokens in found.values())
 
 
+@pytest.mark.slow
 def test_a_forward_serves_all_and_says_who_else_was_in_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -179,6 +180,7 @@ def test_those_who_draft_with_one_model_share_its_forwards(
         assert [token for one in found for token in one.tokens] == alone(torch.float32, place)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_reader_who_waits_holds_up_nobody() -> None:
     together, never = Batch[Round](), threading.Event()
     first, second = engines(torch.float32, 2)
@@ -206,6 +208,7 @@ def test_one_that_stops_leaves_the_others() -> None:
     assert len(third.target.cache.tokens) < len(ASKED[3][0]) + LENGTH - 1
 
 
+@pytest.mark.slow
 def test_an_error_ends_the_sequence_it_is_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one of the forward: each is then run by itself."""
     first, second = engines(torch.float32, 2)

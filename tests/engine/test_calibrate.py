@@ -152,6 +152,7 @@ def test_a_small_context_is_measured_too() -> None:
     assert controller.costs.is_measured
 
 
+@pytest.mark.slow
 def test_a_reply_between_two_measurements_changes_nothing_of_what_is_measured() -> None:
     engine, controller = set_up(capacity=300)
     reply = engine.start((5, 6, 7), core.SamplingParams(), 4, frozenset())
@@ -163,6 +164,7 @@ def test_a_reply_between_two_measurements_changes_nothing_of_what_is_measured() 
     assert list(calibrate(engine, controller)) == [], "all is measured"
 
 
+@pytest.mark.slow
 def test_a_restored_table_is_measured_anew() -> None:
     engine, controller = set_up(capacity=300)
     whole = list(calibrate(engine, controller))

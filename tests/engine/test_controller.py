@@ -57,6 +57,7 @@ def length_of(world: World, sampling: SamplingParams) -> float:
     return sum(lengths) / max(1, len(lengths))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_swapped", [False, True])
 def test_two_temperatures_have_two_lengths(is_swapped: bool) -> None:
     """Planted acceptances: 0.95 in one bucket, 0.55 in the other; swapped they swap."""
@@ -226,6 +227,7 @@ def garbage() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 def test_garbage_is_refused_and_changes_nothing() -> None:
     for state in garbage():
         world = learnt()
@@ -338,6 +340,7 @@ def test_the_first_round_of_a_turn_says_nothing_of_plain_decoding() -> None:
     assert world.controller.costs.plain_ms(100) == pytest.approx(10.0)
 
 
+@pytest.mark.slow
 def test_a_look_at_plain_decoding_takes_two_rounds() -> None:
     world = World({"d": Simulated(0.5, 0.95)})
     world.run(3000, COLD)

@@ -49,6 +49,7 @@ def random_trees(count: int) -> Iterator[tuple[Proposal, torch.Tensor, int]]:
         yield Proposal(tokens, parents, sure), logits, seed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("rule", EXACT, ids=str)
 def test_a_rule_at_its_strictest_is_the_exact_one(rule: Leniency, temperature: float) -> None:

@@ -76,6 +76,7 @@ def test_before_costs_are_known_the_first_length_is_used_where_a_drafter_is_name
     assert auto.plan(sequence_of()).num_draft_tokens == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_real_model_and_draft_count_what_is_not_the_models_own(temperature: float) -> None:
     """At threshold 0 the whole draft stands; when greedy the count is read off the model itself."""

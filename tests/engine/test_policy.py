@@ -142,6 +142,7 @@ def test_a_loser_to_another_drafter_is_found_again_when_it_becomes_better() -> N
     assert world.share("loser", last=200) > 0.8
 
 
+@pytest.mark.slow
 def test_plain_decoding_is_measured_now_and_then_while_drafting_wins() -> None:
     """The gain that is shown is measured against it."""
     world = World({"d": Simulated(0.5, 0.9)})

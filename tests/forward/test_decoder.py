@@ -208,6 +208,7 @@ def test_every_family_that_is_named_is_compared() -> None:
     assert {settings["model_type"] for settings in SETTINGS.values()} == set(LAYOUTS)
 
 
+@pytest.mark.slow
 def test_a_chain_gives_the_logits_of_transformers(pair: tuple[CausalLM, Decoder]) -> None:
     emptied(*pair)
     wanted, found = (model.forward(TEXT) for model in pair)

@@ -53,6 +53,7 @@ def test_rows_are_those_of_the_reference(make: Any) -> None:
         assert torch.allclose(features.rows(layer, 0, len(TEXT)), rows, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [native, captured, lambda: on_transformers(tiny_llama(), CAPACITY)]
 )

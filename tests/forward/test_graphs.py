@@ -299,6 +299,7 @@ def test_the_engine_writes_the_same_text_over_graphs(is_tree: bool) -> None:
     assert isinstance(pool, TracingPool) and pool.num_replays >= len(policy.steps)
 
 
+@pytest.mark.slow
 def test_sampled_text_with_a_seed_is_the_same_over_graphs() -> None:
     sampling = SamplingParams(0.9, top_p=0.95, seed=11)
     texts = [

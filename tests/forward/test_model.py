@@ -379,6 +379,7 @@ def test_keys_of_each_layer_have_their_own_size() -> None:
     assert model.cache.kv_bytes == 2 * 4 * 64 * heads * (8 + 16) * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_published", [True, False])
 @pytest.mark.parametrize(
     "more",

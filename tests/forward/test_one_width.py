@@ -91,6 +91,7 @@ def test_a_row_has_the_same_bits_at_every_width_and_in_every_window(
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 def test_rows_of_their_own_widths_differ_here() -> None:
     """Else nothing was shown."""
     model, tokens = decoder(CapturedDecoder), text(40)
@@ -108,6 +109,7 @@ def test_captured_and_uncaptured_steps_have_the_same_bits() -> None:
     assert torch.equal(read(model, tokens, [1, 4]), uncaptured)
 
 
+@pytest.mark.slow
 def test_up_to_the_end_of_the_context_and_not_beyond() -> None:
     tokens, found = text(CAPACITY), list[torch.Tensor]()
     for widths in ((1,), (4,)):

@@ -200,6 +200,7 @@ def test_a_wide_tree_as_well(target: Decoder) -> None:
         assert torch.equal(found[path], chain)
 
 
+@pytest.mark.slow
 def test_only_the_last_logits_are_the_same(target: Decoder) -> None:
     tokens = text(30)
     wanted = target.forward(tokens)

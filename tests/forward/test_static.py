@@ -197,6 +197,7 @@ def test_bf16_stays_close() -> None:
     assert float((found - wanted).norm() / wanted.norm()) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_key_heads", KEY_HEADS.values(), ids=KEY_HEADS)
 @pytest.mark.parametrize("parents", [None, TREE], ids=["chain", "tree"])
 def test_keys_in_parts_give_what_keys_at_once_give(

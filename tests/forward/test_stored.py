@@ -79,6 +79,7 @@ def test_the_k_kinds_answer_as_their_unpacked_weights_do(
     assert torch.allclose(model.forward(TOKENS), wanted, atol=1e-4 * float(wanted.abs().max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "kind"), [("llama", "Q4_0"), ("qwen3", "Q4_K"), ("qwen2", "Q4_0")]
 )

@@ -215,6 +215,7 @@ def test_a_model_that_is_known_runs_natively(good: Path) -> None:
     assert opened.has_invariant_rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_4_bits_without_a_kernel_for_nf4_are_groups(
     has_bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -263,6 +264,7 @@ def test_in_4_bits_layers_that_the_kernel_cannot_take_stay_whole(tmp_path: Path)
     assert kinds == ["Linear4bit", "Linear"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_in_8_bits_rows_have_the_same_bits_beside_others(
     tmp_path: Path, dtype: torch.dtype
@@ -413,6 +415,7 @@ def test_full_weights_stay_pages_of_their_file_until_they_are_copied_to_a_device
     assert all(any(start <= place < end for start, end in spans) for place in places)
 
 
+@pytest.mark.slow
 def test_a_tower_for_images_is_not_kept(tmp_path: Path) -> None:
     """The text model answers as it does beside the tower."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration

@@ -92,6 +92,7 @@ def test_below_the_smallest_nothing_is_offered(
     )
 
 
+@pytest.mark.slow
 def test_what_is_offered_is_for_the_devices_that_were_asked_for(tmp_path: Path) -> None:
     machine = probe(FakeNvml(free_gib=24, total_gib=24, num_gpus=2), LINUX, CUDA_BUILD)
 

@@ -333,6 +333,7 @@ def test_the_token_is_the_hubs_alone(
     assert not any(path.startswith("/cdn/") for path in hub.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.json", WEIGHTS, "tokenizer.json"])
 def test_an_incomplete_model_is_not_listed_as_ready(hub: HubStub, cache: Path, name: str) -> None:
     (fetched() / name).unlink()

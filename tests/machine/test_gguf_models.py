@@ -181,6 +181,7 @@ def test_its_settings_are_written_once_and_again_when_the_file_changes(
     assert opened_gguf(file, tmp_path) != first
 
 
+@pytest.mark.slow
 def test_a_file_that_was_moved_is_still_the_same_model(demo: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     moved = Path(shutil.copy(demo, tmp_path / "other"))

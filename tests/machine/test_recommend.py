@@ -51,6 +51,7 @@ def model(name: str) -> AvailableModel:
     return next(each for each in MODELS if each.id == name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gib", [8.0, 10.3, 16.0, 24.0, 48.0, 80.0])
 def test_on_a_gpu_it_is_an_open_pair_that_fits(gib: float) -> None:
     card = first(gpu(gib))
@@ -60,6 +61,7 @@ def test_on_a_gpu_it_is_an_open_pair_that_fits(gib: float) -> None:
     assert "Coder" not in card.id
 
 
+@pytest.mark.slow
 def test_more_memory_never_recommends_a_smaller_model() -> None:
     sizes = [first(gpu(gib)).model.shape.num_params for gib in (6, 8, 12, 16, 24, 48, 80)]
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
@@ -90,6 +92,7 @@ def test_a_download_without_a_dry_run_is_an_estimate_and_with_one_exact() -> Non
     assert asked.disk_left_bytes == 200_000_000_000 - asked.download_bytes
 
 
+@pytest.mark.slow
 def test_what_is_here_is_not_fetched_again() -> None:
     target, draft = (part.id for part in first(gpu(10.3)).parts)
     half = first(replace(gpu(10.3), cached={target: 5_000}))

@@ -48,6 +48,7 @@ def full_disk(store: Store) -> Iterator[None]:
     store._db._writer.conn.execute(f"PRAGMA max_page_count = {limit}")
 
 
+@pytest.mark.slow
 def test_finish_turn_waits_for_a_lock_then_says_so_then_can_be_retried(store: Store) -> None:
     turn = begin(store)
     store.checkpoint_reply(turn.message_id, "half")

@@ -281,6 +281,7 @@ WRITES: dict[str, Callable[[Store], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES)
 def test_a_write_that_fails_at_any_statement_leaves_all_as_it_was(store: Store, name: str) -> None:
     talk(store, "one")

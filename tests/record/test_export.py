@@ -219,6 +219,7 @@ def test_csv_scope_is_its_turns(
     assert len(rows) == num_turns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scope", "words", "num_turns"), SCOPES)
 def test_database_copy_is_sound_and_opens_as_a_log(
     store: Store, tmp_path: Path, scope: Scope, words: set[str], num_turns: int

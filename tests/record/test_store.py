@@ -184,6 +184,7 @@ def test_finishing_twice_replaces_and_does_not_double(store: Store) -> None:
     assert store.branch(turn.message_id)[-1].text == "second"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NASTY)
 def test_text_round_trips_after_reopening(tmp_path: Path, name: str) -> None:
     store = open_store(tmp_path)

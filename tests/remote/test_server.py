@@ -107,6 +107,7 @@ def test_a_reply_is_asked_for_whole_and_streams(stub: Stub, open_it: Any) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_what_was_accepted_is_the_difference_of_its_counters(stub: Stub, open_it: Any) -> None:
     backend = open_it(stub)
     chunks(backend)
@@ -120,6 +121,7 @@ def test_what_was_accepted_is_the_difference_of_its_counters(stub: Stub, open_it
     assert stats.ttft_ms is not None
 
 
+@pytest.mark.slow
 def test_beside_others_its_counters_tell_nothing_of_one_reply(stub: Stub, open_it: Any) -> None:
     stub.others = 1
     stats = chunks(open_it(stub))[-1].stats
@@ -160,6 +162,7 @@ def test_a_server_of_unknown_kind_is_asked_for_openais_fields_only(
         chunks(backend, messages=(*ASKED, Message("assistant", "Rain")), continues=True)
 
 
+@pytest.mark.slow
 def test_thoughts_and_probabilities_are_passed_on(stub: Stub, open_it: Any) -> None:
     stub.thinking = ("Hmm", ".")
     found = chunks(open_it(stub), num_logprobs=2, thinks=True)
@@ -202,6 +205,7 @@ def test_what_it_cannot_do_is_refused_before_it_is_asked(
     assert stub.bodies == []
 
 
+@pytest.mark.slow
 def test_a_cancel_reaches_a_server_that_says_nothing(stub: Stub, open_it: Any) -> None:
     stub.stands_after = 2
     cancel = threading.Event()
@@ -212,6 +216,7 @@ def test_a_cancel_reaches_a_server_that_says_nothing(stub: Stub, open_it: Any) -
     assert stub.closed.wait(WAIT_S), "the server was told"
 
 
+@pytest.mark.slow
 def test_a_broken_connection_ends_the_turn_and_the_next_one_connects_again(
     stub: Stub, open_it: Any
 ) -> None:
@@ -307,6 +312,7 @@ def test_a_model_that_it_has_not_is_named_with_those_it_has(stub: Stub) -> None:
 # the key
 
 
+@pytest.mark.slow
 def test_the_key_opens_the_server_and_is_in_no_sentence(
     stub: Stub, opened: list[ServerBackend]
 ) -> None:

@@ -58,6 +58,7 @@ def test_temperatures_are_looked_at_before_anything_is_measured(
         AcceptedSettings(LoadOptions(), (ASKED,), temperatures, 8, tmp_path / "accepted.json")
 
 
+@pytest.mark.slow
 def test_prompts_that_do_not_fit_are_named(target_folder: Path, tmp_path: Path) -> None:
     long = TrainingPrompt("long", (Message("user", "word " * 2000),))
     with pytest.raises(ConfigError, match="None of 1 prompts fits the context of 256 tokens"):

@@ -48,6 +48,7 @@ def test_greedy_answers_are_those_of_the_target_alone(
         assert list(answer.answer) == plain_answer(target, answer.prompt, template.end_ids)
 
 
+@pytest.mark.slow
 def test_drawn_answers_differ_from_greedy_ones_and_all_are_kept(
     target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
 ) -> None:

@@ -55,6 +55,7 @@ def test_a_killed_holder_stands_in_nobody_s_way(tmp_path: Path, root: Path) -> N
         pass
 
 
+@pytest.mark.slow
 def test_a_stop_by_hand_says_that_the_same_command_goes_on(tmp_path: Path) -> None:
     said = list[str]()
     with pytest.raises(KeyboardInterrupt), resumable(tmp_path / "work", said.append):

@@ -230,6 +230,7 @@ def test_a_head_in_several_files_is_read_like_one_in_one(tmp_path: Path) -> None
         read_eagle(tmp_path, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "is_read"),
     [
@@ -413,6 +414,7 @@ def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
 # -- our own format -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -80,6 +80,7 @@ def test_tensors_that_do_not_fit_are_refused(
         READERS[kind](folder, with_cache(tiny_llama()))
 
 
+@pytest.mark.slow
 @each_kind
 @pytest.mark.parametrize(
     ("values", "said"),

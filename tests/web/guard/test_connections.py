@@ -97,6 +97,7 @@ def read_all(connection: socket.socket) -> bytes:
     return b"".join(parts)
 
 
+@pytest.mark.slow
 def test_a_whole_request_is_answered_and_the_server_says_nothing_of_itself(
     connect: Connect,
 ) -> None:

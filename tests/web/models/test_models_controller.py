@@ -256,6 +256,7 @@ def test_a_model_too_large_for_the_machine_says_so(controller: ModelsController)
     assert HUGE in parts(controller)["others"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "said",
     [
@@ -277,6 +278,7 @@ def test_what_was_not_offered_is_refused(
     assert place.hub.requests == []
 
 
+@pytest.mark.slow
 def test_a_folder_of_ones_own_is_offered_and_a_wrong_one_is_explained(
     controller: ModelsController, tmp_path: Path, place: ModelsSite
 ) -> None:
@@ -415,6 +417,7 @@ def test_a_server_is_connected_named_and_left_for_a_model_of_this_machine(
         wait(lambda: "Connected:" in parts(controller)["loaded"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("address", "said"), [("my server", "Write it like"), ("http://127.0.0.1:9", "not answer")]
 )

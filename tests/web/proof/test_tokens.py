@@ -91,6 +91,7 @@ def test_a_reply_of_a_log_without_seeds_says_why_it_cannot_be_made_again(
     assert state["state"] == "refused" and "its seed was not logged" in state["text"]
 
 
+@pytest.mark.slow
 def test_a_replay_that_nobody_waits_for_any_more_is_stopped(site: Site) -> None:
     """As where its window is closed."""
     site.backend.requests.clear()

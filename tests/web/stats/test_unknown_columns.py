@@ -45,6 +45,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
         made.close()
 
 
+@pytest.mark.slow
 def test_the_stats_tab_and_the_report_show_each_of_these_turns(service: ChatService) -> None:
     for conversation in service.conversations():
         assert "1 turn" in "".join(fill(service, Selection("conversation", conversation.id)))

@@ -140,6 +140,7 @@ def test_a_chat_with_half_a_character_opens_and_can_go_on(service: ChatService) 
     assert asked.is_running, asked.warning
 
 
+@pytest.mark.slow
 def test_of_a_long_chat_the_newest_are_shown_and_the_others_when_asked_for(
     service: ChatService,
 ) -> None:
@@ -239,6 +240,7 @@ def test_of_two_chats_chosen_at_once_the_later_is_shown(
     assert second.is_moved and second.handle is None
 
 
+@pytest.mark.slow
 def test_a_page_that_is_closed_stops_its_reply(service: ChatService) -> None:
     handlers = handlers_of(service)
 
@@ -254,6 +256,7 @@ def test_a_page_that_is_closed_stops_its_reply(service: ChatService) -> None:
     assert service.latest is not None and service.latest.view.finish_reason == "cancelled"
 
 
+@pytest.mark.slow
 def test_closing_a_page_also_stops_the_reply_it_had_moved_on_from(service: ChatService) -> None:
     handlers = handlers_of(service)
 

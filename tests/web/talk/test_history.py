@@ -254,6 +254,7 @@ def test_a_command_that_makes_no_sense_changes_nothing(
     assert handlers.service.messages(handle)[0].text == "stays"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [
