@@ -143,7 +143,7 @@ class _Interfaces:
         fields: Common,
         requests: Sequence[Request],
         answer: Callable[[Asked], Coroutine[Any, Any, dict[str, Any]]],
-        events: Callable[[Asked], AsyncGenerator[bytes]],
+        events: Callable[[Asked], AsyncGenerator[bytes | None]],
     ) -> Response:
         """The replies to these requests, whole or as a stream. Raises LocalspecError, Refused."""
         asked = await ask(self._service, requests, fields.checking, fields.most_calls)

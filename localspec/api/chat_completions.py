@@ -236,7 +236,7 @@ async def answer(asked: Asked, head: Head) -> dict[str, Any]:
     return head.with_choices(choices, usage=usage_of([one.stats for one in found], len(found)))
 
 
-async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenerator[bytes]:
+async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenerator[bytes | None]:
     """The answer as a stream: of each choice its role, its text as it comes, its end."""
     turns = list[TurnStats]()
     usage = {"usage": None} if has_usage_event else {}
@@ -245,6 +245,9 @@ async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenera
         yield event(head.with_choices([_choice(index, delta)], **usage))
         async with aclosing(pieces(asked, reply)) as coming:
             async for piece in coming:
+                if piece is None:
+                    yield None
+                    continue
                 if delta := _delta(piece):
                     choice = _choice(index, delta, logprobs=_logprobs(piece.logprobs))
                     yield event(head.with_choices([choice], **usage))

@@ -83,7 +83,7 @@ async def answer(asked: Asked, head: Head, num_choices: int) -> dict[str, Any]:
 
 async def events(
     asked: Asked, head: Head, num_choices: int, has_usage_event: bool
-) -> AsyncGenerator[bytes]:
+) -> AsyncGenerator[bytes | None]:
     """The answer as a stream."""
     turns = list[TurnStats]()
     usage = {"usage": None} if has_usage_event else {}
@@ -91,6 +91,9 @@ async def events(
         num_before = 0  # characters, of the tokens that were given
         async with aclosing(asked.chunks(reply)) as coming:
             async for chunk in coming:
+                if chunk is None:
+                    yield None
+                    continue
                 is_last = chunk.finish_reason is not None
                 if chunk.text or chunk.logprobs or is_last:
                     logprobs = _logprobs(chunk.logprobs, _lengths(chunk), num_before)

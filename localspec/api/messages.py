@@ -198,12 +198,15 @@ async def answer(asked: Asked, head: MessageHead) -> dict[str, Any]:
     return {**head.message(content, usage, speculation=speculation), **ending}
 
 
-async def events(asked: Asked, head: MessageHead) -> AsyncGenerator[bytes]:
+async def events(asked: Asked, head: MessageHead) -> AsyncGenerator[bytes | None]:
     """The message as a stream: its blocks one after the other, then how it ended. It begins when
     its turn does, for its head says how long the prompt is."""
     reply, kind, index, has_begun = asked.replies[0], "", -1, False
     async with aclosing(pieces(asked, reply)) as coming:
         async for piece in coming:
+            if piece is None:
+                yield _event("ping") if has_begun else None
+                continue
             if not has_begun:
                 usage = {**_usage(piece.stats), "output_tokens": 0}
                 yield _event("message_start", message=head.message([], usage))

@@ -36,12 +36,16 @@ class Piece:
     calls: tuple[ToolCall, ...] = ()
 
 
-async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece]:
-    """Those of one reply as they come. Raises as `Asked.chunks`."""
+async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
+    """Those of one reply as they come; None where there was none for a while. Raises as
+    `Asked.chunks`."""
     names = names_of(() if reply.request is None else reply.request.tools)
     calls = Calls(names, asked.most_calls)
     async with aclosing(asked.chunks(reply)) as chunks:
         async for chunk in chunks:
+            if chunk is None:
+                yield None
+                continue
             said = calls.push(chunk.text)
             piece = Piece(chunk.stats, said, chunk.thinking, chunk.logprobs, chunk.finish_reason)
             if chunk.finish_reason is not None:
@@ -54,7 +58,7 @@ async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece]:
 async def whole(asked: Asked, reply: Reply) -> Piece:
     """One reply at its end, as one piece. Raises as `Asked.chunks`."""
     async with aclosing(pieces(asked, reply)) as coming:
-        found = [piece async for piece in coming]
+        found = [piece async for piece in coming if piece is not None]
     return replace(
         found[-1],
         text="".join(piece.text for piece in found),

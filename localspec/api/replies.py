@@ -52,9 +52,9 @@ class Asked:
         self._limit_s = limit_s
         self._until_s = time.monotonic() + limit_s
 
-    async def chunks(self, reply: Reply) -> AsyncGenerator[Chunk]:
-        """Those of one reply as they come. Raises Refused or LocalspecError for a reply that did
-        not come to its own end."""
+    async def chunks(self, reply: Reply) -> AsyncGenerator[Chunk | None]:
+        """Those of one reply as they come; None where there was none for PING_S. Raises Refused
+        or LocalspecError for a reply that did not come to its own end."""
         loop, grown, num_read = asyncio.get_running_loop(), asyncio.Event(), 0
 
         def wake() -> None:
@@ -63,10 +63,14 @@ class Asked:
 
         reply.watch(wake)
         while True:
+            left_s = self._until_s - time.monotonic()
+            if left_s <= 0:
+                raise Refused(Fault(504, _too_slow(self._limit_s), "timeout"))
             try:
-                await asyncio.wait_for(grown.wait(), self._until_s - time.monotonic())
+                await asyncio.wait_for(grown.wait(), min(PING_S, left_s))
             except TimeoutError:
-                raise Refused(Fault(504, _too_slow(self._limit_s), "timeout")) from None
+                yield None
+                continue
             grown.clear()
             is_over = reply.view.ended_s is not None  # looked at before the chunks: none follows
             for chunk in reply.chunks_from(num_read):
@@ -143,31 +147,15 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
 DONE = format_sse_event(data_str="[DONE]")
 
 
-async def _kept_alive(events: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
-    """The events, and a comment wherever none has come for PING_S."""
-    async with aclosing(events):
-        while True:
-            coming = asyncio.ensure_future(anext(events, None))
-            try:
-                while not (await asyncio.wait({coming}, timeout=PING_S))[0]:
-                    yield KEEPALIVE_COMMENT
-            finally:
-                coming.cancel()
-                await asyncio.wait({coming})
-            if (one := coming.result()) is None:
-                return
-            yield one
-
-
-def streamed(asked: Asked, http: HttpRequest, events: AsyncGenerator[bytes]) -> Response:
-    """The events as a stream. An error that comes after the head was sent becomes the last
-    event."""
+def streamed(asked: Asked, http: HttpRequest, events: AsyncGenerator[bytes | None]) -> Response:
+    """The events as a stream. None becomes a comment that keeps the connection; an error that
+    comes after the head was sent becomes the last event."""
 
     async def sent() -> AsyncGenerator[bytes]:
         try:
-            async with aclosing(_kept_alive(events)) as kept:
-                async for one in kept:
-                    yield one
+            async with aclosing(events):
+                async for one in events:
+                    yield KEEPALIVE_COMMENT if one is None else one
         except (Refused, LocalspecError) as error:
             name = "error" if is_anthropics(http.scope) else None
             yield event(fault_of(error).body(http.scope), name)

@@ -237,13 +237,17 @@ async def answer(asked: Asked, response: Response) -> dict[str, Any]:
     return response.ended(reply, await whole(asked, reply))
 
 
-async def events(asked: Asked, response: Response) -> AsyncGenerator[bytes]:
-    """The response as a stream. What the model thinks is given whole, before its text."""
+async def events(asked: Asked, response: Response) -> AsyncGenerator[bytes | None]:
+    """The response as a stream. What the model thinks is given whole, before its text. None: a
+    moment without news."""
     stream, reply = _Stream(response), asked.replies[0]
     for each in stream.begun():
         yield each
     async with aclosing(pieces(asked, reply)) as coming:
         async for piece in coming:
+            if piece is None:
+                yield None
+                continue
             for each in stream.of(piece):
                 yield each
             if piece.finish_reason is not None:
