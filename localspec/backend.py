@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from localspec.core import AUTO, FinishReason, SamplingParams, Step
 from localspec.errors import LocalspecError, RequestError
-from localspec.turn_stats import OffCode, TurnStats
+from localspec.off_code import OffCode
+from localspec.turn_stats import TurnStats
 
 Role = Literal["system", "user", "assistant", "tool"]
 LARGEST_FIXED_LENGTH = 64  # γ

@@ -28,9 +28,9 @@ from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.hardware import gib
 from localspec.machine.plans import GRAPHS_BYTES
 from localspec.machine.sources import Source
+from localspec.off_code import OffCode
 from localspec.options import LoadOptions
 from localspec.placement import Place, keep_out_of_ram, load_at, refuse_shortage
-from localspec.turn_stats import OffCode
 
 if TYPE_CHECKING:
     from localspec.drafters.parts import Parts

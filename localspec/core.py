@@ -1,8 +1,7 @@
 """The types that the engine and the drafters share, and the protocols between them.
 
-Contract: frozen dataclasses, complete when built, and protocols. Imports only the errors and the
-values of leniency, and nothing heavy (no torch, no gradio), so that every wing may import it.
-Names carry their units; unknown is None, never 0.
+Contract: frozen dataclasses, complete when built, and protocols. Imports nothing heavy (no torch,
+no gradio), so that every wing may import it. Names carry their units; unknown is None, never 0.
 
 Not here: algorithms; the types of a turn for the page and the log (backend).
 """
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from localspec.errors import RequestError
 from localspec.leniency import Leniency
+from localspec.off_code import OffCode
 from localspec.thought import ReplyParts, ThoughtLimit
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ FinishReason = Literal["eos", "stop", "length", "cancelled", "error", "interrupt
 TARGET = "target"  # provenance of a token the target chose itself
 FORCED = "forced"  # and of one that ends a thought at its budget
 OFF = "off"  # the name of plain decoding as an arm
-GRAMMAR = "grammar"  # provenance of a draft token that the grammar forces
 AUTO = "auto"  # the name of the controller's free choice
 
 COLDEST = 1e-40  # the lowest temperature above 0
@@ -262,6 +261,7 @@ class DraftPlan:
     confidence in it; False ends the draft after that token. None: always num_draft_tokens.
     growth: prices for a drafter that shapes a tree of at most num_draft_tokens nodes, None when
     none are known: it then makes its usual shape.
+    off: why the policy decided against drafting; None where it did not.
     """
 
     drafter: str
@@ -271,6 +271,7 @@ class DraftPlan:
     signal: Hashable = None
     keep_drafting: Callable[[int, float], bool] | None = None
     growth: Growth | None = None
+    off: OffCode | None = None
 
     def shortened(self, limit: int) -> DraftPlan:
         """The same plan with at most `limit` draft tokens."""
@@ -278,8 +279,8 @@ class DraftPlan:
 
 
 class Others(NamedTuple):
-    """The other sequences in the forward of a round, and the rows that they had in it. took_ms:
-    of the round, for drafting and judging theirs; the forward itself is common to all."""
+    """The other sequences in the forward of a round, and their rows in it. took_ms: of the round,
+    for drafting and judging theirs; the forward itself is common to all."""
 
     num_sequences: int = 0
     num_rows: int = 0
@@ -295,10 +296,9 @@ class Step:
 
     draft_ms: propose; 0 where no drafter was asked. verify_ms: everything else of the round
     (rollback, the target's forward, acceptance). context_length: tokens in the target's cache
-    before it. policy_ms: what planning took, and learning too once the engine yields the round; a
-    part of verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). plain_ms:
-    plain decoding for the same tokens, known at the end of a turn that drafted. others: what ran in
-    the same forward.
+    before it. policy_ms: planning, and learning once the engine yields the round; a part of
+    verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). plain_ms: plain
+    decoding for the same tokens, known after a turn that drafted. others: in the same forward.
     """
 
     drafter: str
@@ -345,15 +345,15 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True)
 class Round:
-    """What the engine yields: the output tokens of one round, where each came from, and why
-    the round was planned as it was. lenient: places in tokens that exact checking would not
-    have allowed. proposal, verdict: what was drafted and what became of it, before any cut.
-    logprobs: of each token, where they were asked for."""
+    """What the engine yields: the output tokens of one round, where each came from, and what was
+    planned. lenient: places in tokens that exact checking would not have allowed. proposal,
+    verdict: what was drafted and what became of it, before any cut. logprobs: of each token, where
+    they were asked for."""
 
     tokens: tuple[int, ...]
     provenance: tuple[str, ...]
     step: Step
-    reason: str
+    plan: DraftPlan
     lenient: tuple[int, ...]
     proposal: Proposal
     verdict: Verdict

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from localspec.core import OFF, Step
+from localspec.off_code import OffReason
 from localspec.speculation import (
     MIN_COMPARED_TOKENS,
     DecodeCounts,
@@ -30,27 +31,6 @@ NO_GAIN: Mapping[str, str] = {
     "load_changed": "gain unknown: uneven",
     "too_short": "gain unknown: too short",
 }
-OffCode = Literal[
-    "does_not_pay",  # drafting would not be faster here
-    "no_room",  # the reply was over before anything could be drafted
-    "nothing_to_propose",  # no drafter has anything to propose for this text
-    "no_memory",  # the drafters were unloaded, or did not fit
-    "no_draft",  # there is nothing that could draft
-    "incompatible_vocabulary",  # the chosen draft has another vocabulary
-    "switched_off",  # the person chose plain decoding
-    "measuring",  # this machine has not been measured yet
-    "engine_restarted",  # the engine has just been started again
-]
-
-
-@dataclass(frozen=True)
-class OffReason:
-    """Why nothing drafts. code: a fixed word for pages and statistics. text: the reason as a
-    sentence. remedy: what the person can do, "" where nothing needs doing."""
-
-    code: OffCode
-    text: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from localspec.backend import (
     Request,
 )
 from localspec.chat.context_room import max_tokens_of
+from localspec.chat.off_reasons import as_chosen
 from localspec.chat.reply_text import ReplyText, Start
 from localspec.chat.thinking import THINK
 from localspec.core import OFF, TARGET, Step
@@ -68,7 +69,7 @@ class Script:
     num_draft_tokens: int = 5
     accepted: tuple[int, ...] = (5, 3, 4, 0, 5, 2, 5)
     drafter: str = "draft_model"
-    reason: str = "draft_model was the fastest of four in what was measured here"
+    reason: str = "draft_model was the fastest of four in what was measured here."
     fail_at_round: int | None = None
     fault: Exception | None = None
     calibration: tuple[str, ...] = ()
@@ -141,7 +142,8 @@ class FakeBackend:
     ) -> Iterator[Chunk]:
         script, started_s = self.script, time.monotonic()
         is_exact = request.sampling.leniency is None
-        stats = TurnStats(num_prompt_tokens, reason=script.reason, exact=is_exact)
+        off = as_chosen(request.drafter, request.num_draft_tokens)
+        stats = TurnStats(num_prompt_tokens, reason=script.reason, exact=is_exact, off=off)
         yield Chunk("prefill", stats)
         cancel.wait(script.prefill_s)
         stats = replace(stats, prefill_ms=1000 * (time.monotonic() - started_s))

@@ -20,8 +20,8 @@ MAX_LINES = 400
 
 # A wing imports itself, what is below it here, and what every wing may import.
 EVERY_WING = {
-    "core", "errors", "files", "leniency", "thought", "config", "arithmetic", "backend",
-    "workloads", "flags", "options", "speculation", "turn_stats", "plots", "prompt_rows",
+    "core", "errors", "files", "leniency", "thought", "off_code", "config", "arithmetic",
+    "backend", "workloads", "flags", "options", "speculation", "turn_stats", "plots", "prompt_rows",
     "formats", "interrupts", "units", "__init__",
 }  # fmt: skip
 MAY_IMPORT = {

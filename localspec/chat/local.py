@@ -44,7 +44,8 @@ from localspec.core import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
 from localspec.engine.plain_baseline import PlainBaseline
 from localspec.engine.policy import policy_of
 from localspec.errors import ContextOverflow, EngineLost, LocalspecError, NumericsError
-from localspec.turn_stats import OffReason, TurnStats
+from localspec.off_code import OffReason
+from localspec.turn_stats import TurnStats
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.batch import Forwarded, Steps
@@ -298,8 +299,8 @@ class LocalBackend:
         stats = with_thought(stats.plus(cut.step), said, cut.step)
         if stats.ttft_ms is None and cut.tokens:
             stats = replace(stats, ttft_ms=turn.passed_ms)
-        if cut.reason and (cut.step.num_draft_tokens or not stats.num_drafts):
-            stats = replace(stats, reason=cut.reason)
+        if cut.step.num_draft_tokens or not stats.num_drafts:
+            stats = replace(stats, reason=cut.plan.reason)
         if baseline is not None:
             # Plain decoding needs a round for the end-of-text token too, no output token.
             is_ended = sequence.finish_reason == "eos" and not reply.is_stopped
@@ -323,10 +324,7 @@ class LocalBackend:
 
     def _why_off(self, request: Request, found: Round) -> OffReason | None:
         chosen = off_reasons.as_chosen(request.drafter, request.num_draft_tokens)
-        is_measured = self._controller.is_measured(request.sampling)
-        return chosen or off_reasons.of_round(
-            found.reason, is_measured, self.loaded.description.drafters
-        )
+        return chosen or off_reasons.of_round(found.plan, self.loaded.description.drafters)
 
     def _with_energy(self, stats: TurnStats, joules_before: float | None) -> TurnStats:
         joules = self.loaded.joules()

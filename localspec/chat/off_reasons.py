@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from localspec.backend import Description, DrafterStatus
-from localspec.core import OFF
-from localspec.engine.options import NOTHING_TO_PROPOSE
-from localspec.turn_stats import OffCode, OffReason, TurnStats
+from localspec.core import OFF, DraftPlan
+from localspec.off_code import OffCode, OffReason
+from localspec.turn_stats import TurnStats
 
 SHORTEST_DRAFTED = 2  # tokens: every round ends with one of the target's own
 WAIT = "Wait a moment: it is measured while no reply is being written."
 LONGER_CHAT = "It is tried again automatically as the chat continues."
-# Code: sentence, "" where the caller knows a more exact one, and remedy.
+# Code: sentence, "" where the caller knows it, and remedy.
 REASONS: Mapping[OffCode, tuple[str, str]] = {
     "does_not_pay": ("", LONGER_CHAT),
     "no_room": (
@@ -73,20 +73,12 @@ def as_chosen(drafter: str, num_draft_tokens: int | None) -> OffReason | None:
     return OffReason("switched_off", text, remedy)
 
 
-def of_round(reason: str, is_measured: bool, drafters: Sequence[DrafterStatus]) -> OffReason | None:
-    """Of a round without a draft that the person had not switched off, by the policy's reason; None
-    where it planned to draft (the end of a reply may leave no room) or only measured plain
-    decoding."""
-    if not reason.startswith("Off"):
+def of_round(plan: DraftPlan, drafters: Sequence[DrafterStatus]) -> OffReason | None:
+    """Of a round that the person had not switched off; None where its policy did not decide
+    against drafting (the end of a reply may leave no room for a draft)."""
+    if plan.off is None:
         return None
-    missing = _no_drafter(drafters)
-    if missing is not None:
-        return missing
-    if not is_measured:
-        return _reason("measuring")
-    if reason == NOTHING_TO_PROPOSE:
-        return _reason("nothing_to_propose")
-    return _reason("does_not_pay", reason)
+    return _no_drafter(drafters) or _reason(plan.off, plan.reason)
 
 
 def _no_drafter(drafters: Sequence[DrafterStatus]) -> OffReason | None:
@@ -102,4 +94,4 @@ def _no_drafter(drafters: Sequence[DrafterStatus]) -> OffReason | None:
 
 def _reason(code: OffCode, text: str = "") -> OffReason:
     usual, remedy = REASONS[code]
-    return OffReason(code, text or usual, remedy)
+    return OffReason(code, usual or text, remedy)

@@ -22,10 +22,11 @@ from localspec.chat.journal import PendingTurn
 from localspec.core import AUTO, FORCED, OFF, TARGET, FinishReason, SamplingParams, Step
 from localspec.errors import LocalspecError, RequestError
 from localspec.leniency import as_data
+from localspec.off_code import OffReason
 from localspec.options import Offer
 from localspec.record.drafted import TokenRecord, pack
 from localspec.record.store import TurnEnd, TurnSettings
-from localspec.turn_stats import OffReason, TurnStats
+from localspec.turn_stats import TurnStats
 from localspec.workloads import AS_SET, Workload, decide
 
 SAMPLED = tuple(one.name for one in fields(SamplingParams) if one.name != "leniency")

@@ -22,12 +22,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from localspec.core import GRAMMAR, DraftPlan, Proposal, Sequence, chain
+from localspec.core import DraftPlan, Proposal, Sequence, chain
 from localspec.drafters.lookup import Lookup, Matches, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import TreeGrowth
 
 FORCED = "forced"  # signal
+GRAMMAR = "grammar"  # provenance of a draft token that the grammar forces
 CLASSES = ((2, "2"), (4, "3-4"), (8, "5-8"), (16, "9-16"))
 # By the length of the match, where only one token ever followed.
 DISCOUNTS = ((1, 0.75), (2, 0.64), (4, 0.53), (8, 0.39), (16, 0.23))

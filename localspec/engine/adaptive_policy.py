@@ -41,13 +41,13 @@ from localspec.engine.costs import MAX_DRAFT_TOKENS
 from localspec.engine.options import (
     PLAIN_FIRST,
     PLAIN_LOOK,
-    UNMEASURED,
     Option,
+    unmeasured,
     why_drafting,
     why_exploring,
-    why_off,
     why_silent,
     why_unmeasured,
+    without_drafting,
 )
 
 PLANNED = 0.005  # share of the time for weighing options, and as much for asking signals
@@ -145,7 +145,7 @@ class AdaptivePolicy:
             name, length = self._allowed[0], self._fixed_length or UNMEASURED_LENGTH
             return DraftPlan(name, length, reason=why_silent(name))
         if self._is_weighed or self._plan.drafter != OFF or self._plan.is_probe:
-            return DraftPlan(OFF, 0, reason=why_off(options, self._known_prices.plain_ms))
+            return without_drafting(options, self._known_prices.plain_ms)
         return self._plan
 
     def _choose(self, sequence: Sequence) -> list[Option]:
@@ -192,7 +192,7 @@ class AdaptivePolicy:
         if self._best is None or not is_first or not self._reads_long(self._best, sequence):
             return None
         self._until_weighed = 0
-        return DraftPlan(OFF, 0, reason=PLAIN_FIRST)
+        return PLAIN_FIRST
 
     def _trial(self, sequence: Sequence, options: list[Option]) -> DraftPlan | None:
         """A round of what lost, if a draw from its posterior wins and the budget pays for it."""
@@ -203,7 +203,7 @@ class AdaptivePolicy:
             if self._may_lose(2.0 * (took_ms - 1.0 / going)):
                 budget.look_at_plain()
                 self._until_weighed = 1  # two rounds: the first after a draft shows nothing
-                return DraftPlan(OFF, 0, True, PLAIN_LOOK)
+                return PLAIN_LOOK
         if budget.saved <= 0.0:
             return None
         top_rate, top = going, None
@@ -338,7 +338,7 @@ class AdaptivePolicy:
     def _unmeasured(self, sequence: Sequence) -> DraftPlan:
         if self._may_be_off:
             self._until_weighed = self._until_asked = MOST_PERIOD
-            self._plan = DraftPlan(OFF, 0, reason=UNMEASURED)
+            self._plan = unmeasured()
             return self._plan
         name = self._allowed[0]
         signal = self._controller.drafters[name].signal(sequence)

@@ -284,7 +284,7 @@ def _yielded(plan: DraftPlan, outcome: Outcome, kept: list[int], learning_ms: fl
     accepted = tuple(makers[node] for node in verdict.path[: step.num_accepted_tokens])
     provenance = accepted + (TARGET,) * (len(kept) - len(accepted))
     lenient = tuple(place for place in verdict.lenient if place < len(kept))
-    return Round(tuple(kept), provenance, step, plan.reason, lenient, proposal, verdict)
+    return Round(tuple(kept), provenance, step, plan, lenient, proposal, verdict)
 
 
 def _logprobs(outcome: Outcome, kept: list[int], count: int) -> tuple[TokenLogprob, ...]:

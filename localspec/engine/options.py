@@ -1,7 +1,8 @@
-"""What may be chosen for a round: its expected rate, and the words that give it as a reason.
+"""What may be chosen for a round: its expected rate, the plans without a draft, and the words that
+give a plan's reason.
 
 Contract: an `Option` is one drafter with one signal at its best length; `option_of` makes it from
-the estimate of its acceptance and the cost of its rounds. The `why_` functions say a decision for a
+the estimate of its acceptance and the cost of its rounds. The `why_` functions say a plan for a
 person. What a draft is expected to gain is no part of it, since the rounds that follow may
 contradict it: what was gained is measured. Pure.
 
@@ -15,9 +16,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from localspec.core import OFF, DraftPlan
 from localspec.engine.acceptance import PRIOR_WEIGHT, Estimate
 from localspec.engine.cost_snapshot import CostSnapshot
 from localspec.engine.costs import MAX_DRAFT_TOKENS
+from localspec.off_code import OffCode
 from localspec.speculation import NEGLIGIBLE, best_length, expected_tokens
 from localspec.units import counted
 
@@ -27,10 +30,8 @@ DRAW_SHARPNESS = 0.5  # share of the evidence in a draw: acceptance differs from
 USUAL_NODES = 4  # of a drafter that shapes its drafts, until its rounds have shown it
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
 
-NOTHING_TO_PROPOSE = "Off this round: no drafter has anything to propose."
-UNMEASURED = "Off: this machine has not been measured yet."
-PLAIN_FIRST = "The first token waits for no drafter to read the prompt."
-PLAIN_LOOK = "A round without drafting, to keep its cost measured."
+PLAIN_FIRST = DraftPlan(OFF, 0, reason="The first token waits for no drafter to read the prompt.")
+PLAIN_LOOK = DraftPlan(OFF, 0, True, "A round without drafting, to keep its cost measured.")
 
 
 @dataclass(frozen=True)
@@ -137,24 +138,33 @@ def _observed_rate(
     return tokens / prices.round_ms(drafter, min(drafted, MAX_DRAFT_TOKENS), steps)
 
 
-def why_off(options: Sequence[Option], plain_ms: float) -> str:
+def unmeasured() -> DraftPlan:
+    return _off("measuring", "this machine has not been measured yet.")
+
+
+def without_drafting(options: Sequence[Option], plain_ms: float) -> DraftPlan:
     """options: those that had something to propose. plain_ms: one plain round."""
     if not options:
-        return NOTHING_TO_PROPOSE
+        return _off("nothing_to_propose", "no drafter has anything to propose.")
     best = max(options, key=lambda option: option.rate)
     if all(option.ceiling * plain_ms <= 1.0 for option in options):
-        return f"Off: even with every token accepted {best.drafter} would not be faster."
-    gain = best.rate * plain_ms
-    if gain > 1.0:
-        return f"Off: too little is known of {best.drafter} here to be sure that it is faster."
-    return f"Off: {best.drafter} would reach {gain:.2f}x the speed without drafting."
+        why = f"even with every token accepted {best.drafter} would not be faster."
+    elif (gain := best.rate * plain_ms) > 1.0:
+        why = f"too little is known of {best.drafter} here to be sure that it is faster."
+    else:
+        why = f"{best.drafter} would reach {gain:.2f}x the speed without drafting."
+    return _off("does_not_pay", why)
+
+
+def _off(code: OffCode, why: str) -> DraftPlan:
+    return DraftPlan(OFF, 0, reason=f"Off: {why}", off=code)
 
 
 def why_drafting(option: Option, shapes_itself: bool, is_chosen: bool) -> str:
     """shapes_itself: the drafter decides how much it drafts. is_chosen: a person named it."""
-    about = "" if shapes_itself else f"about {counted(option.num_draft_tokens, 'token')} a round, "
+    about = "" if shapes_itself else f" about {counted(option.num_draft_tokens, 'token')} a round"
     why = "as you chose" if is_chosen else "the most promising when this round began"
-    return f"{option.drafter}: {about}{why}."
+    return f"{option.drafter} drafts{about}, {why}."
 
 
 def why_exploring(option: Option, length: int, shapes_itself: bool) -> str:

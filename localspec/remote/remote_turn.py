@@ -111,7 +111,7 @@ class RemoteTurn:
             told["num_drafts"] = drafts.num_drafts
         self._learn(told)
         made = {NAME: drafts.num_draft_tokens} if drafts.num_draft_tokens else {}
-        reason = "as the server was started" if made else "The server drafted nothing."
+        reason = "The server drafts as it was started." if made else "The server drafted nothing."
         untold = self.untold - OF_DRAFTS
         self.stats = replace(self.stats, drafted_by=made, reason=reason, untold=untold)
 

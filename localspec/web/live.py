@@ -12,10 +12,9 @@ Not here: how a figure is written (words).
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from localspec.backend import Description, Server
@@ -74,7 +73,7 @@ def live_state(
         "may_start": status.phase == "failed",
         "model": model_words(loaded, _awaited(status, wanted)),
         "is_demo": loaded is not None and loaded.target == DEMO,
-        "reason": labelled(_reason(status, view)),
+        "reason": capital(labelled(_reason(status, view))),
         "remedy": status.off.remedy if status.off else "",
         "hardware": hardware,
         "facts": _facts(status, stats, view),
@@ -240,20 +239,13 @@ def _reason(status: Status, view: TurnView | None) -> str:
         return "What can draft is known once the model is loaded."
     stats = view.stats if view is not None else None
     if loaded.server is not None:
-        return _reason_of_server(stats)
+        if stats is None or not stats.num_output_tokens:
+            return "Ready. The server decides how it drafts."
+        return stats.reason
     if status.off is not None:
-        has_drafted = stats is not None and stats.num_drafts > 0
-        now = "Stopped drafting" if has_drafted else "Without drafting"
-        return f"{now}, because {_because(status.off.text)}."
+        return status.off.text
     if view is not None and stats is not None and stats.num_output_tokens:
-        if stats.drafter == OFF:
-            return f"Without drafting, because {_because(stats.reason)}."
-        said = label(stats.num_lenient_tokens, stats.num_output_tokens)
-        exact = "" if stats.exact else f" Not exact, as you chose: {said}."
-        if _names_another(stats, loaded):
-            return f"Mostly by {stats.drafter}; last {_lowered(stats.reason, loaded)}{exact}"
-        why = _sentence(stats.reason.removeprefix(f"{stats.drafter}: "))
-        return f"Drafted by {stats.drafter}: {why}{exact}"
+        return " ".join(_reasons_of_reply(stats))
     able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
     if able:
         return (
@@ -263,35 +255,14 @@ def _reason(status: Status, view: TurnView | None) -> str:
     return f"Without drafting: no drafter can be used here ({why or 'none is installed'})."
 
 
-def _reason_of_server(stats: TurnStats | None) -> str:
-    if stats is None or not stats.num_output_tokens:
-        return "Ready. The server decides how it drafts."
-    if not stats.num_draft_tokens:
-        return stats.reason
-    return f"Drafting by the server: {_sentence(stats.reason)}"
-
-
-def _names_another(stats: TurnStats, loaded: Description) -> bool:
-    """Whether the reason is of another drafter's round than most of the reply's were."""
-    words = set(re.findall(r"\w+", stats.reason))
-    return stats.drafter not in words and any(each.name in words for each in loaded.drafters)
-
-
-def _lowered(reason: str, loaded: Description) -> str:
-    is_name = any(reason.startswith(each.name) for each in loaded.drafters)
-    return reason if is_name else reason[:1].lower() + reason[1:]
-
-
-def _because(reason: str) -> str:
-    """The reason as the end of a sentence: "Off this round: No match." becomes "no match"."""
-    words = re.sub(r"^off\b[^:]*:\s*", "", reason.strip(), flags=re.IGNORECASE).rstrip(".")
-    is_name = words[1:2].isupper()
-    return (words if is_name else words[:1].lower() + words[1:]) or "no round was long enough"
-
-
-def _sentence(text: str) -> str:
-    text = text.strip().rstrip(".")
-    return f"{text}." if text else ""
+def _reasons_of_reply(stats: TurnStats) -> Iterator[str]:
+    """Why its latest round was as it was, who drafted most, and what a person has allowed."""
+    yield stats.reason or "Without drafting: no round was long enough."
+    if len(stats.drafted_by) > 1:
+        yield f"Most of the reply was drafted by {stats.drafter}."
+    if not stats.exact:
+        said = label(stats.num_lenient_tokens, stats.num_output_tokens)
+        yield f"Not exact, as you chose: {said}."
 
 
 def _read(view: TurnView | None) -> str:

@@ -12,7 +12,7 @@ from localspec.backend import Message, Request
 from localspec.chat.detokenizer import Detokenizer
 from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
 from localspec.chat.template import ChatTemplate
-from localspec.core import TARGET, Proposal, Round, Step, Verdict, chain
+from localspec.core import OFF, TARGET, DraftPlan, Proposal, Round, Step, Verdict, chain
 from tests.fakes import Verbatim
 
 BYTES = {1: b" the", 2: b" cat", 3: b"\xf0\x9f", 4: b"\x90\x88", 5: b"", 6: b"\n", 7: b" sat"}
@@ -104,7 +104,7 @@ def made(proposal: Proposal, verdict: Verdict, num_accepted: int) -> Round:
     step = Step("draft_model", len(proposal.tokens), num_accepted, num_accepted + 1, 1.0, 1.0, 3)
     tokens = (0,) * (num_accepted + 1)
     sources = ("draft_model",) * num_accepted + (TARGET,)
-    return Round(tokens, sources, step, "", (), proposal, verdict)
+    return Round(tokens, sources, step, DraftPlan(OFF, 0), (), proposal, verdict)
 
 
 def test_a_token_keeps_its_space_and_a_part_of_a_character_is_marked() -> None:

@@ -197,7 +197,7 @@ def test_a_cheap_quantised_step_is_chosen_and_the_output_stays() -> None:
     *looks, plan = (policy.plan(turn()) for _ in range(3))
     assert all(one.drafter == OFF for one in looks), "plain decoding is looked at first"
     assert plan.drafter == NAME and plan.num_draft_tokens >= 1 and not plan.is_probe
-    assert plan.reason.startswith(f"{NAME}: ")
+    assert plan.reason.startswith(f"{NAME} drafts ")
     learning = Engine(engine.target, controller.drafters)
     assert decoded(learning, policy_of(controller, SamplingParams(), AUTO, None)) == plain
 
@@ -215,7 +215,7 @@ def test_a_step_as_dear_as_the_targets_own_is_left_with_a_reason(
     policy = policy_of(controller, SamplingParams(), AUTO, None)
     *_, plan = (policy.plan(turn()) for _ in range(3))  # a run may begin with two second looks
     assert (plan.drafter, plan.num_draft_tokens) == (OFF, 0)
-    assert plan.reason.startswith("Off: ") and reason in plan.reason
+    assert plan.off == "does_not_pay" and reason in plan.reason
 
 
 def test_no_copy_of_a_mixture_of_experts_is_made() -> None:

@@ -295,7 +295,7 @@ def test_the_popover_says_why_stays_where_it_was_put_and_goes_by_escape(
     row = newest(site)
     right = f"{row['num_accepted_tokens']} of {row['num_draft_tokens']} guesses right"
     page.wait_for(right, "#ls-facts")
-    assert "Drafted by the small model" in page.text("#ls-reason")
+    assert "The small model was the fastest" in page.text("#ls-reason")
     assert len(str(page.page.get_attribute("#ls-spark-line", "points")).split()) >= 2
     page.wait_for(f"{row['num_steps']} checks", "#ls-rounds-sum")
     assert page.page.inner_text("#ls-rounds-text") == REPLY

@@ -14,9 +14,10 @@ import pytest
 from localspec.backend import DrafterStatus
 from localspec.chat.service import Status
 from localspec.chat.turn import ReplyRound, TurnView
-from localspec.drafters.registry import REGISTRY
+from localspec.drafters.registry import REGISTRY, label_of
 from localspec.machine.sources import DEMO
-from localspec.turn_stats import OffReason, TurnStats
+from localspec.off_code import OffReason
+from localspec.turn_stats import TurnStats
 from localspec.web.live import HardwareLine, badge, footer, live_state
 from localspec.web.words import DASH, gain_words, number, rate, time_of_day
 from tests.fakes import FakeBackend
@@ -36,7 +37,7 @@ STATS = TurnStats(
     plain_decode_ms=1250.0,
     reply_ms=600.0,
     ttft_ms=31.0,
-    reason="it was the fastest",
+    reason="draft_model drafts as you chose.",
     drafted_by={"draft_model": 60},
 )
 GUESSES = {"draft_model": (38, 60)}
@@ -77,7 +78,7 @@ def test_the_line_has_the_model_and_the_figures_of_a_reply() -> None:
     assert state["model"] == ["demo-12m", "fp32 · draft demo-draft-1m"]
     line = [state[name] for name in ("label", "speed", "gain", "guesses")]
     assert line == ["Writing 2 s", "100", "2.2x faster", "63 % of guesses right"]
-    assert state["reason"] == "Drafted by the small model: it was the fastest."
+    assert state["reason"] == "The small model drafts as you chose."
     shipped = replace(LOADED, target=DEMO)
     told = [live_state(replace(IDLE, description=one))["is_demo"] for one in (LOADED, shipped)]
     assert told == [False, True]
@@ -156,9 +157,11 @@ def test_a_gain_is_said_in_words_and_a_loss_is_no_gain() -> None:
 
 
 def test_a_look_at_another_drafter_is_not_said_to_be_the_first_ones_reason() -> None:
-    look = replace(STATS, reason="Trying ngram with 4 tokens a round: little is known of it here.")
+    trying = "Trying ngram with 4 tokens a round: little is known of it here."
+    look = replace(STATS, reason=trying, drafted_by={"ngram": 4, "draft_model": 60})
     said = live_state(replace(IDLE, reply=view(stats=look)))["reason"]
-    assert said.startswith("Mostly by the small model; last trying word lookup with 4")
+    assert said.startswith("Trying word lookup with 4 tokens a round: ")
+    assert said.endswith("here. Most of the reply was drafted by the small model.")
 
 
 def test_one_token_is_one_token() -> None:
@@ -194,12 +197,11 @@ def test_while_a_long_prompt_is_read_its_share_is_shown() -> None:
 
 
 def test_a_reply_without_drafting_says_why() -> None:
-    off = replace(STATS, drafted_by={}, num_draft_tokens=0, reason="it lost here by 12 %")
+    off = replace(STATS, drafted_by={}, num_draft_tokens=0, reason="Off: eagle would reach 0.88x.")
     state = live_state(replace(IDLE, reply=view(stats=off)))
-    assert state["reason"] == "Without drafting, because it lost here by 12 %."
-    off = replace(off, reason="Off this round: No drafter has anything to propose.")
-    state = live_state(replace(IDLE, reply=view(stats=off)))
-    assert state["reason"] == "Without drafting, because no drafter has anything to propose."
+    assert state["reason"] == f"Off: {label_of('eagle')} would reach 0.88x."
+    state = live_state(replace(IDLE, reply=view(stats=replace(off, reason=""))))
+    assert state["reason"] == "Without drafting: no round was long enough."
     refused = replace(LOADED, drafters=(DrafterStatus("ngram", False, "you forbade it"),))
     said = live_state(replace(IDLE, description=refused))["reason"]
     assert said.startswith("Without drafting: no drafter") and "you forbade" in said
@@ -227,12 +229,6 @@ def test_a_draft_model_is_counted_once_however_many_draft_with_it() -> None:
 
 def test_a_zero_has_no_sign() -> None:
     assert [number(value, " J") for value in (-0.04, 0.0, -0.06)] == ["0.0 J", "0.0 J", "-0.1 J"]
-
-
-def test_the_last_rounds_of_another_drafter_are_said_to_be_its_own() -> None:
-    mixed = replace(STATS, reason="ngram: 1.50x of plain decoding expected.")
-    said = live_state(replace(IDLE, reply=view(stats=mixed)))["reason"]
-    assert said.startswith("Mostly by the small model; last word lookup: 1.50x")
 
 
 def test_a_failed_load_shows_its_sentence() -> None:
@@ -265,10 +261,7 @@ def test_what_keeps_drafting_off_is_said_with_its_remedy() -> None:
     reason = OffReason("no_memory", "The draft needs 0.9 GiB more.", "Shorten the context.")
     state = live_state(replace(IDLE, off=reason, reply=view()))
     assert state["remedy"] == "Shorten the context."
-    assert state["reason"] == "Stopped drafting, because the draft needs 0.9 GiB more."
-    never = replace(STATS, num_drafts=0, num_draft_tokens=0)
-    state = live_state(replace(IDLE, off=reason, reply=view(stats=never)))
-    assert state["reason"] == "Without drafting, because the draft needs 0.9 GiB more."
+    assert state["reason"] == "The draft needs 0.9 GiB more."
     assert live_state(IDLE)["remedy"] == ""
 
 

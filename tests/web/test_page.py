@@ -126,7 +126,7 @@ def test_off_is_named_and_shows_no_guesses(own_page: Visit, site: Site) -> None:
     ask(page, "plainly")
     assert newest(site)["drafter"] == "off"
     page.wait_for("without drafting", "#ls-gain")
-    assert page.text("#ls-reason").startswith("Without drafting, because")
+    assert page.text("#ls-reason") == "You switched drafting off."
     assert page.text("#ls-guesses") == ""
 
 

@@ -17,7 +17,13 @@ from typing import Any
 from localspec.arithmetic import percentile, ratio
 from localspec.drafters.registry import label_of
 from localspec.record.markdown import ENDED
-from localspec.speculation import MIN_COMPARED_TOKENS, DecodeCounts, speedup
+from localspec.speculation import (
+    MIN_COMPARED_TOKENS,
+    DecodeCounts,
+    expected_tokens,
+    interpolated,
+    speedup,
+)
 from localspec.units import DASH, took
 from localspec.web.live import badge, drafters_of
 from localspec.web.words import direction, gain_words, number, percent
@@ -72,18 +78,11 @@ class Summary:
 
     @property
     def expected_length(self) -> float | None:
-        """The formula at the measured α and the mean γ."""
-        if self.alpha is None or self.mean_num_draft_tokens is None:
+        """The formula at the measured α and the mean γ, which need not be whole."""
+        if self.alpha is None or (gamma := self.mean_num_draft_tokens) is None:
             return None
-        return expected_length(self.alpha, self.mean_num_draft_tokens)
-
-
-def expected_length(acceptance_rate: float, num_draft_tokens: float) -> float:
-    """(1 - α^(γ+1)) / (1 - α), which is γ + 1 at α = 1; a mean γ need not be whole."""
-    if acceptance_rate >= 1.0:
-        return num_draft_tokens + 1.0
-    survival: float = acceptance_rate ** (num_draft_tokens + 1.0)
-    return (1.0 - survival) / (1.0 - acceptance_rate)
+        around = (int(gamma), int(gamma) + 1)
+        return interpolated({each: expected_tokens([self.alpha], each) for each in around}, gamma)
 
 
 def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:

@@ -20,7 +20,7 @@ from typing import Any
 from localspec.backend import Description
 from localspec.drafters.registry import UNKNOWN, colour_of, label_of
 from localspec.plots import Axes, Group, Series, bars, lines
-from localspec.speculation import interpolated
+from localspec.speculation import expected_tokens, interpolated
 from localspec.units import axis_unit
 from localspec.web.stats import figures as stats
 from localspec.workloads import kind_words
@@ -266,6 +266,6 @@ def break_even(cost: float, num_draft_tokens: int) -> float | None:
         return None
     steps = range(BREAK_EVEN_STEPS)
     found = bisect_left(
-        steps, cost, key=lambda step: stats.expected_length(step / len(steps), num_draft_tokens)
+        steps, cost, key=lambda step: expected_tokens([step / len(steps)], num_draft_tokens)
     )
     return found / len(steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,10 +93,12 @@ def test_nothing_measured_is_unknown_not_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alpha", "gamma", "length"), [(0.5, 1, 1.5), (0.5, 2, 1.75), (0.0, 4, 1.0), (1.0, 4, 5.0)]
+    ("alpha", "gamma", "length"),
+    [(0.5, 1, 1.5), (0.5, 1.5, 1.625), (0.5, 2, 1.75), (0.0, 4, 1.0), (1.0, 4, 5.0)],
 )
 def test_expected_length_is_the_formula(alpha: float, gamma: float, length: float) -> None:
-    assert stats.expected_length(alpha, gamma) == pytest.approx(length)
+    found = replace(stats.summarise([]), alpha=alpha, mean_num_draft_tokens=gamma)
+    assert found.expected_length == pytest.approx(length)
 
 
 def test_alpha_counts_the_guesses_that_were_reached() -> None:

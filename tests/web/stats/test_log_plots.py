@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localspec.backend import Description
-from localspec.web.stats.figures import expected_length
+from localspec.speculation import expected_tokens
 from localspec.web.stats.log_plots import at, break_even, cost_curves, make_plots
 from tests.web.stats.test_figures import LENIENT, NOTHING, OFF, ROW
 
@@ -31,7 +31,7 @@ def test_context_is_interpolated_and_flat_outside() -> None:
 @pytest.mark.parametrize("cost", [1.2, 1.9])
 def test_the_break_even_acceptance_pays_exactly(cost: float, gamma: int) -> None:
     alpha = break_even(cost, gamma)
-    assert alpha is not None and expected_length(alpha, gamma) == pytest.approx(cost)
+    assert alpha is not None and expected_tokens([alpha], gamma) == pytest.approx(cost)
 
 
 def test_what_can_never_pay_has_no_break_even() -> None:
