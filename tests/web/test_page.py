@@ -39,10 +39,7 @@ def test_every_format_of_the_log_is_downloaded_from_the_stats_tab(
     page.wait_for(f"{row['tokens_per_second']:.1f}", "#ls-turns")
     exported = {}
     for name in ("CSV", "JSONL", "Markdown", "Database"):
-        link = page.page.get_by_role("link", name=name)
-        page.page.wait_for_function(
-            "link => link.href.includes('conversation=')", arg=link.element_handle()
-        )
+        link = page.page.locator("#ls-exports a[href*='conversation=']", has_text=name)
         with page.page.expect_download() as download:
             link.click()
         exported[name] = tmp_path / name
