@@ -65,9 +65,9 @@ def content_policy(scripts: tuple[str, ...] = ()) -> str:
     return "; ".join((*RULES, " ".join((SCRIPT_RULE, *scripts))))
 
 
-def with_headers(send: Send, policy: str | None = None, is_kept: bool = False) -> Send:
-    """A `send` that adds the fixed headers and drops every permission for other origins. is_kept:
-    a browser may keep the answer, as the answer itself says."""
+def with_headers(send: Send, policy: str | None = None, cache: str | None = "no-store") -> Send:
+    """A `send` that adds the fixed headers and drops every permission for other origins. cache:
+    whether a browser may keep an answer without a fault; None: as the answer itself says."""
 
     async def wrapped(message: MessageDict) -> None:
         if message["type"] == "http.response.start":
@@ -78,8 +78,10 @@ def with_headers(send: Send, policy: str | None = None, is_kept: bool = False) -
             for name, value in FIXED_HEADERS.items():
                 headers.setdefault(name, value)
             headers["content-security-policy"] = policy or content_policy()
-            if not is_kept:
+            if message["status"] >= 400:
                 headers["cache-control"] = "no-store"
+            elif cache is not None:
+                headers["cache-control"] = cache
             message = {**message, "headers": headers.raw}
         await send(message)
 

@@ -24,7 +24,10 @@ Headers = dict[str, str]
 class Inner:
     """The application behind the guard: counts calls, keeps what it got, answers."""
 
-    def __init__(self, body: bytes = b"secret", content_type: bytes = b"text/plain") -> None:
+    def __init__(
+        self, body: bytes = b"secret", content_type: bytes = b"text/plain", status: int = 200
+    ) -> None:
+        self.status = status
         self.calls = 0
         self.scope: Any = None
         self.received: list[Any] = []
@@ -36,7 +39,7 @@ class Inner:
         self.scope = scope
         self.received.append(await receive())
         headers = [(b"content-type", self.content_type), (b"access-control-allow-origin", b"*")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": self.body})
 
 
@@ -324,6 +327,18 @@ def test_answers_carry_the_policy_and_no_cross_origin_permission() -> None:
         assert received["x-dns-prefetch-control"] == "off"
         assert received["cache-control"] == "no-store"
         assert "access-control-allow-origin" not in received
+
+
+def test_a_browser_keeps_what_is_named_by_its_content_and_no_answer_of_ours() -> None:
+    kept = call(Inner(), COOKIE, "/assets/index-Bu-jdMIA.js")[1]["cache-control"]
+    assert "private" in kept and "immutable" in kept
+    assert call(Inner(), COOKIE, "/live")[1]["cache-control"] == "no-store"
+    assert "cache-control" not in call(Inner(), COOKIE, "/localspec/chat.js")[1], (
+        "as it says itself"
+    )
+    gone = Inner(status=404)
+    for path in ("/assets/index-Bu-jdMIA.js", "/localspec/chat.js"):
+        assert call(gone, COOKIE, path)[1]["cache-control"] == "no-store"
 
 
 def test_only_the_scripts_of_the_page_itself_are_allowed_inline() -> None:
