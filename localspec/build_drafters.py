@@ -31,6 +31,7 @@ from localspec.machine.sources import Source
 from localspec.off_code import OffCode
 from localspec.options import LoadOptions
 from localspec.placement import Place, keep_out_of_ram, load_at, refuse_shortage
+from localspec.units import capital
 
 if TYPE_CHECKING:
     from localspec.drafters.parts import Parts
@@ -137,7 +138,9 @@ def build_drafters(
             statuses.append(DrafterStatus(name, False, str(error), code=code))
         except Exception as error:  # one drafter's fault, or its file's, must not end the chat
             log.exception("%s could not be prepared", name)
-            statuses.append(DrafterStatus(name, False, _fault_words(name, error), code="no_draft"))
+            statuses.append(
+                DrafterStatus(name, False, _fault_words(info.label, error), code="no_draft")
+            )
         else:
             memory = built[name].memory_bytes
             said = f"ready, {gib(memory)}" if memory else "ready"
@@ -186,11 +189,11 @@ def lost_parts(
     return (*lost, *(one.reason for one in found.odd if own))
 
 
-def _fault_words(name: str, error: Exception) -> str:
+def _fault_words(label: str, error: Exception) -> str:
     first_line = str(error).strip().split("\n")[0]
     return (
-        f"{name} could not be prepared ({type(error).__name__}: {first_line}). Fetch or train its "
-        "files again, or choose another drafter."
+        f"{capital(label)} could not be prepared ({type(error).__name__}: {first_line}). Fetch or "
+        "train its files again, or choose another drafter."
     )
 
 

@@ -41,6 +41,7 @@ from localspec.chat.reply_text import (
 from localspec.chat.slots import RunningTurn, Slot, best_slot, stats_before
 from localspec.chat.template import ChatTemplate
 from localspec.core import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
+from localspec.drafters.registry import labelled
 from localspec.engine.plain_baseline import PlainBaseline
 from localspec.engine.policy import policy_of
 from localspec.errors import ContextOverflow, EngineLost, LocalspecError, NumericsError
@@ -177,7 +178,7 @@ class LocalBackend:
         for phrase in self._measuring:
             if cancel.is_set():
                 return
-            yield phrase
+            yield labelled(phrase)
             if cancel.is_set():  # the announced measurement is not begun
                 return
         self._measuring = None
@@ -300,7 +301,7 @@ class LocalBackend:
         if stats.ttft_ms is None and cut.tokens:
             stats = replace(stats, ttft_ms=turn.passed_ms)
         if cut.step.num_draft_tokens or not stats.num_drafts:
-            stats = replace(stats, reason=cut.plan.reason)
+            stats = replace(stats, reason=labelled(cut.plan.reason))
         if baseline is not None:
             # Plain decoding needs a round for the end-of-text token too, no output token.
             is_ended = sequence.finish_reason == "eos" and not reply.is_stopped

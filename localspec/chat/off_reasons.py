@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from localspec.backend import Description, DrafterStatus
 from localspec.core import OFF, DraftPlan
+from localspec.drafters.registry import label_of, labelled
 from localspec.off_code import OffCode, OffReason
 from localspec.turn_stats import TurnStats
 
@@ -78,7 +79,7 @@ def of_round(plan: DraftPlan, drafters: Sequence[DrafterStatus]) -> OffReason | 
     against drafting (the end of a reply may leave no room for a draft)."""
     if plan.off is None:
         return None
-    return _no_drafter(drafters) or _reason(plan.off, plan.reason)
+    return _no_drafter(drafters) or _reason(plan.off, labelled(plan.reason))
 
 
 def _no_drafter(drafters: Sequence[DrafterStatus]) -> OffReason | None:
@@ -87,8 +88,8 @@ def _no_drafter(drafters: Sequence[DrafterStatus]) -> OffReason | None:
         return None
     for drafter in drafters:
         if drafter.code in ("no_memory", "incompatible_vocabulary"):
-            return _reason(drafter.code, f"{drafter.name}: {drafter.reason}")
-    why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in drafters)
+            return _reason(drafter.code, f"{label_of(drafter.name)}: {drafter.reason}")
+    why = "; ".join(f"{label_of(drafter.name)}: {drafter.reason}" for drafter in drafters)
     return _reason("no_draft", f"No drafter can be used: {why or 'there is none.'}")
 
 

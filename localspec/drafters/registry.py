@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal
 
@@ -192,8 +193,10 @@ def label_of(name: str | None) -> str:
     return PLAIN if name == OFF else REGISTRY[name].label if name in REGISTRY else name
 
 
+@lru_cache(maxsize=256)  # the engine says the same in most rounds of a reply
 def labelled(sentence: str) -> str:
-    """A sentence of the engine's with each drafter by its label."""
+    """A sentence of the engine's, which knows drafters by name, with each by its label. Not for
+    other sentences: a name may also be a command or a part of a path."""
     return re.sub(rf"\b({'|'.join(REGISTRY)})\b", lambda found: label_of(found[1]), sentence)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from localspec.backend import Description, Server
 from localspec.chat.turn import Status, TurnView
 from localspec.core import OFF
-from localspec.drafters.registry import label_of, labelled
+from localspec.drafters.registry import label_of
 from localspec.leniency import label
 from localspec.machine.sources import DEMO
 from localspec.record.rows import counts
@@ -73,7 +73,7 @@ def live_state(
         "may_start": status.phase == "failed",
         "model": model_words(loaded, _awaited(status, wanted)),
         "is_demo": loaded is not None and loaded.target == DEMO,
-        "reason": capital(labelled(_reason(status, view))),
+        "reason": capital(_reason(status, view)),
         "remedy": status.off.remedy if status.off else "",
         "hardware": hardware,
         "facts": _facts(status, stats, view),
@@ -160,7 +160,7 @@ def _gain(stats: TurnStats, speedup: float | None, least: float | None) -> str:
 
 def _facts(status: Status, stats: TurnStats | None, view: TurnView | None) -> list[tuple[str, str]]:
     """The rows of the popover: what it is about, and the figure."""
-    facts = [] if status.phase == "ready" else [("Now", capital(labelled(status.phrase)))]
+    facts = [] if status.phase == "ready" else [("Now", capital(status.phrase))]
     if status.num_waiting:
         facts.append(("Waiting", counted(status.num_waiting, "message")))
     loaded = status.description
@@ -247,19 +247,14 @@ def _reason(status: Status, view: TurnView | None) -> str:
     if view is not None and stats is not None and stats.num_output_tokens:
         return " ".join(_reasons_of_reply(stats))
     able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
-    if able:
-        return (
-            f"Ready: {counted(len(able), 'way')} to guess ahead. The settings list them as Speed."
-        )
-    why = "; ".join(f"{drafter.name}: {drafter.reason}" for drafter in loaded.drafters)
-    return f"Without drafting: no drafter can be used here ({why or 'none is installed'})."
+    return f"Ready: {counted(len(able), 'way')} to guess ahead. The settings list them as Speed."
 
 
 def _reasons_of_reply(stats: TurnStats) -> Iterator[str]:
     """Why its latest round was as it was, who drafted most, and what a person has allowed."""
     yield stats.reason or "Without drafting: no round was long enough."
     if len(stats.drafted_by) > 1:
-        yield f"Most of the reply was drafted by {stats.drafter}."
+        yield f"Most of the reply was drafted by {label_of(stats.drafter)}."
     if not stats.exact:
         said = label(stats.num_lenient_tokens, stats.num_output_tokens)
         yield f"Not exact, as you chose: {said}."

@@ -358,6 +358,16 @@ def test_auto_without_measurements_decodes_plainly_and_says_so() -> None:
     assert stats.num_drafts == 0 and "not been measured" in stats.reason
 
 
+def test_drafters_have_their_labels_in_what_a_person_reads() -> None:
+    small, larger = (with_cache(tiny_llama(vocab_size=n), 64) for n in (len(PIECES), 64))
+    measured = backend_of(larger, {"ngram": NgramDrafter()})
+    phrases = list(measured.calibrate(threading.Event()))
+    assert any(phrase.startswith("measuring word lookup, ") for phrase in phrases)
+    backend = backend_of(small, {"ngram": NgramDrafter()})
+    chosen = ask(backend, drafter="ngram", num_draft_tokens=3)[-1].stats.reason
+    assert chosen == "word lookup with 3 tokens a round, as you chose."
+
+
 def test_snapshot_is_filed_under_the_identity() -> None:
     state = writing("a").snapshot()
     assert list(state) == ["tiny | cpu"]

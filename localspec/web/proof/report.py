@@ -19,7 +19,7 @@ from typing import Any
 from localspec import __version__
 from localspec.backend import Description
 from localspec.chat.service import ChatService
-from localspec.drafters.registry import label_of, labelled
+from localspec.drafters.registry import label_of
 from localspec.errors import StoreError
 from localspec.plots import standalone
 from localspec.record.markdown import heading, in_words, table
@@ -174,7 +174,7 @@ def _loaded(loaded: Description | None) -> Iterator[str]:
     yield from table(
         ("drafter", "usable", "why"),
         [
-            (label_of(one.name), "yes" if one.is_available else "no", labelled(one.reason))
+            (label_of(one.name), "yes" if one.is_available else "no", one.reason)
             for one in loaded.drafters
         ],
     )

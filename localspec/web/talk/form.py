@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from localspec.backend import LARGEST_FIXED_LENGTH
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.core import AUTO, TOO_LARGE_A_SEED, SamplingParams
-from localspec.drafters.registry import REGISTRY, labelled
+from localspec.drafters.registry import REGISTRY
 from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.leniency import THRESHOLD
@@ -160,7 +160,7 @@ def panel(service: ChatService, model: str | None) -> dict[str, Any]:
     """For static/settings.js. model: whose defaults are shown; None where none is known yet."""
     loaded = service.status().description
     ways = () if loaded is None else loaded.drafters
-    listed = [(one.name, one.is_available, capital(labelled(one.reason))) for one in ways]
+    listed = [(one.name, one.is_available, capital(one.reason)) for one in ways]
     return {
         "ways": [dict(zip(("name", "is_ready", "reason"), one, strict=True)) for one in listed],
         "is_loaded": loaded is not None,

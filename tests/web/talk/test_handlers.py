@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from localspec.backend import DrafterStatus
 from localspec.chat.service import ChatService
 from localspec.chat.turn import ShownMessage
 from localspec.core import SamplingParams
@@ -122,6 +123,17 @@ def test_each_way_of_drafting_is_ready_or_says_why_not(service: ChatService) -> 
     ready = {way["name"]: way["is_ready"] for way in told["ways"]}
     assert ready == {"draft_model": True, "ngram": True, "self_quant": False}
     assert any("A 4-bit copy" in way["reason"] for way in told["ways"] if not way["is_ready"])
+
+
+def test_a_command_in_a_refusal_is_shown_as_it_is_to_be_typed(
+    service: ChatService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = service.status()
+    assert status.description is not None
+    refused = DrafterStatus("eagle", False, "Train one: python -m localspec train eagle.")
+    status = replace(status, description=replace(status.description, drafters=(refused,)))
+    monkeypatch.setattr(service, "status", lambda: status)
+    assert [way["reason"] for way in panel(service, None)["ways"]] == [refused.reason]
 
 
 def test_a_chat_with_half_a_character_opens_and_can_go_on(service: ChatService) -> None:
