@@ -1,14 +1,14 @@
 """Several draft tokens in one piece of device work: forward, warp, choose, and again.
 
-Contract: `ChunkedDraft.propose` drafts what `drafting.autoregress` would. The host reads tokens and
-confidences once a draft, under a stop rule once in RULED_SIZE tokens. The rule is asked about one
-token after the other, and a draft ends with the first token that fails: what was made beyond it is
-dropped unseen. `levels` also gives what else may stand at each place. A chunk that has no graph
-yet runs uncaptured. `propose` is None at the context's end; the caller then drafts token by token.
+Contract: `draft_on` drafts what `drafting.autoregress` would. The host reads tokens and confidences
+once a draft, under a stop rule once in RULED_SIZE tokens. The rule is asked about one token after
+the other, and a draft ends with the first token that fails: what was made beyond it is dropped
+unseen. `levels` also gives what else may stand at each place. A chunk that has no graph yet runs
+uncaptured. A draft that `serves` refuses is the caller's to make token by token.
 
 Which cuts a graph makes is fixed (`Cuts`), because sorting a vocabulary that nobody cuts would cost
-time. Their values, the temperature and the noise are inputs, so that one graph serves every
-setting, greedy included.
+time. Their values, the temperature, the noise and the share of it are inputs, so that one graph
+serves every setting, greedy included.
 
 The capture has never run on CUDA hardware. The chunk's own arithmetic is tested on a CPU.
 Not here: recording (forward.graphs), catching up with the sequence (the drafters).
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
+from localspec.core import SamplingParams
 from localspec.drafters.drafting import Drafting, Level, fitted, level_of
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import Warp, noise_after, perturbed, repelled
@@ -46,7 +46,7 @@ SIZES = (1, 2, 4, 8)  # any length is a sum of these
 FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to read
 AGREEMENT = 1e-2  # of confidences, between a replay and the uncaptured chunk
 KNOBS = 4  # where the settings begin in a chunk's input
-NUM_INPUTS = 9
+NUM_INPUTS = 10
 
 
 class Cuts(NamedTuple):
@@ -76,11 +76,12 @@ def cuts_of(sampling: SamplingParams) -> Cuts:
     return Cuts(sampling.top_k > 0, sampling.top_p < 1.0, sampling.min_p > 0.0, has_penalty)
 
 
-def knobs_of(sampling: SamplingParams, vocab_size: int) -> tuple[float, ...]:
-    """Temperature, top-k, top-p, min-p, penalty; those that are not in use are never read."""
+def knobs_of(sampling: SamplingParams, share: float, vocab_size: int) -> tuple[float, ...]:
+    """Temperature, top-k, top-p, min-p, penalty, share of the noise; those that are not in use are
+    never read."""
     top_k = float(max(1, min(sampling.top_k, vocab_size)))
     warp = (sampling.temperature, top_k, sampling.top_p, sampling.min_p)
-    return (*warp, sampling.repetition_penalty)
+    return (*warp, sampling.repetition_penalty, share)
 
 
 def warp_with(cuts: Cuts, knobs: torch.Tensor) -> Warp:
@@ -114,12 +115,9 @@ class _Buffers:
 class StaticChunk:
     """`size` draft steps in one window, as tensor code with its inputs in one buffer."""
 
-    def __init__(
-        self, window: Window, key: _Key, vocab_size: int, buffers: _Buffers, share: float
-    ) -> None:
+    def __init__(self, window: Window, key: _Key, vocab_size: int, buffers: _Buffers) -> None:
         device = window.device
         self.size = key.size
-        self._share = share
         self._window = window
         self._cuts = key.cuts
         self._vocab_size = vocab_size
@@ -140,14 +138,15 @@ class StaticChunk:
         pending: list[int],
         start: int,
         sampling: SamplingParams,
+        share: float = 1.0,
         newest: torch.Tensor | None = None,
     ) -> None:
-        """pending: one or two tokens that follow `start` cached ones. newest: [1], the one token in
-        place of them where it is known on the device alone."""
+        """pending: one or two tokens that follow `start` cached ones. share: of the noise. newest:
+        [1], the one token in place of them where it is known on the device alone."""
         assert 1 <= len(pending) <= FIRST_WIDTH, "older tokens are taken in before"
         last = len(pending) - 1 if newest is None else 0
         head = [pending[0], pending[last], start, last]  # a pad's id does not matter
-        values = [*head, *knobs_of(sampling, self._vocab_size)]
+        values = [*head, *knobs_of(sampling, share, self._vocab_size)]
         self._inputs.copy_(pinned(values, torch.float32, self._window.device), non_blocking=True)
         if newest is not None:
             self._inputs[:FIRST_WIDTH].copy_(newest.expand(FIRST_WIDTH))
@@ -170,9 +169,9 @@ class StaticChunk:
         logits = fitted(self._window.logits(row).float(), self._vocab_size)  # [1, V]
         knobs, seen = self._inputs[KNOBS:], self._buffers.seen
         if self._cuts.penalty:
-            logits = torch.where(seen, repelled(logits, knobs[4:]), logits)
+            logits = torch.where(seen, repelled(logits, knobs[4:5]), logits)
         noise = self._buffers.noise[step : step + 1]
-        scores = perturbed(logits, warp_with(self._cuts, knobs), noise, self._share)
+        scores = perturbed(logits, warp_with(self._cuts, knobs), noise, knobs[5:])
         row, summary = torch.softmax(scores[0], dim=-1), self._buffers.summary
         if summary.shape[2] == 1:  # a maximum takes less time than the largest few
             confidences, tokens = row.max(dim=-1, keepdim=True)  # [1] each
@@ -187,21 +186,19 @@ class StaticChunk:
 
 
 class ChunkedDraft:
-    """Drafts with `model` in chunks that are captured in idle time. target_vocab_size, share: see
-    Drafting. num_children: tokens that `levels` gives for each place."""
+    """Drafts with `model` in chunks that are captured in idle time. num_children: tokens that
+    `levels` gives for each place."""
 
     def __init__(
         self,
         model: Decoder,
         target_vocab_size: int,
         pool: GraphPool,
-        share: float = 1.0,
         num_children: int = 1,
     ) -> None:
         self._num_children = min(num_children, target_vocab_size)
         self._vocab_size = target_vocab_size
         self._pool = pool
-        self._share = share
         self._cuts = [Cuts()]  # kinds that were asked for
         self._buffers: _Buffers | None = None
         self.use(model)
@@ -240,14 +237,6 @@ class ChunkedDraft:
             if size + FIRST_WIDTH <= bucket
         ]
         yield from self._store.fill(wanted, _phrase, self._captured)
-
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal | None:
-        """What autoregress would propose; None where it has to."""
-        draft = Drafting(sequence, plan, self._vocab_size, self._share)
-        if not self.serves(draft):
-            return None
-        self.draft_on(draft)
-        return draft.proposal()
 
     def serves(self, draft: Drafting) -> bool:
         """Whether a window holds the whole draft, and no grammar asks the host about each token."""
@@ -307,7 +296,7 @@ class ChunkedDraft:
                 places = range(done, done + size)
                 buffers.noise[:size].copy_(noise_after(sequence, places, self.model.device))
             newest = found[-1][0, -1, :1] if found else None
-            ready.work.fill(pending, start, sequence.sampling, newest)
+            ready.work.fill(pending, start, sequence.sampling, draft.share, newest)
             ready.replay()
             found.append(buffers.summary[:, :size].clone())
             start += size if found[1:] else len(pending) + size - 1
@@ -321,7 +310,7 @@ class ChunkedDraft:
 
     def _chunk(self, key: _Key, window: Window | None = None) -> StaticChunk:
         window = window or self._in(key.bucket)[0]
-        return StaticChunk(window, key, self._vocab_size, self._buffer(), self._share)
+        return StaticChunk(window, key, self._vocab_size, self._buffer())
 
     def _captured(self, key: _Key) -> Recording[StaticChunk]:
         """The fastest of the graphs that a key may have."""

@@ -66,15 +66,14 @@ class DraftModelDrafter(Stepwise, DrafterBase):
 
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         plan = plan.shortened(room_of(self.model, sequence))
-        if plan.num_draft_tokens == 0:
+        draft = Drafting(sequence, plan, self.target_vocab_size, self.share)
+        if draft.is_full:
             return Proposal()
         catch_up(self.model, sequence.tokens)
-        drafted = None if self.chunks is None else self.chunks.propose(sequence, plan)
-        if drafted is not None:
-            return drafted
-        return (
-            yield from autoregress(self.model, sequence, plan, self.target_vocab_size, self.share)
-        )
+        if self.chunks is None or not self.chunks.serves(draft):
+            return (yield from autoregress(self.model, draft))
+        self.chunks.draft_on(draft)
+        return draft.proposal()
 
     def go_on(self, draft: Drafting, logits: torch.Tensor) -> Generator[Rows, torch.Tensor]:
         """Draft until the draft ends. logits: [V_draft], those after all that the cache holds."""

@@ -62,7 +62,7 @@ class Drafting:
         self.sequence = sequence
         self.plan = plan
         self._vocab_size = vocab_size
-        self._share = share
+        self.share = share
         self._confidences = list[float]()
         self._num_forced = 0
 
@@ -76,7 +76,7 @@ class Drafting:
 
     def rows(self, logits: torch.Tensor, texts: Several[Several[int]]) -> torch.Tensor:
         """The same after each of the drafted `texts`: [n, V_draft] -> [n, V]."""
-        return chances(logits, self._vocab_size, self.sequence, texts, self._share)
+        return chances(logits, self._vocab_size, self.sequence, texts, self.share)
 
     @property
     def num_unread(self) -> int:
@@ -203,17 +203,10 @@ def catch_up(model: LanguageModel, tokens: list[int]) -> None:
         prefill(model, missing)
 
 
-def autoregress(
-    model: LanguageModel,
-    sequence: Sequence,
-    plan: DraftPlan,
-    target_vocab_size: int,
-    share: float = 1.0,
-) -> DraftSteps:
-    """Draft up to plan.num_draft_tokens tokens from where the model's cache stands."""
-    draft = Drafting(sequence, plan, target_vocab_size, share)
+def autoregress(model: LanguageModel, draft: Drafting) -> DraftSteps:
+    """Draft until the draft ends, from where the model's cache stands."""
     if not draft.is_full and draft.take_forced():
-        pending = [*sequence.tokens, *draft.tokens][model.cache.length :]
+        pending = [*draft.sequence.tokens, *draft.tokens][model.cache.length :]
         logits = yield Rows(model, pending, num_logits=1)  # [1, V_draft]
         yield from draft_on(model, draft, logits[0])
     return draft.proposal()

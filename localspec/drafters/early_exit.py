@@ -36,7 +36,6 @@ from localspec.drafters.drafting import HEAD_SHARE, DraftSteps, room_of
 from localspec.drafters.parts import Parts
 from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
-from localspec.forward.graphs import GraphPool
 from localspec.speculation import best_length
 
 MAX_CANDIDATES = 6
@@ -72,14 +71,12 @@ class EarlyExitDrafter(DraftModelDrafter):
     name = "early_exit"
     share = HEAD_SHARE
 
-    def __init__(self, target: Decoder, exits: Exits, pool: GraphPool | None = None) -> None:
-        self.depth, size = exits.best(), target.vocab_size
-        model = EarlyExit(target, self.depth)
-        chunks = None if pool is None else ChunkedDraft(model, size, pool, HEAD_SHARE)
-        super().__init__(model, size, chunks)
+    def __init__(self, target: Decoder, exits: Exits, chunks: ChunkedDraft | None = None) -> None:
+        super().__init__(target, target.vocab_size, chunks)
         self._target = target
         self._exits = exits
         self._sequence: Sequence | None = None  # of the turn that it drafts for
+        self._leave_after(exits.best())
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
@@ -94,7 +91,7 @@ class EarlyExitDrafter(DraftModelDrafter):
         if not candidates(target.cache.shape.num_layers):
             raise ModelError("a target of one layer has no earlier exit. Use another drafter.")
         exits = parts.once(cls.name, lambda: Exits.measured(target, _text(parts, target)))
-        return cls(target, exits.of(target), parts.pool)
+        return cls(target, exits.of(target), parts.chunks(target))
 
     @property
     def memory_bytes(self) -> int:
@@ -117,10 +114,13 @@ class EarlyExitDrafter(DraftModelDrafter):
             self._exits.score()
         best = self._exits.best(self.depth)
         if best != self.depth:
-            self.depth, model = best, EarlyExit(self._target, best)
-            self.model = model
-            if self.chunks is not None:
-                self.chunks.use(model)
+            self._leave_after(best)
+
+    def _leave_after(self, depth: int) -> None:
+        self.depth = depth
+        self.model = model = EarlyExit(self._target, depth)
+        if self.chunks is not None:
+            self.chunks.use(model)
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:

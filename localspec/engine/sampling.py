@@ -91,13 +91,13 @@ def noise_after(
 
 
 def perturbed(
-    logits: torch.Tensor, warp: Warp, noise: torch.Tensor, share: float = 1.0
+    logits: torch.Tensor, warp: Warp, noise: torch.Tensor, share: Number = 1.0
 ) -> torch.Tensor:
     """Scores by a share of the noise [n, V] of each row of logits [n, V]."""
-    kept = cut(logits, warp)
-    if isinstance(warp.temperature, torch.Tensor):
-        return kept + share * warp.temperature * noise
-    return torch.add(kept, noise, alpha=share * warp.temperature)
+    kept, size = cut(logits, warp), share * warp.temperature
+    if isinstance(size, torch.Tensor):
+        return kept + size * noise
+    return torch.add(kept, noise, alpha=size)
 
 
 def choices(scores: torch.Tensor) -> list[int | None]:

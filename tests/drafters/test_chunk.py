@@ -19,7 +19,7 @@ from localspec import core
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, Step
 from localspec.drafters.chunk import SIZES, ChunkedDraft, Cuts, cuts_of
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import autoregress
+from localspec.drafters.drafting import Drafting, autoregress
 from localspec.engine.batch import drafted_alone
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
@@ -91,6 +91,23 @@ def caught_up(model: Decoder, sequence: Sequence, num_pending: int) -> None:
         model.forward(held, num_logits=1)
 
 
+def proposed(
+    chunks: ChunkedDraft, sequence: Sequence, plan: DraftPlan, share: float = 1.0
+) -> Proposal | None:
+    """None where the chunks do not serve the draft."""
+    draft = Drafting(sequence, plan, VOCAB_SIZE, share)
+    if not chunks.serves(draft):
+        return None
+    chunks.draft_on(draft)
+    return draft.proposal()
+
+
+def token_by_token(
+    model: Decoder, sequence: Sequence, plan: DraftPlan, share: float = 1.0
+) -> Proposal:
+    return drafted_alone(autoregress(model, Drafting(sequence, plan, VOCAB_SIZE, share)))
+
+
 def assert_same(found: Proposal | None, wanted: Proposal) -> None:
     assert found is not None, "no graph served"
     assert found.tokens == wanted.tokens and found.parents == wanted.parents
@@ -103,13 +120,14 @@ def check_equal(
     plan: DraftPlan,
     num_pending: int = 1,
     tokens: tuple[int, ...] = PROMPT,
+    share: float = 1.0,
 ) -> None:
     reference = eager(draft.model.cache.shape.capacity)
     sequences = [sequence_of(sampling, tokens) for _ in "ab"]
     caught_up(draft.model, sequences[0], num_pending)
     caught_up(reference, sequences[1], num_pending)
-    found = draft.propose(sequences[0], plan)
-    wanted = drafted_alone(autoregress(reference, sequences[1], plan, VOCAB_SIZE))
+    found = proposed(draft, sequences[0], plan, share)
+    wanted = token_by_token(reference, sequences[1], plan, share)
     assert_same(found, wanted)
     assert draft.model.cache.tokens == reference.cache.tokens
 
@@ -156,8 +174,8 @@ def test_vocabularies_of_different_size(name: str, draft_size: int) -> None:
     for model, sequence in zip((draft.model, reference), sequences, strict=True):
         caught_up(model, sequence, 1)
     plan = DraftPlan("d", 7)
-    found = draft.propose(sequences[0], plan)
-    assert_same(found, drafted_alone(autoregress(reference, sequences[1], plan, VOCAB_SIZE)))
+    found = proposed(draft, sequences[0], plan)
+    assert_same(found, token_by_token(reference, sequences[1], plan))
     assert found is not None and max(found.tokens) < min(64, draft_size)
 
 
@@ -205,7 +223,7 @@ def test_the_end_of_the_context_is_left_to_the_caller() -> None:
     caught_up(draft.model, sequence_of(SamplingParams()), 1)
     held = list(draft.model.cache.tokens)
     too_long = DraftPlan("d", CAPACITY)
-    assert draft.propose(sequence_of(SamplingParams()), too_long) is None
+    assert proposed(draft, sequence_of(SamplingParams()), too_long) is None
     assert draft.model.cache.tokens == held
 
 
@@ -222,6 +240,11 @@ def test_one_graph_serves_greedy_and_sampled_turns_in_any_order() -> None:
     draft = shared("greedy")
     for name in ("greedy", "plain", "greedy", "cold", "plain"):
         check_equal(draft, SAMPLINGS[name], DraftPlan("d", 5))
+
+
+def test_one_graph_serves_every_share_of_the_noise() -> None:
+    for share in (1.0, 0.6, 0.1):
+        check_equal(shared("plain"), SAMPLINGS["plain"], DraftPlan("d", 5), share=share)
 
 
 def test_kinds_of_sampling_differ_by_the_cuts_in_use_only() -> None:
@@ -282,7 +305,7 @@ def test_a_damaged_draft_ends_without_a_token_and_without_harm() -> None:
     inside.fill_(math.nan)
     for name in ("greedy", "plain", "all"):
         sequence = sequence_of(SAMPLINGS[name])
-        found = draft.propose(sequence, DraftPlan("d", 5))
+        found = proposed(draft, sequence, DraftPlan("d", 5))
         assert found is not None and found.tokens == ()
         assert draft.model.cache.tokens == sequence.tokens[:-1]
 
@@ -296,7 +319,7 @@ def test_a_draft_recovers_from_what_was_no_number() -> None:
         caught_up(draft.model, sequence, 1)
         for _, values in draft.model.cache.slots:
             values[:, :, 40:] = math.nan
-        found = draft.propose(sequence, DraftPlan("d", 5))
+        found = proposed(draft, sequence, DraftPlan("d", 5))
         assert found is not None and found.tokens == ()
         check_equal(draft, SAMPLINGS[name], DraftPlan("d", 5))
 
@@ -309,10 +332,9 @@ class Counted(ChunkedDraft):
 
     num_served = 0
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal | None:
-        found = super().propose(sequence, plan)
-        self.num_served += found is not None
-        return found
+    def draft_on(self, draft: Drafting) -> None:
+        super().draft_on(draft)
+        self.num_served += 1
 
 
 def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list[Step], int]:
@@ -353,15 +375,12 @@ def test_turns_are_the_same_with_and_without_graphs(name: str) -> None:
 def test_drafts_thrown_away_leave_no_trace() -> None:
     draft, reference_model = shared("greedy"), eager(CAPACITY)
     reference_model.cache.rollback(0)
-    steps = autoregress(
-        reference_model, sequence_of(SamplingParams()), DraftPlan("d", 6), VOCAB_SIZE
-    )
-    reference = drafted_alone(steps)
+    reference = token_by_token(reference_model, sequence_of(SamplingParams()), DraftPlan("d", 6))
     for _ in range(3):
         caught_up(draft.model, sequence_of(SamplingParams()), 1)
-        draft.propose(sequence_of(SamplingParams()), DraftPlan("d", 8))
+        proposed(draft, sequence_of(SamplingParams()), DraftPlan("d", 8))
     draft.model.cache.rollback(len(PROMPT) - 1)
-    assert_same(draft.propose(sequence_of(SamplingParams()), DraftPlan("d", 6)), reference)
+    assert_same(proposed(draft, sequence_of(SamplingParams()), DraftPlan("d", 6)), reference)
 
 
 # -- with a GPU -------------------------------------------------------------------------------
@@ -381,7 +400,7 @@ def test_real_chunks_are_the_draft_token_by_token(name: str) -> None:
         caught_up(model, sequences[0], num_pending)
         caught_up(reference, sequences[1], num_pending)
         plan = DraftPlan("d", length)
-        found = draft.propose(sequences[0], plan)
-        wanted = drafted_alone(autoregress(reference, sequences[1], plan, VOCAB_SIZE))
+        found = proposed(draft, sequences[0], plan)
+        wanted = token_by_token(reference, sequences[1], plan)
         assert found is not None and found.tokens == wanted.tokens
         assert found.confidences == pytest.approx(wanted.confidences, abs=1e-3)

@@ -9,7 +9,7 @@ import torch
 
 from localspec.core import DraftPlan, SamplingParams, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import autoregress
+from localspec.drafters.drafting import Drafting, autoregress
 from localspec.drafters.parts import Parts
 from localspec.engine.batch import drafted_alone
 from localspec.errors import ModelError
@@ -96,7 +96,7 @@ def test_vocabularies_of_different_size(draft_size: int, temperature: float) -> 
 
     sampling = SamplingParams(temperature)
     sequence, model = sequence_of(sampling), TableModel(logits, draft_size)
-    proposal = drafted_alone(autoregress(model, sequence, DraftPlan("d", 20), 64))
+    proposal = drafted_alone(autoregress(model, Drafting(sequence, DraftPlan("d", 20), 64)))
     assert max(proposal.tokens) < min(64, draft_size)
 
 
