@@ -25,7 +25,7 @@ from localspec.engine.calibrate import REPEATS, StandIn, made_up_text, verify_ms
 from localspec.engine.engine import Engine
 from localspec.errors import ModelError
 from localspec.formats.folder_files import check_folder
-from localspec.forward.fingerprint import fingerprint
+from localspec.forward.fingerprint import require_trained_for
 from localspec.forward.model import LanguageModel
 from localspec.placement import Place, load_at
 from localspec.speculation import expected_tokens
@@ -74,11 +74,10 @@ def measure_gains(
     """Measure every result for the target, loaded at `place`. leaves_out: give the reason why one
     cannot be measured with the others' gains. Raises ModelError for such a result otherwise, and
     where none can be measured."""
-    mark, model = fingerprint(target), None
-    found, refusals = list[ResultGain](), list[str]()
+    model, found, refusals = None, list[ResultGain](), list[str]()
     for folder in folders:
         try:
-            note = _note(folder, target, mark)
+            note = _note(folder, target)
             if model is None:
                 report("Loading the target.")
                 longest = check_folder(target).config.get("max_position_embeddings") or CACHE_LENGTH
@@ -94,13 +93,9 @@ def measure_gains(
     return found, refusals
 
 
-def _note(folder: Path, target: Path, mark: str) -> Artifact:
+def _note(folder: Path, target: Path) -> Artifact:
     note = read_artifact(folder)
-    if note.mark != mark:
-        raise ModelError(
-            f"{folder} was trained for {note.target} with other weights than {target.name} "
-            "has now. Name that target with --model, or train it again."
-        )
+    require_trained_for(folder, target)
     if not note.acceptance:
         raise ModelError(f"{folder} has no held-out acceptance. Train it again.")
     return note
