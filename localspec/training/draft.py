@@ -5,7 +5,7 @@ Contract: `DraftRecipe` is a Recipe whose module is a transformers model over th
 `save` writes a folder that loads as any model does, with the target's tokenizer. A fresh draft of
 the target's width starts from its embedding and head; where these are large they are frozen. A
 narrower one starts from the principal directions of the embedding. options: layers and hidden_size
-of a fresh draft, None for the target's.
+of a fresh draft; without them one layer of the target's width.
 Source: distillation on the target's own text, DistillSpec (arXiv 2310.08461).
 """
 
@@ -94,12 +94,11 @@ class DraftRecipe:
         return draft[..., :shared], target[..., :shared]
 
 
-def draft_config(target: Any, options: Mapping[str, int | None]) -> LlamaConfig:
+def draft_config(target: Any, options: Mapping[str, int]) -> LlamaConfig:
     """Of a fresh draft. target: the target's text config. Raises ConfigError for a shape that
     cannot be."""
-    width, num_layers = target.hidden_size, options.get("layers")
-    hidden, num_layers = options.get("hidden_size"), 1 if num_layers is None else num_layers
-    hidden = width if hidden is None else hidden
+    width = target.hidden_size
+    num_layers, hidden = options.get("layers", 1), options.get("hidden_size", width)
     if not 1 <= num_layers <= MAX_LAYERS or not 4 <= hidden <= width or hidden % 4:
         raise ConfigError(
             f"A draft of {num_layers} layers of {hidden} was asked for. Choose 1 to {MAX_LAYERS} "
@@ -123,7 +122,7 @@ def draft_config(target: Any, options: Mapping[str, int | None]) -> LlamaConfig:
     )
 
 
-def num_layer_weights(target: Any, options: Mapping[str, int | None]) -> int:
+def num_layer_weights(target: Any, options: Mapping[str, int]) -> int:
     """Weights of a fresh draft without its embedding and its head, which may be frozen. Raises
     ConfigError as `draft_config`."""
     with torch.device("meta"):
@@ -131,7 +130,7 @@ def num_layer_weights(target: Any, options: Mapping[str, int | None]) -> int:
     return _num_weights(module.model.layers)
 
 
-def fresh_draft(target: Target, options: Mapping[str, int | None], seed: int) -> Any:
+def fresh_draft(target: Target, options: Mapping[str, int], seed: int) -> Any:
     """A new draft for a target. Raises ConfigError, and DraftMismatch before it takes memory."""
     config = draft_config(target.config, options)
     config.vocab_size = target.sizes.vocab_size
