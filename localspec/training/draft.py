@@ -50,15 +50,7 @@ class DraftRecipe:
         self._target_folder = target.folder
 
     def loss(self, teacher: Teacher, batch: TaughtBatch) -> Tensor:
-        """Half the divergence KL(p || q) plus the total variation distance, by weight."""
-        draft, target = self._both(teacher, batch)
-        target_log = functional.log_softmax(target, dim=-1)
-        draft_log = functional.log_softmax(draft, dim=-1)  # [B, n, V]
-        p = target_log.exp()
-        divergence = (p * (target_log - draft_log)).sum(-1)
-        distance = 0.5 * (p - draft_log.exp()).abs().sum(-1)
-        weights = batch.weights
-        return ((0.5 * divergence + distance) * weights).sum() / weights.sum().clamp_min(1e-6)
+        return divergence(*self._both(teacher, batch), batch.weights)
 
     @torch.no_grad()
     def acceptance(self, teacher: Teacher, batch: TaughtBatch) -> list[tuple[float, float]]:
@@ -92,6 +84,17 @@ class DraftRecipe:
         draft = self.module(input_ids=batch.tokens[:, :-1], use_cache=False).logits.float()
         shared = min(draft.shape[-1], target.shape[-1])
         return draft[..., :shared], target[..., :shared]
+
+
+def divergence(draft: Tensor, target: Tensor, weights: Tensor) -> Tensor:
+    """Half of KL(p || q) plus the total variation distance, which is what is not accepted: the mean
+    by weight. draft, target: logits [..., V] fp32, of q and p. weights: [...]."""
+    target_log = functional.log_softmax(target, dim=-1)
+    draft_log = functional.log_softmax(draft, dim=-1)
+    p = target_log.exp()
+    kl = (p * (target_log - draft_log)).sum(-1)
+    distance = 0.5 * (p - draft_log.exp()).abs().sum(-1)
+    return ((0.5 * kl + distance) * weights).sum() / weights.sum().clamp_min(1e-6)
 
 
 def draft_config(target: Any, options: Mapping[str, int]) -> LlamaConfig:

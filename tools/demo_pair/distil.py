@@ -1,9 +1,8 @@
 """Trains a shallow draft to predict the target, on the corpus and on text that the target wrote.
 
 Contract: `sample_answers` lets the target answer prompts and returns what it wrote; `distil`
-trains the draft on the target's distribution over such rows mixed with packed text. The loss is
-the total variation distance, which equals 1 minus the acceptance sum of min(p, q), plus half the
-KL divergence, at temperature 1. The loop is that of `pretrain` and not localspec.training's: it
+trains the draft on the target's distribution over such rows mixed with packed text, with the loss
+of localspec.training's drafts. The loop is that of `pretrain` and not localspec.training's: it
 reads packs of fixed length and updates bf16 weights with Muon.
 Source: on-policy distillation for drafts, Zhou et al. 2023 (arXiv 2310.08461).
 """
@@ -22,12 +21,13 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from localspec.backend import Report
+from localspec.training.draft import divergence
 from tools.demo_pair.decoder import hidden_states, new_decoder
 from tools.demo_pair.packs import BatchStream, PackedBatch
 from tools.demo_pair.pretrain import (
     LossFunction,
     PretrainSettings,
-    Report,
     compile_layers,
     compiled,
     pretrain,
@@ -110,24 +110,16 @@ def pad_row(ids: list[int], weights: list[float], length: int) -> tuple[list[int
     return (ids + [PAD_ID] * missing)[: length + 1], (weights + [0.0] * missing)[: length + 1]
 
 
-def divergence(
+def head_divergence(
     hidden: Tensor, head: Tensor, target_hidden: Tensor, target_head: Tensor, weights: Tensor
 ) -> Tensor:
-    """Return the weighted mean of KL(p || q) / 2 plus the total variation.
-
-    hidden: [N, H]; head: [V, H]; weights: [N].
-    """
-    target_log = functional.log_softmax(
-        functional.linear(target_hidden, target_head).float(), dim=-1
-    )
-    draft_log = functional.log_softmax(functional.linear(hidden, head).float(), dim=-1)  # [N, V]
-    p = target_log.exp()
-    kl = (p * (target_log - draft_log)).sum(-1)
-    distance = 0.5 * (p - draft_log.exp()).abs().sum(-1)
-    return ((0.5 * kl + distance) * weights).sum() / weights.sum().clamp_min(1e-6)
+    """The loss. hidden: [N, H]; head: [V, H]; weights: [N]."""
+    draft = functional.linear(hidden, head).float()  # [N, V]
+    target = functional.linear(target_hidden, target_head).float()
+    return divergence(draft, target, weights)
 
 
-def distil_loss(target: LlamaForCausalLM, measure: Divergence = divergence) -> LossFunction:
+def distil_loss(target: LlamaForCausalLM, measure: Divergence = head_divergence) -> LossFunction:
 
     def loss(draft: LlamaForCausalLM, batch: PackedBatch) -> Tensor:
         inputs = batch.tokens[:, :-1]
@@ -175,7 +167,7 @@ def distil(
     target.requires_grad_(False)
     if settings.is_compiled:
         compile_layers(target)
-    loss = distil_loss(target, compiled(divergence, settings.is_compiled))
+    loss = distil_loss(target, compiled(head_divergence, settings.is_compiled))
     # The embedding starts from the target's, so it moves more slowly than the fresh layer.
     gentle = replace(settings, adam_rate_ratio=0.25)
     return pretrain(draft, stream, gentle, report, loss).num_tokens

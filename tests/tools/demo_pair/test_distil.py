@@ -15,12 +15,12 @@ from tools.demo_pair import dialogues
 from tools.demo_pair.decoder import hidden_states, hidden_with_exit, llama_config
 from tools.demo_pair.distil import (
     distil,
-    divergence,
+    head_divergence,
     new_draft,
     pack_samples,
     write_sample_pack,
 )
-from tools.demo_pair.evaluate import acceptance, answer_all, repetition
+from tools.demo_pair.evaluate import acceptance, answer_all
 from tools.demo_pair.packs import BatchStream, Pack, TextSource
 from tools.demo_pair.pretrain import PretrainSettings
 from tools.demo_pair.sampling import Sample
@@ -66,8 +66,8 @@ def test_a_model_accepts_all_of_its_own_tokens(
 def test_the_divergence_of_equal_distributions_is_zero() -> None:
     generator = torch.Generator().manual_seed(SEED)
     hidden, head = torch.randn(5, 8, generator=generator), torch.randn(20, 8, generator=generator)
-    same = divergence(hidden, head, hidden, head, torch.ones(5))
-    other = divergence(hidden, head, -hidden, head, torch.ones(5))
+    same = head_divergence(hidden, head, hidden, head, torch.ones(5))
+    other = head_divergence(hidden, head, -hidden, head, torch.ones(5))
     assert float(same) == pytest.approx(0.0, abs=1e-5)
     assert float(other) > 0.1
 
@@ -80,11 +80,6 @@ def test_packed_samples_weigh_the_answer_and_never_the_filling() -> None:
         assert all(weight == 0.0 for one, weight in zip(ids, weights, strict=True) if one == PAD_ID)
     heavy = sum(weight == 1.0 for _, weights in rows for weight in weights)
     assert heavy == 7
-
-
-def test_repetition_counts_four_grams_seen_before() -> None:
-    assert repetition([Sample((), tuple(range(10)), 0.0)]) == 0.0
-    assert repetition([Sample((), (1, 2, 3, 4) * 3, 0.0)]) == pytest.approx(5 / 9)
 
 
 def test_each_answer_belongs_to_its_prompt_and_ends_with_its_turn(

@@ -77,6 +77,15 @@ def generate(rng: Random, texts: Sequence[str] = (), passage_share: float = 0.0)
     return Dialogue(system, tuple(exchanges))
 
 
+def asked(
+    rng: Random, texts: Sequence[str] = (), passage_share: float = 0.0
+) -> list[dict[str, str]]:
+    """The messages of one dialogue up to one of its questions."""
+    messages = generate(rng, texts, passage_share).messages()
+    questions = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    return messages[: rng.choice(questions) + 1]
+
+
 def topics(rng: Random, count: int) -> list[Exchange]:
     skills = rng.choices([skill for skill, _ in SKILLS], cum_weights=_TOTALS, k=count)
     return [exchange for skill in skills for exchange in skill(rng)]

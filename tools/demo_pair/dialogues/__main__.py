@@ -14,14 +14,7 @@ from typing import Annotated
 import typer
 
 from localspec.config import PROJECT_FOLDER
-from tools.demo_pair.dialogues import generate
-
-
-def prompt(rng: Random) -> list[dict[str, str]]:
-    """One dialogue up to one of its questions."""
-    messages = generate(rng).messages()
-    questions = [place for place, message in enumerate(messages) if message["role"] == "user"]
-    return messages[: rng.choice(questions) + 1]
+from tools.demo_pair.dialogues import asked
 
 
 def write_prompts(
@@ -33,7 +26,7 @@ def write_prompts(
 ) -> None:
     """Write prompts, one JSON object a line."""
     rng = Random(f"requests/{seed}")
-    rows = [json.dumps({"messages": prompt(rng)}, ensure_ascii=False) for _ in range(count)]
+    rows = [json.dumps({"messages": asked(rng)}, ensure_ascii=False) for _ in range(count)]
     out.write_text("\n".join(rows) + "\n", encoding="utf-8")
 
 
