@@ -260,7 +260,7 @@ class CapturedDecoder(Decoder):
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder.weights, decoder.cache, decoder.is_fastest)
         self._store = GraphStore[Shape, StaticForward](pool)
-        self._order: tuple[Shape, ...] = ()  # of the ready ones: narrow before wide, then short
+        self._order = list[Shape]()  # of the ready ones: narrow before wide, then short
         self._windows: dict[int, tuple[Window, ...]] = {}
         self._out: torch.Tensor | None = None  # [widest, V] fp32, shared by all graphs
 
@@ -310,10 +310,12 @@ class CapturedDecoder(Decoder):
         return self._windows[bucket]
 
     def _recording_for(self, num_tokens: int) -> Recording[StaticForward] | None:
-        start = self.cache.length
-        for width, bucket in self._order:
+        start, ready = self.cache.length, self._store.ready
+        if len(self._order) < len(ready):
+            self._order = sorted(ready)
+        for width, bucket in self._order if num_tokens else ():
             if num_tokens <= width and start + width <= bucket:
-                return self._store.ready[width, bucket] if num_tokens else None
+                return ready[width, bucket]
         return None
 
     @torch.inference_mode()
@@ -321,7 +323,6 @@ class CapturedDecoder(Decoder):
         """The fastest of the graphs that a shape may have."""
         width, bucket = shape
         made = [self._recorded(window, width) for window in self._windows_of(bucket)]
-        self._order = tuple(sorted({*self._order, shape}))
         return fastest(self._store.pool, made)
 
     def _recorded(self, window: Window, width: int) -> Recording[StaticForward]:

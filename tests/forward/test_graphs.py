@@ -18,6 +18,7 @@ from localspec import core
 from localspec.core import OFF, DraftPlan, Proposal, SamplingParams, chain
 from localspec.engine.engine import Engine
 from localspec.errors import CacheError
+from localspec.forward import graphs
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import (
     WARM_UPS,
@@ -30,6 +31,7 @@ from localspec.forward.graphs import (
     buckets,
     shapes,
 )
+from localspec.forward.static import Window
 from tests.forward.test_decoder import assert_close
 from tests.forward.tracing import (
     NO_GPU,
@@ -249,6 +251,23 @@ def test_a_replay_that_does_nothing_is_not_believed() -> None:
     assert decoder.captured == frozenset()
     assert decoder.notice is not None and "other logits" in decoder.notice
     check_equal(decoder, with_plain_cache(tiny_llama(), CAPACITY), 20, 4)
+
+
+class UntimedPool(UncapturedPool):
+    """The clock of the device fails."""
+
+    def seconds(self, recorded: Work) -> float:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+def test_a_choice_of_graphs_that_fails_ends_capturing_but_not_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(graphs, "windows", lambda *it: (Window(*it), Window(*it)))
+    decoder = captured(UntimedPool())
+    assert decoder.captured == frozenset()
+    assert decoder.notice is not None and "illegal memory access" in decoder.notice
+    check_equal(decoder, with_plain_cache(tiny_llama(), CAPACITY), 20, 1)
 
 
 # -- text -------------------------------------------------------------------------------------
