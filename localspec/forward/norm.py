@@ -14,6 +14,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from localspec.forward.layer_parts import bytes_of
+
 
 class LayerNorm:
     """weight, bias: [d]."""
@@ -22,7 +24,7 @@ class LayerNorm:
         self.weight = weight
         self.eps = eps
         self.bias = bias
-        self.weight_bytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+        self.weight_bytes = bytes_of(weight, bias)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """rows: [..., d] -> [..., d]."""
@@ -39,11 +41,7 @@ class RootMeanSquareNorm:
         self._is_cpu = weight.device.type == "cpu"
         # One weight for all rows is applied by the kernel; the half that is cut off needs none.
         self._inside = torch.cat((weight, torch.zeros_like(weight))) if weight.ndim == 1 else None
-
-    @property
-    def weight_bytes(self) -> int:
-        held = [self.weight] if self._inside is None else [self.weight, self._inside]
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        self.weight_bytes = bytes_of(weight, self._inside)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         """rows: [..., d] -> [..., d]."""

@@ -130,8 +130,7 @@ class PackedLinear:
 
     @property
     def weight_bytes(self) -> int:
-        plain = self.single_row_weight
-        return self._packed_bytes + (0 if plain is None else plain.nbytes)
+        return self._packed_bytes + bytes_of(self.single_row_weight)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         if self.single_row_weight is not None and rows.shape[0] == 1:

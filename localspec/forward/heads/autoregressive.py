@@ -36,6 +36,7 @@ from localspec.forward.heads.layer import (
     packed_parts,
     plain_frequencies,
 )
+from localspec.forward.layer_parts import bytes_of
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
 from localspec.forward.tree import additive_mask
 from localspec.forward.upload import indices
@@ -151,8 +152,7 @@ class HeadParts:
 
     @property
     def held_bytes(self) -> int:
-        ids = self.output.ids
-        return self.weight_bytes + self.frequencies.nbytes + (0 if ids is None else ids.nbytes)
+        return self.weight_bytes + bytes_of(self.frequencies, self.output.ids)
 
 
 class AutoregressiveHead:

@@ -31,6 +31,7 @@ from localspec.forward.heads.files import (
     take,
     take_published,
 )
+from localspec.forward.layer_parts import bytes_of
 from localspec.forward.model import LanguageModel
 
 KIND = "medusa"
@@ -66,7 +67,7 @@ class MedusaHeads:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.weight, self.bias, *(self.outputs or ())))
+        return bytes_of(self.weight, self.bias, *(self.outputs or ()))
 
     @torch.inference_mode()
     def logits(
