@@ -173,8 +173,7 @@ class CrossTokenizerDrafter(DrafterBase):
         """The draft's favourite and its chance under the request's sampling, at temperature 1 when
         greedy."""
         sampling = replace(sampling, temperature=sampling.temperature or 1.0)
-        histories = ([*self._text.ids, *drafted] for _ in range(1))
-        row = distributions(logits[None], sampling, histories)  # [1, V_draft]
+        row = distributions(logits[None], sampling, [[*self._text.ids, *drafted]])  # [1, V_draft]
         (confidence,), (token,) = peaks(row)
         if not math.isnan(confidence):
             self._learn_peaks((confidence,))

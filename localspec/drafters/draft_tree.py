@@ -58,12 +58,7 @@ USUAL = Growth(lambda confidence: confidence, (0.0, *[0.1] * (USUAL_NODES - 1)),
 class DraftTreeDrafter(DraftModelDrafter):
     name = "draft_tree"
     shapes_itself = True
-
-    def __init__(
-        self, model: LanguageModel, target_vocab_size: int, chunks: ChunkedDraft | None = None
-    ) -> None:
-        super().__init__(model, target_vocab_size, chunks)
-        self._typical = USUAL_TYPICAL
+    _typical = USUAL_TYPICAL
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
