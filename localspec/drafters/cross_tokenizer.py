@@ -143,7 +143,7 @@ class CrossTokenizerDrafter(DrafterBase):
 
     def _re_encoded(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> Proposal:
         """The draft's most likely text in the target's tokens; `logits` are those of the first."""
-        text, stop = self._text, _StopRule(plan)
+        text, draft = self._text, Drafting(sequence, plan, self._shared.targets_size)
         retokeniser = Retokeniser(self._targets, self._targets_table, text.tail, text.pending)
         drafted, special = list[int](), list[TargetToken]()
         for _ in range(min(self._room, STEPS_A_TOKEN * plan.num_draft_tokens)):
@@ -158,11 +158,12 @@ class CrossTokenizerDrafter(DrafterBase):
             # A damaged draft, a token that only the draft has, or one that the target ruled out.
             if math.isnan(confidence) or piece is None or not retokeniser.add(piece, confidence):
                 break
-            if stop.is_reached(retokeniser.whole()):
+            new = retokeniser.whole()[len(draft.tokens) :]
+            if not draft.take_all([one.token for one in new], [one.confidence for one in new]):
                 break
         # Where no token is whole, or the text ended, all tokens are submitted.
-        whole = [] if special else retokeniser.whole()
-        found = (whole or [*retokeniser.encoded(), *special])[: stop.max_tokens]
+        whole = [] if special else retokeniser.whole()[: len(draft.tokens)]
+        found = (whole or [*retokeniser.encoded(), *special])[: plan.num_draft_tokens]
         confidences = tuple(each.confidence for each in found)
         made = chain(tuple(each.token for each in found), confidences)
         return replace(made, num_steps=len(drafted))
@@ -182,25 +183,6 @@ class CrossTokenizerDrafter(DrafterBase):
     def _learn_peaks(self, confidences: Iterable[float]) -> None:
         for confidence in confidences:
             self._peak += PEAK_RATE * (confidence - self._peak)
-
-
-class _StopRule:
-    """The plan's rule over whole tokens, which may come several at a time."""
-
-    def __init__(self, plan: DraftPlan) -> None:
-        self.max_tokens = plan.num_draft_tokens
-        self._keep_drafting = plan.keep_drafting
-        self._num_seen = 0
-
-    def is_reached(self, whole: list[TargetToken]) -> bool:
-        """Whether these are enough. The rule is asked once about each, in order."""
-        while self._num_seen < min(len(whole), self.max_tokens):
-            confidence = whole[self._num_seen].confidence
-            goes_on = self._keep_drafting is None or self._keep_drafting(self._num_seen, confidence)
-            self._num_seen += 1
-            if not goes_on:
-                self.max_tokens = self._num_seen
-        return self._num_seen == self.max_tokens
 
 
 class DraftText:
