@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from localspec.core import AUTO, FinishReason, SamplingParams, Step
 from localspec.errors import LocalspecError, RequestError
 from localspec.off_code import OffCode
+from localspec.precisions import PRECISIONS
 from localspec.turn_stats import TurnStats
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -198,17 +199,6 @@ class Server:
     url: str
     models: tuple[str, ...]
     limits: tuple[str, ...] = ()
-
-
-# The loader's names of precisions, and those that the planner and people use.
-PRECISIONS = {
-    "float32": "fp32",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "8-bit": "8-bit",
-    "4-bit": "4-bit",
-    "4-bit-head": "4-bit-head",
-}
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from localspec.machine.cluster import (
     command_for,
 )
 from localspec.options import LoadOptions, RemoteServer
+from localspec.precisions import FULL_BYTES, PRECISIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +72,7 @@ def cluster(
     from localspec.config import load_profiles, settings_for
     from localspec.engine.controller import measurements
     from localspec.machine.hardware import probe
-    from localspec.machine.plans import DEFAULT_CONTEXT, FULL_PRECISIONS, full_precision
+    from localspec.machine.plans import DEFAULT_CONTEXT, full_precision
     from localspec.machine.sources import find_model
     from localspec.record.log_file import learnt_states
 
@@ -79,7 +80,7 @@ def cluster(
     if model is None:
         raise ConfigError("cluster needs a model: name a folder or a hub id with --model.")
     chosen: Method = method or ("draft_model" if draft else "ngram")
-    if dtype not in (None, *FULL_PRECISIONS):
+    if PRECISIONS.get(dtype or "bf16") not in FULL_BYTES:
         raise ConfigError(f"--dtype {dtype!r} is none of bf16, fp16 and fp32.")
     hardware = probe()
     profiles = load_profiles(settings_for(options.home).profile_folders)

@@ -35,14 +35,14 @@ from localspec.machine.hardware import (
 )
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
-    FULL_PRECISIONS,
     PlanRequest,
     full_precision,
     room_for,
 )
-from localspec.machine.shapes import QUANTISED, TORCH_NAMES, ModelShape, Precision
+from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
+from localspec.precisions import PRECISIONS, TORCH_NAMES, Precision
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,12 @@ class Place:
         """As the person names it."""
         if self.quantises_head:
             return HEAD_TOO
-        return f"{self.bits}-bit" if self.bits else str(self.dtype).removeprefix("torch.")
+        return f"{self.bits}-bit" if self.bits else TORCH_NAMES[self.full]
+
+    @property
+    def full(self) -> Precision:
+        """Of what is not quantised."""
+        return PRECISIONS[str(self.dtype).removeprefix("torch.")]
 
 
 def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: Any) -> Place:
@@ -206,8 +211,7 @@ def _shortage_of_ram(folder: Path, place: Place) -> str | None:
     if stored is None or not stored.is_unpacked:
         return None
     shape, free = _shape(folder), place.hardware.host.ram_available_bytes
-    full = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")]
-    kept = shape.count_in_groups("cuda", full) if shape and place.bits == 4 else 0
+    kept = shape.count_in_groups("cuda", place.full) if shape and place.bits == 4 else 0
     needed = 0 if shape is None else (shape.num_params - kept) * place.dtype.itemsize
     if needed <= free:
         return None
@@ -247,11 +251,10 @@ def _shape(folder: Path) -> ModelShape | None:
 
 def needed_bytes(folder: Path, place: Place) -> int:
     """Of weights and KV cache, as the planner counts them; else what the files say at the least."""
-    full, shape = FULL_PRECISIONS[str(place.dtype).removeprefix("torch.")], _shape(folder)
+    shape, precision = _shape(folder), PRECISIONS[place.precision]
     if shape is None:
         return sum(file.stat().st_size for file in weight_files(folder))
-    precision = QUANTISED.get(place.precision, full)
-    return sum(shape.loaded_bytes(precision, full, place.context_length, place.device.type))
+    return sum(shape.loaded_bytes(precision, place.full, place.context_length, place.device.type))
 
 
 def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:

@@ -18,8 +18,8 @@ from localspec.core import SamplingParams
 from localspec.engine.calibrate import StandIn, verify_ms_of, width_turns
 from localspec.engine.engine import Engine
 from localspec.machine.folder_shapes import shape_from_folder
-from localspec.machine.plans import FULL_PRECISIONS
-from localspec.machine.shapes import FULL_BYTES, QUANTISED, ModelShape, Precision
+from localspec.machine.shapes import ModelShape
+from localspec.precisions import FULL_BYTES, PRECISIONS, Precision
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 CONTEXTS = (128, 1024)
@@ -89,7 +89,7 @@ def bytes_per_token(bench: BenchEngine) -> dict[str, float] | None:
     shape = shape_from_folder(bench.target_folder)
     # Of what is not quantised; the cache may be kept in another precision.
     full: Precision = "fp32" if bench.precision == "float32" else "bf16"
-    precision = FULL_PRECISIONS.get(bench.precision) or QUANTISED.get(bench.precision)
+    precision = PRECISIONS.get(bench.precision)
     if precision is None:
         return None
     return {

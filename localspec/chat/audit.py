@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localspec.backend import (
-    PRECISIONS,
     Backend,
     Candidate,
     Description,
@@ -30,6 +29,7 @@ from localspec.chat.journal import without_half_a_character
 from localspec.chat.turn import SAMPLED, prompt_messages
 from localspec.core import OFF, SamplingParams
 from localspec.errors import StoreError
+from localspec.precisions import PRECISIONS
 from localspec.record.store import Store
 from localspec.units import counted, enumerated
 

@@ -18,7 +18,6 @@ from random import Random
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from localspec.backend import PRECISIONS
 from localspec.core import (
     OFF,
     Drafter,
@@ -35,6 +34,7 @@ from localspec.engine.catch_up import CatchUp
 from localspec.engine.cost_snapshot import CostSnapshot
 from localspec.engine.costs import Costs
 from localspec.engine.options import Option, option_of
+from localspec.precisions import PRECISIONS
 from localspec.speculation import Measurement
 
 STATE_VERSION = 5

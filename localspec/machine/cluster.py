@@ -24,7 +24,8 @@ from typing import Any, Literal
 from localspec.errors import ConfigError, MemoryShortage
 from localspec.machine.hardware import gib
 from localspec.machine.nvml import Gpu
-from localspec.machine.shapes import TORCH_NAMES, ModelShape, Precision
+from localspec.machine.shapes import ModelShape
+from localspec.precisions import TORCH_NAMES, Precision
 
 Program = Literal["vllm", "sglang"]
 Method = Literal["off", "ngram", "draft_model", "eagle", "eagle3"]

@@ -29,9 +29,9 @@ from localspec.machine.plans import (
     room_for,
 )
 from localspec.machine.recommend import expected_gain, is_slow, worth_of
-from localspec.machine.shapes import QUANTISED
 from localspec.machine.sources import KnownModel, compatibility_of, find_model
 from localspec.options import LoadOptions
+from localspec.precisions import FULL_BYTES, PRECISIONS
 from localspec.speculation import Measurement
 
 DEVICE_WORDS = {"cuda": "a GPU", "mps": "the Apple GPU", "cpu": "the processor"}
@@ -74,7 +74,8 @@ def make_plans(
         wanted = [find_profile(options.profile, profiles)]
         profiles = {**profiles, wanted[0].name: wanted[0]}
     hardware = hardware or probe()
-    room, only = room_for(hardware, vram_gib), QUANTISED.get(options.dtype or "")
+    room, asked = room_for(hardware, vram_gib), PRECISIONS.get(options.dtype or "")
+    only = None if asked in FULL_BYTES else asked
     full = full_precision(None if only else options.dtype, hardware, vram_gib)
     if vram_gib is None:
         other = other_device(hardware, options.draft_device)

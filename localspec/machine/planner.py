@@ -40,7 +40,8 @@ from localspec.machine.plans import (
     bytes_of,
     draft_bytes_of,
 )
-from localspec.machine.shapes import ModelShape, Precision
+from localspec.machine.shapes import ModelShape
+from localspec.precisions import Precision
 from localspec.speculation import Measurement
 from localspec.units import capital
 
@@ -49,7 +50,6 @@ CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024)
 # A larger draft seldom pays: Hugging Face's universal assisted generation wants 1:50 to 1:100, LM
 # Studio's table of pairs begins at about 1:7.
 LARGE_DRAFT_SHARE = 0.1
-NOT_MEASURED = "Its gain is not measured yet."
 
 
 def plan(request: PlanRequest) -> PlanReport:
@@ -326,7 +326,7 @@ def _gain(request: PlanRequest, arrangement: Arrangement) -> tuple[float | None,
         return (None if measured is None else 1.0), ""
     found = None if measured is None else measured.expected_speedup(arrangement.drafter)
     if found is None:
-        return None, NOT_MEASURED
+        return None, "Its gain is not measured yet."
     said = f"By the costs measured here {found.num_draft_tokens} draft tokens give "
     if found.value < 1.0:
         return found.value, f"{said}at best {found.value:.2f} times plain speed: off is faster."

@@ -10,9 +10,8 @@ Not here: ranking and refusing (planner).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from localspec.core import OFF
 from localspec.errors import ConfigError
@@ -26,13 +25,8 @@ from localspec.machine.hardware import (
     margin_for,
     on_device,
 )
-from localspec.machine.shapes import (
-    FULL_BYTES,
-    QUANTISED,
-    TORCH_NAMES,
-    ModelShape,
-    Precision,
-)
+from localspec.machine.shapes import ModelShape
+from localspec.precisions import FULL_BYTES, PRECISIONS, Precision
 from localspec.speculation import Measurement
 
 # Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
@@ -41,11 +35,6 @@ DRAFT_MODEL, SELF_QUANT = "draft_model", "self_quant"
 DEFAULT_CONTEXT = 8192
 MIB = 2**20
 GIB = 2**30
-
-# The names of precisions that are not quantised: torch's and the planner's.
-FULL_PRECISIONS: Mapping[str, Precision] = {
-    name: precision for precision, of_torch in TORCH_NAMES.items() for name in (of_torch, precision)
-}
 
 # The widest verification in the cost table: 16 rows, 15 of them drafted.
 MAX_VERIFY_WIDTH = 16
@@ -149,10 +138,11 @@ def full_precision(
 ) -> Precision:
     """What unquantised weights are kept in: as asked, else what the device computes in."""
     if dtype is not None:
-        if dtype not in FULL_PRECISIONS:
-            known = ", ".join((*TORCH_NAMES, *QUANTISED))
+        named = PRECISIONS.get(dtype)
+        if named is None or named not in FULL_BYTES:
+            known = ", ".join(get_args(Precision))
             raise ConfigError(f"{dtype!r} is no precision. Choose one of: {known}.")
-        return FULL_PRECISIONS[dtype]
+        return named
     if vram_gib or (hardware.device == "cuda" and vram_gib is None):
         return "bf16" if hardware.gpu is None or hardware.gpu.computes_bf16 else "fp16"
     if hardware.device == "mps":

@@ -34,8 +34,9 @@ from localspec.machine.plans import (
     PlanRequest,
     Room,
 )
-from localspec.machine.shapes import FULL_BYTES, TORCH_NAMES, ModelShape, Precision
+from localspec.machine.shapes import ModelShape
 from localspec.options import LoadOptions
+from localspec.precisions import FULL_BYTES, TORCH_NAMES, Precision
 from localspec.speculation import Measurement, best_speedup
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")

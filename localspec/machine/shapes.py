@@ -14,22 +14,15 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from localspec.errors import ModelError
 from localspec.formats.attention import count_key_heads
 from localspec.formats.native import KNOWN_AS, LAYOUTS, NATIVE, SIZED
 from localspec.formats.stored import stored_of
 from localspec.machine.hardware import cpu_flags
+from localspec.precisions import FULL_BYTES, Precision
 
-# 4-bit-head: the output head in 4 bits too, and on a GPU the embedding.
-Precision = Literal["fp32", "fp16", "bf16", "8-bit", "4-bit", "4-bit-head"]
-QUANTISED: Mapping[str, Precision] = {
-    "8-bit": "8-bit", "4-bit": "4-bit", "4-bit-head": "4-bit-head",
-}  # fmt: skip
-# Bytes of a value in a precision that is not quantised, and torch's name of it.
-FULL_BYTES: Mapping[str, int] = {"fp32": 4, "fp16": 2, "bf16": 2}
-TORCH_NAMES: Mapping[Precision, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 # Whether torch has FBGEMM, by which the native decoder keeps weights that were published in 16 bits
 # in 2 bytes where it computes in fp32 (weight_layout.Fp16Linear).
 HAS_FBGEMM = platform.machine().lower() in ("x86_64", "amd64")

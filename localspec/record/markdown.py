@@ -11,9 +11,9 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from localspec.backend import PRECISIONS
 from localspec.drafters.registry import label_of, labelled
 from localspec.leniency import label
+from localspec.precisions import PRECISIONS
 from localspec.record.contents import Contents
 from localspec.record.rows import Conversation, StoredMessage, clean
 from localspec.turn_stats import NO_GAIN

@@ -20,8 +20,8 @@ from localspec.machine.recommend import (
     card_of,
     recommend,
 )
-from localspec.machine.shapes import Precision
 from localspec.options import LoadOptions
+from localspec.precisions import Precision
 from localspec.speculation import Measurement
 
 MODELS = profile_models(load_profiles((SHIPPED_PROFILES,)), [])
