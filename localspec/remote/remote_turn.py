@@ -26,10 +26,14 @@ SHORTEST_WRITING_S = 0.05
 LARGEST_COUNT = 2**31 - 1  # of tokens
 NAME = "server"  # of a draft's maker, as the log has it
 
-# Of every reply: who made which token is not told, and what an answer is equal to neither.
-UNTOLD = frozenset({"num_steps", "exact", "token_ids", "thinking_ms"})
+# Unknown when a reply begins. What the first line names no server tells at all.
 OF_DRAFTS = frozenset({"drafter", "draft_share"})  # known as soon as the counts are
-DRAFTS = OF_DRAFTS | {"num_drafts", "num_draft_tokens", "num_accepted_tokens"}
+UNTOLD = OF_DRAFTS | {
+    "num_steps", "exact", "token_ids", "thinking_ms",
+    "num_drafts", "num_draft_tokens", "num_accepted_tokens",
+    "num_output_tokens", "num_prompt_tokens", "num_reused_tokens", "num_thinking_tokens",
+    "decode_ms",
+}  # fmt: skip
 TOLD_NOTHING = "The server does not tell what it drafted."
 NOT_WHOLE = "The reply did not come to its end, so what was drafted for it is not known."
 WHAT_IS_KEPT = " What was written is kept. Continue it, or regenerate it."
@@ -42,7 +46,7 @@ FINISHED: Mapping[str, FinishReason] = {"stop": "eos", "length": "length"}
 
 @dataclass
 class RemoteTurn:
-    """One reply under way. untold: so far."""
+    """One reply under way. stats: so far."""
 
     request: Request
     cancel: threading.Event
@@ -51,14 +55,10 @@ class RemoteTurn:
     first_s: float | None = None
     reason: FinishReason | None = None
     drafts: Drafts | None = None
-    untold: frozenset[str] = UNTOLD | DRAFTS | {
-        "num_output_tokens", "num_prompt_tokens", "num_reused_tokens", "num_thinking_tokens",
-        "decode_ms",
-    }  # fmt: skip
 
     def __post_init__(self) -> None:
         source = "text" if self.request.continues else None
-        self.stats = TurnStats(0, continued_from=source, untold=self.untold)  # type: ignore[arg-type]
+        self.stats = TurnStats(0, continued_from=source, untold=UNTOLD)  # type: ignore[arg-type]
 
     def add(self, event: Mapping[str, Any], kind: servers.ServerKind) -> Chunk | None:
         """What an event of the stream adds; None where that is nothing to show. Raises TypeError,
@@ -112,12 +112,12 @@ class RemoteTurn:
         self._learn(told)
         made = {NAME: drafts.num_draft_tokens} if drafts.num_draft_tokens else {}
         reason = "The server drafts as it was started." if made else "The server drafted nothing."
-        untold = self.untold - OF_DRAFTS
+        untold = self.stats.untold - OF_DRAFTS
         self.stats = replace(self.stats, drafted_by=made, reason=reason, untold=untold)
 
     def _learn(self, told: Mapping[str, float]) -> None:
-        self.untold -= told.keys()
-        self.stats = replace(self.stats, **told, untold=self.untold)  # type: ignore[arg-type]
+        untold = self.stats.untold - told.keys()
+        self.stats = replace(self.stats, **told, untold=untold)  # type: ignore[arg-type]
 
     def last(self, error: Exception | None) -> Chunk:
         """The end of the reply."""
