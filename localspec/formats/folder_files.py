@@ -102,7 +102,7 @@ def gguf_file(folder: Path) -> Path | None:
     """The GGUF file that a folder's weights are in; None where they are in the folder."""
     if not (folder / POINTER).is_file():
         return None
-    return Path(str(_read_object(folder / POINTER).get("file")))
+    return Path(str(read_object(folder / POINTER).get("file")))
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -132,7 +132,7 @@ def weight_files(folder: Path) -> list[Path]:
         raise ModelError(f"{folder} holds no weights (no .safetensors file). Fetch it again.")
     if single.is_file():  # transformers opens it first as well
         return [single]
-    weight_map = _read_object(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} names no weights. Fetch the file again.")
     names = sorted({str(name) for name in weight_map.values()})
@@ -152,7 +152,7 @@ def _require_no_adapter(folder: Path) -> None:
     """Raises ModelError for a LoRA adapter without the model that it changes."""
     path = folder / ADAPTER
     if path.is_file() and not any((folder / name).is_file() for name in (SINGLE, INDEX)):
-        base = _read_object(path).get("base_model_name_or_path")
+        base = read_object(path).get("base_model_name_or_path")
         raise ModelError(
             f"{name_of(folder)} is an adapter (LoRA) for {base}, and no model. Merge it into its "
             "model (merge_and_unload of peft, then save_pretrained), and name the merged folder."
@@ -183,26 +183,24 @@ def template_of_processor(folder: Path) -> str | None:
     """The chat template that models for images have in a file of their own; None without one.
     Raises ModelError."""
     path = folder / "chat_template.json"
-    found = _read_object(path).get("chat_template") if path.is_file() else None
+    found = read_object(path).get("chat_template") if path.is_file() else None
     return found if isinstance(found, str) else None
 
 
-def read_object(path: Path, unreadable: str, remedy: str) -> dict[str, Any]:
+def read_object(
+    path: Path, unreadable: str = "", remedy: str = "Fetch the file again."
+) -> dict[str, Any]:
     """The JSON object in a file. unreadable: the message where it cannot be read; remedy: the end
     of the message where it holds something else. Raises ModelError."""
     try:
         found = read_json(path)
     except OSError as error:
-        raise ModelError(unreadable) from error
+        raise ModelError(unreadable or f"{path} cannot be read. Check the path.") from error
     except ValueError as error:
         raise ModelError(f"{path} is not valid JSON. {remedy}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path} is not a JSON object. {remedy}")
     return found
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    return read_object(path, f"{path} cannot be read. Check the path.", "Fetch the file again.")
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -217,7 +215,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
             f"{folder} has no config.json, so it is not a model folder. Name the folder that holds "
             "config.json and the .safetensors files."
         )
-    config = _read_object(path)
+    config = read_object(path)
     if not isinstance(config.get("model_type", ""), str):
         raise ModelError(f"The model_type in {path} is no name. Fetch the file again.")
     if not isinstance(config.get("text_config") or {}, dict):

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import DraftMismatch, ModelError
-from localspec.files import read_json
-from localspec.formats.folder_files import name_of
+from localspec.formats.folder_files import name_of, read_object
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_tokenizer import tokenizer_of
 from localspec.machine.gguf_models import gguf_of
@@ -46,7 +45,7 @@ def read_token_map(folder: Path) -> dict[str, int]:
     if file is not None:
         return _from_tokenizer_json(tokenizer_of(read_header(file, with_vocabulary=True)), file)
     if (folder / "tokenizer.json").is_file():
-        return _from_tokenizer_json(_read_json(folder / "tokenizer.json"), folder)
+        return _from_tokenizer_json(read_object(folder / "tokenizer.json"), folder)
     if (folder / "vocab.json").is_file():
         return _from_vocab_json(folder)
     raise ModelError(
@@ -125,17 +124,10 @@ def _from_tokenizer_json(data: Any, folder: Path) -> dict[str, int]:
 
 
 def _from_vocab_json(folder: Path) -> dict[str, int]:
-    tokens: dict[str, int] = dict(_read_json(folder / "vocab.json"))
+    tokens: dict[str, int] = dict(read_object(folder / "vocab.json"))
     if (folder / "added_tokens.json").is_file():
-        tokens |= _read_json(folder / "added_tokens.json")
+        tokens |= read_object(folder / "added_tokens.json")
     if (folder / "tokenizer_config.json").is_file():
-        added = _read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+        added = read_object(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
         tokens |= {entry["content"]: int(index) for index, entry in added.items()}
     return tokens
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read ({error}). Fetch it again.") from None

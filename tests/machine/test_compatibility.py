@@ -94,6 +94,14 @@ def test_a_damaged_tokenizer_is_a_plain_error(tmp_path: Path, content: str) -> N
         read_token_map(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["vocab.json", "added_tokens.json", "tokenizer_config.json"])
+def test_a_damaged_file_of_an_older_tokenizer_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps(WORDS))
+    (tmp_path / name).write_text("[1]")
+    with pytest.raises(ModelError, match=rf"{name} is not a JSON object"):
+        read_token_map(tmp_path)
+
+
 def test_a_folder_without_a_tokenizer_is_a_plain_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"neither tokenizer\.json nor vocab\.json"):
         read_token_map(tmp_path)
