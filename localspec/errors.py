@@ -18,6 +18,7 @@ Our own mistakes are assertions, not these.
 """
 
 import errno
+from pathlib import Path
 
 
 class LocalspecError(Exception):
@@ -118,6 +119,10 @@ def too_long_a_name(error: OSError) -> str:
     if error.errno != errno.ENAMETOOLONG:
         raise error
     return f"{str(error.filename or '')[:40]}… is too long for the name of a file. Shorten it."
+
+
+def damaged(file: Path, reason: str) -> ModelError:
+    return ModelError(f"{file.name} in {file.parent} is damaged: {reason}. Fetch the file again.")
 
 
 def first_line(error: BaseException) -> str:

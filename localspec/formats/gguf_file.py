@@ -23,7 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import ModelError
+from localspec.errors import ModelError, damaged
 
 MAGIC = b"GGUF"
 # In a model folder: names the file that holds its weights. No part of its config.json, so that the
@@ -130,7 +130,7 @@ def _of_part(file: Path, with_vocabulary: bool) -> GGUFHeader:
     except OSError as error:
         raise ModelError(f"{file} cannot be read ({error.strerror}). Check the path.") from error
     except (struct.error, ValueError, LookupError, TypeError, ArithmeticError) as error:
-        raise _damaged(file, "its header cannot be read") from error
+        raise damaged(file, "its header cannot be read") from error
 
 
 @lru_cache(maxsize=256)
@@ -143,7 +143,7 @@ def _parsed(file: Path, size: int, with_vocabulary: bool) -> GGUFHeader:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # numpy: some tenths
 
     if size < 24:
-        raise _damaged(file, f"it has {size} bytes")
+        raise damaged(file, f"it has {size} bytes")
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if data[:4] != MAGIC:
             raise ModelError(f"{file} is no GGUF file. Name a .gguf file or a model folder.")
@@ -173,10 +173,10 @@ def _parsed(file: Path, size: int, with_vocabulary: bool) -> GGUFHeader:
             ) from None
         per_block, block_bytes = GGML_QUANT_SIZES[known]
         if not shape or shape[-1] % per_block or not all(shape):
-            raise _damaged(file, f"{name} holds {list(shape)} weights in blocks of {per_block}")
+            raise damaged(file, f"{name} holds {list(shape)} weights in blocks of {per_block}")
         num_bytes = prod(shape) // per_block * block_bytes
         if begin + offset + num_bytes > size:
-            raise _damaged(file, f"it has {size} bytes, fewer than its header promises")
+            raise damaged(file, f"it has {size} bytes, fewer than its header promises")
         tensors.append(GGUFTensor(name, shape, known.name, file, begin + offset, num_bytes))
     _require_apart(file, tensors)
     return GGUFHeader(file, settings, tuple(tensors))
@@ -186,10 +186,10 @@ def _require_apart(file: Path, tensors: Sequence[GGUFTensor]) -> None:
     """Raises ModelError where two tensors have one name, or bytes in common."""
     names = Counter(tensor.name for tensor in tensors)
     if twice := [name for name, count in names.items() if count > 1]:
-        raise _damaged(file, f"it holds {twice[0]} twice")
+        raise damaged(file, f"it holds {twice[0]} twice")
     for one, other in pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
         if one.start + one.num_bytes > other.start:
-            raise _damaged(file, f"{one.name} and {other.name} share bytes")
+            raise damaged(file, f"{one.name} and {other.name} share bytes")
 
 
 @dataclass
@@ -242,7 +242,3 @@ class _Reader:
         name, num_axes = self.string(), self._count("<I", MOST_AXES)
         axes = [self.number("<Q") for _ in range(num_axes)]
         return name, tuple(reversed(axes)), self.number("<I"), self.number("<Q")
-
-
-def _damaged(file: Path, reason: str) -> ModelError:
-    return ModelError(f"{file.name} in {file.parent} is damaged: {reason}. Fetch the file again.")

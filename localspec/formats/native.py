@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from localspec.units import enumerated
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -230,8 +232,7 @@ def why_not_native(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
     found = found or _unknown_parts(of_weights)
     if not found:
         return f"its family, {family}, was not compared with the native decoder"
-    listed = [", ".join(found[:-1]), found[-1]]
-    return f"it has {' and '.join(each for each in listed if each)}"
+    return f"it has {enumerated(found)}"
 
 
 def _unknown_parts(names: Iterable[str]) -> list[str]:

@@ -5,29 +5,29 @@ Contract: no tensor is read. ModelError for a file that is damaged.
 
 from __future__ import annotations
 
-import math
 import re
+from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from localspec.errors import ModelError, first_line
+from localspec.errors import damaged, first_line
 
 WHOLE_NUMBERS = frozenset(("BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"))
 PACKED = frozenset(("I8", "U8"))  # of these, what quantised weights are kept in under usual names
 POINTER_OF_LFS = b"version "  # how one begins, which a clone without Git LFS holds
-BITS = re.compile(r"\d+")  # in the name of a type
 
 
 class _Entry(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
 
-    @property
-    def num_bytes(self) -> int:
-        bits = BITS.search(self.dtype)
-        return math.prod(self.shape) * (int(bits[0]) if bits else 8) // 8  # BOOL has none
+
+def num_bytes_of(count: int, dtype: str) -> int:
+    """Of so many values of a type, whose name holds their bits: F8_E4M3, BF16; BOOL takes 8."""
+    bits = re.search(r"\d+", dtype)
+    return count * (int(bits[0]) if bits else 8) // 8
 
 
 def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
@@ -35,7 +35,9 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def tensor_bytes(file: Path) -> dict[str, int]:
-    return {name: entry.num_bytes for name, entry in _entries(file).items()}
+    return {
+        name: num_bytes_of(prod(shape), dtype) for name, (shape, dtype) in _entries(file).items()
+    }
 
 
 def check_safetensors(file: Path, is_packed: bool = True) -> None:
@@ -46,7 +48,7 @@ def check_safetensors(file: Path, is_packed: bool = True) -> None:
     for name, entry in _entries(file).items():
         if name.endswith(".weight") and entry.dtype in unfit:
             # transformers would take them as they are, and the model would say nothing
-            raise _damaged(file, f"{name} holds whole numbers of a kind that no weights have")
+            raise damaged(file, f"{name} holds whole numbers of a kind that no weights have")
 
 
 def _entries(file: Path) -> dict[str, _Entry]:
@@ -59,17 +61,13 @@ def _entries(file: Path) -> dict[str, _Entry]:
                 for name, each in found.items()
             }
     except OSError as error:
-        raise _damaged(file, f"it cannot be read ({error})") from error
+        raise damaged(file, f"it cannot be read ({error})") from error
     except (SafetensorError, OverflowError) as error:
         with file.open("rb") as stream:
             if stream.read(len(POINTER_OF_LFS)) == POINTER_OF_LFS:
                 reason = "it is a pointer of Git LFS, and `git lfs pull` fetches the file"
-                raise _damaged(file, reason) from error
+                raise damaged(file, reason) from error
         said, size = first_line(error).rstrip("."), file.stat().st_size
-        raise _damaged(
+        raise damaged(
             file, f"it has {size} bytes, which its header does not fit ({said})"
         ) from error
-
-
-def _damaged(file: Path, reason: str) -> ModelError:
-    return ModelError(f"{file.name} in {file.parent} is damaged: {reason}. Fetch the file again.")

@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from localspec.formats.native import NATIVE
+from localspec.formats.safetensors_file import num_bytes_of
 
 WANTED_FILES = (
     "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
     "merges.txt", "vocab.txt", "tokenizer.model",
 )  # fmt: skip
-BYTES_OF = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}
-BYTES_OF |= {"F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1}  # of a value, as .safetensors names them
 MAX_FOUND = 20  # by a search,
 SEARCH_S = 20.0  # which waits no longer for an answer
 # Copies in other formats, often as large as the model itself.
@@ -162,7 +161,7 @@ def search(words: str, most_params: str) -> list[HubModel]:
 
 def _hub_model(info: Any) -> HubModel:
     parameters = {} if info.safetensors is None else info.safetensors.parameters
-    sizes = [count * BYTES_OF.get(dtype, 4) for dtype, count in parameters.items()]
+    sizes = [num_bytes_of(count, dtype) for dtype, count in parameters.items()]
     config = info.config or {}
     return HubModel(
         id=str(info.id),
