@@ -11,7 +11,6 @@ imports are inside the functions, so that --help answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -60,24 +59,13 @@ def plan(
     from localspec.machine.plans import DEFAULT_CONTEXT, room_for
     from localspec.record.log_file import learnt_states
 
-    first_gib, other_gib = _two_largest_first(vram_gib or ())
-    hardware = machine_for(options.device, first_gib)
+    hardware = machine_for(options.device, vram_gib or ())
     learnt = measurements(learnt_states(options.home), options.context or DEFAULT_CONTEXT)
     settings = settings_for(options.home)
-    report = make_plans(options, settings, first_gib, hardware, learnt, other_gib)
-    free_bytes = room_for(hardware, first_gib).free_bytes
-    text = "" if as_json else render(report, free_bytes, other_gib=other_gib)
+    report = make_plans(options, settings, hardware, learnt)
+    other_gib = min(vram_gib) if vram_gib and len(vram_gib) > 1 else None
+    text = "" if as_json else render(report, room_for(hardware).free_bytes, other_gib=other_gib)
     finish(report.as_dict(), text, as_json)
-
-
-def _two_largest_first(given: Sequence[float]) -> tuple[float | None, float | None]:
-    """Of one GPU or two. Raises ConfigError for more."""
-    if len(given) > 2:
-        raise ConfigError(
-            "--vram-gib was given more than twice. A target and a draft use two GPUs."
-        )
-    first, other, *_ = [*sorted(given, reverse=True), None, None]
-    return first, other
 
 
 @app.command()

@@ -38,7 +38,7 @@ from localspec.machine import shapes
 from localspec.machine.catalogue import profile_models
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
-from localspec.machine.hardware import Host, probe
+from localspec.machine.hardware import Host, on_device, probe
 from localspec.machine.plans import Arrangement, PlanRequest, bytes_of, full_precision, room_for
 from localspec.machine.recommend import Snapshot, recommend
 from localspec.machine.sources import Source
@@ -171,7 +171,7 @@ def test_what_is_said_to_be_needed_is_what_loading_keeps(
     held = model.weight_bytes + model.cache.kv_bytes
     assert needed_bytes(folder, there) == pytest.approx(held, rel=0.05)
     shape, precision = shape_from_folder(folder), "bf16" if bits is None else "4-bit"
-    planned = bytes_of(Arrangement(shape, precision, 128), room_for(probe(), 0))
+    planned = bytes_of(Arrangement(shape, precision, 128), room_for(on_device(probe(), "cpu")))
     assert planned.target_weights + planned.target_kv == needed_bytes(folder, there)
 
 

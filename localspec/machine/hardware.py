@@ -248,7 +248,7 @@ def on_device(hardware: Hardware, name: str | None, flag: str = "--device") -> H
         return replace(hardware, gpu=found[name])
     known = ["cpu", *(["mps"] if hardware.device == "mps" else [])]
     known += ["cuda", *found] if hardware.device == "cuda" else []
-    raise ConfigError(f"{flag} {name} is not here. This computer has: {', '.join(known)}.")
+    raise ConfigError(f"{flag} {name} is not here. The machine has: {', '.join(known)}.")
 
 
 def hardware_for(device: str | None, torch: Any) -> Hardware:

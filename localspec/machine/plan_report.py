@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import ceil, floor
+from math import ceil, floor, inf
 
 from localspec.config import Profile, Settings, find_profile, load_profiles, nearest, settings_for
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError, ModelError
 from localspec.machine.hardware import Hardware, gib, on_device, probe
+from localspec.machine.nvml import Gpu
 from localspec.machine.planner import plan, preference
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
+    GIB,
     DraftCandidate,
-    OtherDevice,
     Plan,
     PlanReport,
     PlanRequest,
@@ -37,32 +38,53 @@ from localspec.speculation import Measurement
 DEVICE_WORDS = {"cuda": "a GPU", "mps": "the Apple GPU", "cpu": "the processor"}
 
 
-def machine_for(device: str | None, vram_gib: float | None) -> Hardware:
-    """The machine to plan for, with the device asked for; a GPU of `vram_gib` need not be here.
-    Raises ConfigError."""
-    if vram_gib is None:
-        return on_device(probe(), device)
-    wanted = "cuda" if vram_gib else "cpu"
+def machine_for(
+    device: str | None = None, vram_gib: Sequence[float] = (), here: Hardware | None = None
+) -> Hardware:
+    """The machine to plan for: this one with the device asked for, or with one or two GPUs of so
+    many free GiB in place of its own (0: with none). Raises ConfigError."""
+    here = here or probe()
+    if not vram_gib:
+        return on_device(here, device)
+    if len(vram_gib) > 2:
+        raise ConfigError(
+            "--vram-gib was given more than twice. A target and a draft use two GPUs."
+        )
+    for each in vram_gib:
+        if not 0 <= each * GIB < inf:
+            raise ConfigError(f"--vram-gib is {each}, but must be 0 or more gibibytes.")
+    largest = max(vram_gib)
+    wanted = "cuda" if largest else "cpu"
     if device not in (None, wanted):
         raise ConfigError(
-            f"--vram-gib {vram_gib:g} plans for {DEVICE_WORDS[wanted]}, and --device {device} is "
+            f"--vram-gib {largest:g} plans for {DEVICE_WORDS[wanted]}, and --device {device} is "
             "another device. Leave one of them out."
         )
-    return probe()
+    if largest:
+        return _with_gpus(here, [int(each * GIB) for each in sorted(vram_gib, reverse=True)])
+    return on_device(here, "cpu") if here.device == "cuda" else here
+
+
+def _with_gpus(hardware: Hardware, sizes: Sequence[int]) -> Hardware:
+    """With GPUs of so many bytes, all free; of the kind of its own, where it has one."""
+    kind = hardware.gpu or Gpu("GPU", "", None, None, None, None, None, has_display=False)
+    kind = replace(kind, has_unified_memory=False, own_bytes=None)
+    gpus = tuple(
+        replace(kind, uuid=f"planned {number}", total_bytes=size, free_bytes=size)
+        for number, size in enumerate(sizes)
+    )
+    return replace(hardware, device="cuda", gpu=gpus[0], gpus=gpus)
 
 
 def make_plans(
     options: LoadOptions,
     settings: Settings | None = None,
-    vram_gib: float | None = None,
     hardware: Hardware | None = None,
     measurements: Sequence[Measurement] = (),
-    other_gib: float | None = None,
 ) -> PlanReport:
-    """Plans for what `options` name, or for all profiles when they name nothing.
+    """Plans for what `options` name, or for all profiles when they name nothing. hardware: None for
+    this machine.
 
-    vram_gib: free GPU memory to plan for, 0 for no GPU; None takes what is free now. other_gib: of
-    a second GPU, no larger than the first.
     Raises ConfigError and ModelError for names, values and folders that cannot be used.
     """
     context = options.context
@@ -74,13 +96,10 @@ def make_plans(
         wanted = [find_profile(options.profile, profiles)]
         profiles = {**profiles, wanted[0].name: wanted[0]}
     hardware = hardware or probe()
-    room, asked = room_for(hardware, vram_gib), PRECISIONS.get(options.dtype or "")
+    room, asked = room_for(hardware), PRECISIONS.get(options.dtype or "")
     only = None if asked in FULL_BYTES else asked
-    full = full_precision(None if only else options.dtype, hardware, vram_gib)
-    if vram_gib is None:
-        other = other_device(hardware, options.draft_device)
-    else:
-        other = _made_up(hardware, other_gib, options.draft_device)
+    full = full_precision(None if only else options.dtype, hardware)
+    other = other_device(hardware, options.draft_device)
 
     def request_for(target: KnownModel, drafts: Sequence[str]) -> PlanRequest:
         found = [find_model(name, profiles) for name in drafts]
@@ -103,21 +122,6 @@ def make_plans(
         target = find_model(options.model or default, profiles)
         report = plan(request_for(target, (options.draft,) if options.draft else target.drafts))
     return _of_drafter(report, options.drafter)
-
-
-def _made_up(hardware: Hardware, gib: float | None, asked: str | None) -> OtherDevice | None:
-    """The second of two GPUs that are planned for, or the processor beside one. Raises
-    ConfigError."""
-    if asked == "cpu":
-        return other_device(replace(hardware, device="cuda"), asked)
-    if asked not in (None, "cuda:1") or (asked is not None and gib is None):
-        raise ConfigError(
-            f"--draft-device {asked} is none of the devices that are planned for. Give cpu, or "
-            "cuda:1 with --vram-gib twice."
-        )
-    if gib is None:
-        return None
-    return OtherDevice("cuda:1", room_for(hardware, gib), "bf16", asked is not None)
 
 
 def offered_ids(profiles: Iterable[Profile]) -> list[str]:

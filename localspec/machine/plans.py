@@ -9,7 +9,6 @@ Not here: ranking and refusing (planner).
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
@@ -84,19 +83,8 @@ class Room:
         return max(small, int(small + slope * (self.num_cuda_cores - few)))
 
 
-def room_for(hardware: Hardware, vram_gib: float | None = None) -> Room:
-    """The memory to plan for: `vram_gib` of a GPU (0: no GPU), None for what is free now."""
-    if vram_gib is not None and not 0 <= vram_gib * GIB < math.inf:
-        raise ConfigError(f"--vram-gib is {vram_gib}, but must be 0 or more gibibytes.")
-    if vram_gib:
-        return Room(
-            device="cuda",
-            free_bytes=int(vram_gib * GIB),
-            num_cuda_cores=hardware.gpu.num_cuda_cores if hardware.gpu else None,
-            has_display=hardware.has_display or hardware.host.draws_with_gpu,
-        )
-    if vram_gib == 0 and hardware.device == "cuda":
-        hardware = replace(hardware, device="cpu", gpu=None)
+def room_for(hardware: Hardware) -> Room:
+    """What is free of a machine's memory."""
     if hardware.free_bytes is None:  # the driver hides it; torch may know
         hardware = confirmed_by_torch(hardware)
     return Room(
@@ -133,9 +121,7 @@ def other_device(hardware: Hardware, name: str | None = None) -> OtherDevice | N
     return OtherDevice(name, room_for(found), full_precision(None, found), asked is not None)
 
 
-def full_precision(
-    dtype: str | None, hardware: Hardware, vram_gib: float | None = None
-) -> Precision:
+def full_precision(dtype: str | None, hardware: Hardware) -> Precision:
     """What unquantised weights are kept in: as asked, else what the device computes in."""
     if dtype is not None:
         named = PRECISIONS.get(dtype)
@@ -143,7 +129,7 @@ def full_precision(
             known = ", ".join(get_args(Precision))
             raise ConfigError(f"{dtype!r} is no precision. Choose one of: {known}.")
         return named
-    if vram_gib or (hardware.device == "cuda" and vram_gib is None):
+    if hardware.device == "cuda":
         return "bf16" if hardware.gpu is None or hardware.gpu.computes_bf16 else "fp16"
     if hardware.device == "mps":
         return "bf16"

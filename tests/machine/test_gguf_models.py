@@ -27,7 +27,7 @@ from localspec.machine.compatibility import read_token_map
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
 from localspec.machine.hardware import probe
-from localspec.machine.plan_report import make_plans
+from localspec.machine.plan_report import machine_for, make_plans
 from localspec.machine.sources import resolve
 from localspec.options import LoadOptions
 from localspec.placement import Place, needed_bytes
@@ -123,11 +123,13 @@ def test_a_reply_is_written_from_the_file_alone(backend: Any) -> None:
 
 
 def test_it_is_planned_by_what_it_holds(demo: Path) -> None:
-    report = make_plans(LoadOptions(model=str(demo), draft=str(demo)), vram_gib=8)
+    report = make_plans(
+        LoadOptions(model=str(demo), draft=str(demo)), hardware=machine_for(vram_gib=(8,))
+    )
     best = report.plans[0]
     assert best.target.name == "demo-draft"
     assert "Its weights are kept as GGUF (BF16), and unpacked" in best.reason
-    wanted = make_plans(LoadOptions(model=str(DRAFT)), vram_gib=8).plans[0]
+    wanted = make_plans(LoadOptions(model=str(DRAFT)), hardware=machine_for(vram_gib=(8,))).plans[0]
     assert best.bytes.target_weights == wanted.bytes.target_weights
 
 
@@ -150,7 +152,7 @@ def test_in_4_bits_on_a_processor_it_is_counted_and_told_as_it_is_kept(tmp_path:
 
 
 def test_a_plan_says_what_is_done_to_the_files_weights(demo: Path) -> None:
-    report = make_plans(LoadOptions(model=str(demo)), vram_gib=8)
+    report = make_plans(LoadOptions(model=str(demo)), hardware=machine_for(vram_gib=(8,)))
     said = {each.precision: each.reason for each in report.plans}
     assert "unpacked while loading" in said["bf16"]
     assert "quantised a second time" in said["4-bit"]
@@ -163,7 +165,7 @@ def test_only_weights_of_4_bits_are_said_to_be_left_in_them(tmp_path: Path) -> N
     for kind in ("Q4_0", "Q8_0"):
         write_gguf(tmp_path / f"{kind}.gguf", tiny_llama(), kind, describe=describe)
         options = LoadOptions(model=str(tmp_path / f"{kind}.gguf"), dtype="4-bit")
-        said[kind] = make_plans(options, vram_gib=0).plans[0].reason
+        said[kind] = make_plans(options, hardware=machine_for(vram_gib=(0,))).plans[0].reason
     assert "left in their 4 bits" in said["Q4_0"] and "a second time" in said["Q8_0"]
 
 

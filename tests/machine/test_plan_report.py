@@ -58,7 +58,12 @@ def model_folder(folder: Path, layers: int = 12, tokens: dict[str, int] | None =
 def plans_of(
     settings: Settings, hardware: Hardware = GPU, vram: float | None = None, **options: Any
 ) -> dict[str, Any]:
-    return make_plans(LoadOptions(**options), settings, vram, hardware).as_dict()
+    planned = hardware if vram is None else machine_for(None, (vram,), hardware)
+    return make_plans(LoadOptions(**options), settings, planned).as_dict()
+
+
+def of_gib(*vram_gib: float) -> Hardware:
+    return machine_for(None, vram_gib, GPU)
 
 
 # -- the room -------------------------------------------------------------------------------
@@ -70,19 +75,18 @@ def test_the_room_is_what_the_machine_has_free() -> None:
 
 
 def test_given_memory_is_planned_for_as_a_gpu_even_without_one() -> None:
-    assert (room_for(CPU, 8).device, room_for(CPU, 8).free_bytes) == ("cuda", 8 * GIB)
+    room = room_for(machine_for(None, (8,), CPU))
+    assert (room.device, room.free_bytes) == ("cuda", 8 * GIB)
 
 
 @pytest.mark.parametrize(("device", "gib"), [("cuda", 8), ("cpu", 0)])
-def test_a_gpu_that_is_planned_for_may_be_named(
-    device: str, gib: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("localspec.machine.plan_report.probe", lambda: CPU)
-    assert room_for(machine_for(device, gib), gib).device == device
+def test_a_gpu_that_is_planned_for_may_be_named(device: str, gib: float) -> None:
+    assert machine_for(device, (gib,), CPU).device == device
 
 
 def test_no_gpu_memory_means_the_cpu() -> None:
-    assert (room_for(GPU, 0).device, room_for(GPU, 0).free_bytes) == ("cpu", 20 * GIB)
+    room = room_for(machine_for(None, (0,), GPU))
+    assert (room.device, room.free_bytes) == ("cpu", 20 * GIB)
 
 
 def test_hidden_gpu_memory_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +99,7 @@ def test_hidden_gpu_memory_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e300])
 def test_memory_that_is_no_amount_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="--vram-gib"):
-        room_for(GPU, value)
+        machine_for(None, (value,), GPU)
 
 
 def test_the_device_decides_the_full_precision() -> None:
@@ -105,11 +109,29 @@ def test_the_device_decides_the_full_precision() -> None:
     assert full_precision(None, old) == "fp32"
     assert full_precision("float32", GPU) == "fp32"
     turing = probe(FakeNvml(capability=(7, 5)), LINUX, CUDA_BUILD)
-    assert full_precision(None, turing) == full_precision(None, turing, 12.0) == "fp16"
+    assert full_precision(None, turing) == "fp16"
+    assert full_precision(None, machine_for(None, (12.0,), turing)) == "fp16"
     assert full_precision("bf16", turing) == "bf16"
     assert full_precision(None, replace(CPU, device="mps")) == "bf16"
     with pytest.raises(ConfigError, match="Choose one of: fp32, fp16, bf16"):
         full_precision("bfloat61", GPU)
+
+
+@pytest.mark.parametrize(
+    ("gibs", "asked", "places"),
+    [
+        ((16, 8), None, {None}),
+        ((8, 16), "cuda:1", {"cuda:1"}),
+        ((16,), "cpu", {"cpu"}),
+        ((0,), "cpu", {None}),
+    ],
+)
+def test_a_draft_may_be_planned_for_another_device(
+    settings: Settings, gibs: tuple[float, ...], asked: str | None, places: set[str | None]
+) -> None:
+    options = LoadOptions(model="Qwen/Qwen3-8B", draft_device=asked)
+    plans = make_plans(options, settings, of_gib(*gibs)).plans
+    assert {each.draft_device for each in plans if each.draft} == places
 
 
 # -- one model ------------------------------------------------------------------------------
@@ -284,13 +306,13 @@ def test_every_draft_a_profile_names_is_known_to_the_profiles(settings: Settings
 def test_measurements_reach_the_report(settings: Settings) -> None:
     flat = {1: 10.0, 8: 10.0}
     measured = Measurement("Qwen/Qwen3-8B", "bf16", flat, {"ngram": 0.1}, {"ngram": (0.9,)})
-    report = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, 40, GPU, (measured,))
+    report = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, of_gib(40), (measured,))
     best = report.plans[0]
     assert best.drafter == "ngram" and best.expected_speedup is not None
 
 
 def test_of_many_models_the_text_has_one_line_each_for_the_best_five(settings: Settings) -> None:
-    report = make_plans(LoadOptions(), settings, 24, GPU)
+    report = make_plans(LoadOptions(), settings, of_gib(24))
     models = list(dict.fromkeys(each.target.name for each in report.plans))
     lines = render(report, 24 * GIB).splitlines()
     numbered = [line.split(",")[0].split() for line in lines[2:7]]
@@ -300,7 +322,7 @@ def test_of_many_models_the_text_has_one_line_each_for_the_best_five(settings: S
 
 
 def test_the_text_shows_what_is_assumed_of_an_unmeasured_gain(settings: Settings) -> None:
-    report = make_plans(LoadOptions(model="Qwen/Qwen3-8B", context=32768), settings, 24, GPU)
+    report = make_plans(LoadOptions(model="Qwen/Qwen3-8B", context=32768), settings, of_gib(24))
     text = render(report, 24 * GIB, most=3)
     assert "Planning for a GPU with 24.0 GiB free." in text and "gain –" not in text
     assert re.search(
@@ -312,5 +334,5 @@ def test_the_text_shows_what_is_assumed_of_an_unmeasured_gain(settings: Settings
     assert f"further reply at the same time: {gib(first.bytes.further_reply, ceil)}" in text
     two = render(report, 24 * GIB, other_gib=12.0)
     assert "a GPU with 24.0 GiB free, and a second one with 12.0 GiB." in two
-    nothing = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, 2, GPU)
+    nothing = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, of_gib(2))
     assert "Nothing fits." in render(nothing, 2 * GIB)
