@@ -123,7 +123,8 @@ def _devices(hardware: Hardware) -> Iterator[Finding]:
         )
     for notice in hardware.notices:
         fact, _, fix = notice.partition(". ")
-        yield _missing("GPU", f"{fact.rstrip('.')}.", fix or "localspec uses the CPU.")
+        fix = fix or f"localspec uses {hardware.device_name}."
+        yield _missing("GPU", f"{fact.rstrip('.')}.", fix)
     yield _found("device", f"{hardware.device}: {hardware.device_name}")
     host = hardware.host
     bf16 = "multiplies bf16" if host.multiplies_bf16 else "emulates bf16, so fp32 is used"

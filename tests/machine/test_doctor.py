@@ -49,6 +49,16 @@ def test_a_driver_problem_is_missing_with_its_fix(tmp_path: Path) -> None:
     assert "version mismatch" in gpu["fact"] and gpu["fix"] == "Restart the computer."
 
 
+def test_a_notice_without_a_remedy_tells_what_is_used(tmp_path: Path) -> None:
+    shared = probe(FakeNvml(failing={"nvmlDeviceGetMemoryInfo": 3}), LINUX, CUDA_BUILD)
+    report = doctor_report(settings_for(tmp_path), shared, tmp_path)
+    (gpu,) = [each for each in report["missing"] if each["name"] == "GPU"]
+    assert (
+        "free RAM is used" in gpu["fact"]
+        and gpu["fix"] == "localspec uses NVIDIA GeForce RTX 4070."
+    )
+
+
 def test_an_absent_demo_pair_is_missing(tmp_path: Path) -> None:
     report = doctor_report(settings_for(tmp_path), CPU, tmp_path)
     assert "demo pair" in names(report, "missing")
