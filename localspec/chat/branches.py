@@ -35,7 +35,7 @@ def messages_of(
     base, turns = (_stored_tip(store, conversation), []) if tip is None else tip.chain()
     stored_id = conversation.stored_id
     groups = {} if stored_id is None else store.message_tree.sibling_groups(stored_id)
-    shown = [shown_message(message, groups) for message in _path(store, base)]
+    shown = [shown_message(message, groups) for message in store.branch(base)]
     for turn in turns:
         siblings = _siblings(turn.prompt_id, turn.base_id, groups)
         shown.append(
@@ -69,7 +69,7 @@ def regenerated(
         message_of(store, conversation, message_id)
     elif tip is not None:
         return PendingTurn(conversation, tip.text, asked_by=tip.asked_by or tip)
-    stored = _path(store, message_id or _stored_tip(store, conversation))
+    stored = store.branch(message_id or _stored_tip(store, conversation))
     while stored and stored[-1].role == "assistant":
         stored.pop()
     if not stored:
@@ -90,7 +90,7 @@ def continued(store: Store, conversation: OpenConversation) -> PendingTurn | Non
         said = (before.reply_text, before.reply_thinking)
         turn.begin_with(*said, (*before.begun_tokens, *tokens), before)
         return turn
-    reply = _path(store, _stored_tip(store, conversation))[-1]
+    reply = store.branch(_stored_tip(store, conversation))[-1]
     if reply.role == "assistant":
         turn.begin_with(reply.text, reply.thinking, tokens_of(store, reply.id), reply.id)
     return turn
@@ -158,10 +158,6 @@ def _stored_tip(store: Store, conversation: OpenConversation) -> int | None:
     stored_id = conversation.stored_id
     found = None if stored_id is None else store.conversation(stored_id)
     return None if found is None else found.tip_message_id
-
-
-def _path(store: Store, message_id: int | None) -> list[StoredMessage]:
-    return [] if message_id is None else store.branch(message_id)
 
 
 def tokens_of(store: Store, message_id: int) -> tuple[int, ...]:

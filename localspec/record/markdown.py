@@ -101,18 +101,17 @@ def markdown_lines(contents: Contents) -> Iterator[str]:
     yield ""
     for session in contents.sessions:
         yield from _session_lines(session)
-    turns = contents.turns_by_conversation()
-    for conversation in contents.conversations:
-        yield from _conversation_lines(
-            conversation, turns[conversation.id], contents.store.messages(conversation.id)
-        )
+    turns, store = contents.turns_by_conversation(), contents.store
+    for one in contents.conversations:
+        branch, num_messages = store.branch(one.tip_message_id), len(store.messages(one.id))
+        yield from _conversation_lines(one, turns[one.id], branch, num_messages)
 
 
 def _front_matter(contents: Contents) -> Iterator[str]:
     """The settings of one conversation as YAML. A setting that changed has its values in order;
     gamma is the mean number of draft tokens."""
     one = contents.conversations[0]
-    shown = _branch(contents.store.messages(one.id), one.tip_message_id)
+    shown = contents.store.branch(one.tip_message_id)
     ids = {message.id for message in shown}
     turns = [turn for turn in contents.turns if turn["message_id"] in ids]
     yield "---"
@@ -151,9 +150,9 @@ def _session_lines(session: Mapping[str, Any]) -> Iterator[str]:
 def _conversation_lines(
     conversation: Conversation,
     turns: Sequence[Mapping[str, Any]],
-    messages: Sequence[StoredMessage],
+    branch: Sequence[StoredMessage],
+    num_messages: int,
 ) -> Iterator[str]:
-    branch = _branch(messages, conversation.tip_message_id)
     turn_of = {turn["message_id"]: turn for turn in turns}
     yield f"## Conversation {conversation.id}: {_cell(conversation.title)}"
     yield ""
@@ -165,8 +164,7 @@ def _conversation_lines(
         yield from _turns_table(SETTINGS, turns)
     for message in branch:
         yield from _message_lines(message, turn_of.get(message.id))
-    if len(branch) < len(messages):
-        others = len(messages) - len(branch)
+    if others := num_messages - len(branch):
         yield f"Messages on other branches, not shown: {others}. JSONL and the database hold them."
         yield ""
     if turns:
@@ -178,15 +176,6 @@ def _conversation_lines(
 def _turns_table(columns: Sequence[str], turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     rows = ([in_words(name, turn[name]) for name in columns] for turn in turns)
     yield from table([heading(name) for name in columns], rows)
-
-
-def _branch(messages: Sequence[StoredMessage], tip: int | None) -> list[StoredMessage]:
-    by_id = {message.id: message for message in messages}
-    branch = []
-    while tip is not None:
-        branch.append(by_id[tip])
-        tip = by_id[tip].parent_id
-    return branch[::-1]
 
 
 def _message_lines(message: StoredMessage, turn: Mapping[str, Any] | None) -> Iterator[str]:

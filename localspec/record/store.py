@@ -170,8 +170,8 @@ class Store:
         self._unlogged.keep(made, text)
         return made
 
-    def branch(self, tip_message_id: int) -> list[StoredMessage]:
-        """The messages from the first to this one; none for an unknown id."""
+    def branch(self, tip_message_id: int | None) -> list[StoredMessage]:
+        """The messages from the first to this one; none for None and for an unknown id."""
         rows = self._db.rows(queries.BRANCH, tip_message_id)
         return [self._unlogged.filled(message_from(row)) for row in rows]
 
