@@ -313,16 +313,14 @@ class Store:
         longer be read."""
         try:
             return self._read_state(key)
-        except StoreError:
+        except (StoreError, ValueError):
             self._notify(f"What the log kept about {key} could not be read; it is measured again.")
             return None
 
     def _read_state(self, key: str) -> dict[str, Any] | None:
+        """Raises StoreError, ValueError."""
         rows = self._db.rows("SELECT state FROM calibration WHERE key = ?", clean(key))
-        try:
-            return state_from(rows[0]["state"]) if rows else None
-        except ValueError as error:
-            raise StoreError(f"The log's state of {key} cannot be read: {error}.") from error
+        return state_from(rows[0]["state"]) if rows else None
 
     def _is_text_wanted(self) -> bool:
         """The kept choice; False where it cannot be read: what is not written can be switched on,
@@ -330,7 +328,7 @@ class Store:
         try:
             kept = self._read_state(PRIVACY_KEY)
             is_wanted = True if kept is None else kept.get("logs_text")
-        except StoreError:
+        except (StoreError, ValueError):
             is_wanted = None
         if not isinstance(is_wanted, bool):
             self._notify(
