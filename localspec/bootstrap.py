@@ -187,13 +187,19 @@ def check_port(host: str, port: int) -> None:
         ) from error
 
 
-def check_disk(folder: Path, needed_bytes: int) -> None:
+def check_disk(folder: Path, needed: int) -> None:
+    """needed: bytes. Raises SetupError."""
     free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < needed_bytes:
+    if free_bytes < needed:
         raise SetupError(
-            f"The installation needs about {needed_bytes / GIB:.0f} GiB on the disk of {folder}, "
+            f"The installation needs about {needed / GIB:.0f} GiB on the disk of {folder}, "
             f"but {free_bytes / GIB:.1f} GiB is free. Free some space and start again."
         )
+
+
+def needed_bytes() -> int:
+    """Of the disk, for the environment."""
+    return NEEDED_BYTES_CUDA if has_nvidia_card() else NEEDED_BYTES
 
 
 def has_nvidia_card() -> bool:
@@ -262,7 +268,7 @@ def torch_build(cards: Sequence[NvidiaCard]) -> TorchIndex:
 
 
 def _install(environment: Environment, say: Say) -> None:
-    check_disk(environment.root, NEEDED_BYTES_CUDA if has_nvidia_card() else NEEDED_BYTES)
+    check_disk(environment.root, needed_bytes())
     start = time.monotonic()
     _make_folder(environment, say)
     if (notice := torch_build(read_cards()).notice) is not None:
@@ -327,7 +333,7 @@ def _why_pip_failed(log: str, environment: Environment) -> str:
     if any(sign in log for sign in DISK_FULL):
         return (
             "The disk became full while installing. Free about "
-            f"{NEEDED_BYTES / GIB:.0f} GiB and start again; a half-made environment is repaired."
+            f"{needed_bytes() / GIB:.0f} GiB and start again; a half-made environment is repaired."
         )
     if any(sign in log for sign in NO_NETWORK):
         return (

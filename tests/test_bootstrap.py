@@ -238,10 +238,15 @@ def test_no_network_is_one_sentence_with_the_remedy(checkout: Checkout) -> None:
         checkout.prepare()
 
 
-def test_a_disk_that_fills_up_is_one_sentence_with_the_remedy(checkout: Checkout) -> None:
+@pytest.mark.parametrize(("has_card", "room"), [(False, "6 GiB"), (True, "10 GiB")])
+def test_a_disk_that_fills_up_is_one_sentence_with_the_remedy(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, has_card: bool, room: str
+) -> None:
+    monkeypatch.setattr(bootstrap, "has_nvidia_card", lambda: has_card)
+    monkeypatch.setattr(bootstrap, "check_disk", lambda *_: None)  # it had room at the start
     line = "ERROR: Could not install packages: [Errno 28] No space left on device"
     checkout.pip_does(*FETCH, INSTALL, line, code=1)
-    with pytest.raises(SetupError, match=r"disk became full.*Free about"):
+    with pytest.raises(SetupError, match=rf"disk became full.*Free about {room}"):
         checkout.prepare()
 
 
