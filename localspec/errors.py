@@ -20,6 +20,8 @@ Our own mistakes are assertions, not these.
 import errno
 from pathlib import Path
 
+from localspec.units import enumerated
+
 
 class LocalspecError(Exception):
     """Base of every error that is shown to the person as it is."""
@@ -70,7 +72,7 @@ class ContextOverflow(RequestError):
         remedies += [] if self.is_by_system_prompt else ["start a new chat"]
         super().__init__(
             f"{told}, but the context holds {context_length:,}. Nothing was cut. "
-            f"{', or '.join([', '.join(remedies[:-1]), remedies[-1]]).removeprefix(', or ')}.",
+            f"{enumerated(remedies, ', or ')}.",
             "messages",
         )
 

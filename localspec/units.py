@@ -63,7 +63,7 @@ def capital(phrase: str) -> str:
     return phrase[:1].upper() + phrase[1:]
 
 
-def enumerated(words: Sequence[str]) -> str:
+def enumerated(words: Sequence[str], joint: str = " and ") -> str:
     """One or more words as a list in a sentence: a, b and c."""
     *first, last = words
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)}{joint}{last}" if first else last

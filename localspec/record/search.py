@@ -30,28 +30,27 @@ INDEX = (
     )
     """,
 )
-TRIGGERS = (
-    """
-    CREATE TRIGGER message_search_insert AFTER INSERT ON message WHEN new.state <> 'draft' BEGIN
+TRIGGERS = {
+    "message_search_insert": """
+    AFTER INSERT ON message WHEN new.state <> 'draft' BEGIN
         INSERT INTO message_search (rowid, text) VALUES (new.id, new.text);
     END
     """,
-    """
-    CREATE TRIGGER message_search_update AFTER UPDATE OF text, state ON message BEGIN
+    "message_search_update": """
+    AFTER UPDATE OF text, state ON message BEGIN
         INSERT INTO message_search (message_search, rowid, text)
             SELECT 'delete', old.id, old.text WHERE old.state <> 'draft';
         INSERT INTO message_search (rowid, text)
             SELECT new.id, new.text WHERE new.state <> 'draft';
     END
     """,
-    """
-    CREATE TRIGGER message_search_delete AFTER DELETE ON message WHEN old.state <> 'draft' BEGIN
+    "message_search_delete": """
+    AFTER DELETE ON message WHEN old.state <> 'draft' BEGIN
         INSERT INTO message_search (message_search, rowid, text)
             VALUES ('delete', old.id, old.text);
     END
     """,
-)
-TRIGGER_NAMES = ("message_search_insert", "message_search_update", "message_search_delete")
+}
 REBUILD = "INSERT INTO message_search (message_search) VALUES ('rebuild')"
 OPTIMIZE = "INSERT INTO message_search (message_search) VALUES ('optimize')"
 
@@ -81,7 +80,7 @@ def has_fts5(conn: sqlite3.Connection) -> bool:
 
 def drop_triggers(conn: sqlite3.Connection) -> None:
     """Without FTS5, whose absence would make every write fail in a trigger."""
-    for name in TRIGGER_NAMES:
+    for name in TRIGGERS:
         conn.execute(f"DROP TRIGGER IF EXISTS {name}")
 
 
@@ -91,10 +90,10 @@ def ensure_index(conn: sqlite3.Connection) -> None:
     if "message_search" not in found:
         for statement in INDEX:
             conn.execute(statement)
-    if not found.issuperset(TRIGGER_NAMES):
+    if not found.issuperset(TRIGGERS):
         drop_triggers(conn)
-        for statement in TRIGGERS:
-            conn.execute(statement)
+        for name, event_and_work in TRIGGERS.items():
+            conn.execute(f"CREATE TRIGGER {name} {event_and_work}")
         conn.execute(REBUILD)
 
 
@@ -126,10 +125,7 @@ def find(tables: Tables, wanted: Query, is_indexed: bool) -> dict[int, int]:
     """The newest message with all words and phrases, by conversation id."""
     indexed = [text for text in wanted.texts if is_indexed and _is_plain(text)]
     others = [word for word in wanted.texts if word not in indexed]
-    clauses, values = (
-        ["message.state <> 'draft'", "message.deleted_at_utc IS NULL"],
-        list[str](),
-    )
+    clauses, values = ["message.state <> 'draft'", "message.deleted_at_utc IS NULL"], list[str]()
     if indexed:
         clauses.append(
             "message.id IN (SELECT rowid FROM message_search WHERE message_search MATCH ?)"
