@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import errno
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from localspec.errors import LocalspecError, first_line
 
-CONTINUE = "Continue: what has arrived is kept."
-IN_BETWEEN = "Continue later; if it stays so, a proxy in between cuts or changes files."
+# What ends a remedy of a download, and of a question, after which nothing has arrived.
+OF_DOWNLOAD = {"Again": "Continue", "again": "continue", "kept": "; what has arrived is kept"}
+OF_QUESTION = {"Again": "Try again", "again": "try again", "kept": ""}
 
 # By code: the fact with its reason, and the remedy. In braces: see `fault` and `fault_of`.
 SENTENCES: Mapping[str, tuple[str, str]] = {
     "gated": (
         "{model_id} is given only to those who agreed to its terms, and {account}.",
-        "Agree on the model's page{and_log_in}, then continue.",
+        "Agree on the model's page{and_log_in}, then {again}.",
     ),
     "unknown_model": (
         "The hub has no model {model_id}, or shows it to some people only (404).",
@@ -37,27 +37,27 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
     ),
     "forbidden": (
         "The hub refuses {model_id} to this account (403).",
-        "See on the model's page whether it asks for anything, then continue.",
+        "See on the model's page whether it asks for anything, then {again}.",
     ),
     "missing_file": (
         "The hub no longer has a file of {model_id} that it listed (404).",
-        "Continue: the list is read anew.",
+        "{Again}: the list is read anew.",
     ),
     "too_many_requests": (
         "The hub has been asked too often from here and wants a pause (429).",
-        "Wait {wait} and continue; being logged in raises the limit.",
+        "Wait {wait} and {again}; being logged in raises the limit.",
     ),
     "hub_down": (
         "The hub answers with an error of its own ({status}).",
-        "Continue in a few minutes; what has arrived is kept.",
+        "{Again} in a few minutes{kept}.",
     ),
     "stalled": (
         "No byte came for {timeout_s} seconds, several times over.",
-        "Continue when the connection is better; what has arrived is kept.",
+        "{Again} when the connection is better{kept}.",
     ),
     "dropped": (
         "The connection to the hub keeps breaking off.",
-        "Continue when it is better; what has arrived is kept.",
+        "{Again} when it is better{kept}.",
     ),
     "certificate": (
         "The connection to the hub is not trusted: its certificate cannot be verified.",
@@ -65,16 +65,16 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
     ),
     "no_network": (
         "The model hub cannot be reached: there is no connection to it.",
-        "Connect to the network (or set the proxy) and continue; what has arrived is kept.",
+        "Connect to the network (or set the proxy) and {again}{kept}.",
     ),
     "captive_portal": (
         "The network answered with a page of its own in place of the hub's: perhaps one that "
         "wants a sign-in first, as in hotels and trains.",
-        "Open any web page, sign in there, and continue.",
+        "Open any web page, sign in there, and {again}.",
     ),
     "disk_full": (
         "The disk of {place} is full.",
-        "Free some space and continue; what has arrived is kept.",
+        "Free some space and {again}{kept}.",
     ),
     "not_writable": (
         "{place} cannot be written ({reason}).",
@@ -90,22 +90,22 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
     ),
     "changed": (
         "The hub lists one version of {name} and serves another.",
-        "Continue: the list is read anew.",
+        "{Again}: the list is read anew.",
     ),
     "wrong_bytes": (
         "{name} is not what the hub says it is: {reason}. It was deleted and fetched once more, "
         "with the same result.",
-        IN_BETWEEN,
+        "{Again} later; if it stays so, a proxy in between cuts or changes files.",
     ),
     "wrong_size": (
         "{name} has {expected} bytes, but the server keeps sending {got}.",
-        IN_BETWEEN,
+        "{Again} later; if it stays so, a proxy in between cuts or changes files.",
     ),
     "worker_ended": (
         "The program that fetches ended without saying why (exit code {exit_code}).",
-        CONTINUE,
+        "{Again}{kept}.",
     ),
-    "other": ("{model_id} could not be fetched: {line}.", CONTINUE),
+    "other": ("{model_id} could not be fetched: {line}.", "{Again}{kept}."),
 }
 ON_ITS_PAGE = ("gated", "unauthorised", "forbidden", "missing_file")
 BY_STATUS = {401: "unauthorised", 403: "forbidden", 404: "missing_file", 429: "too_many_requests"}
@@ -128,13 +128,6 @@ class DownloadFault:
         return f"{self.text} {self.remedy}"
 
 
-def of_question(found: DownloadFault) -> DownloadFault:
-    """The same of what only asks the hub: nothing arrived, and no download goes on."""
-    remedy = re.sub("[:;] what has arrived is kept", "", found.remedy)
-    remedy = remedy.replace("Continue", "Try again").replace("continue", "try again")
-    return replace(found, remedy=remedy)
-
-
 class DownloadError(LocalspecError):
     """A failure that is known already when it is raised."""
 
@@ -144,15 +137,16 @@ class DownloadError(LocalspecError):
 
 
 def fault(code: str, **values: object) -> DownloadFault:
-    """values: what stands in braces in SENTENCES."""
+    """values: what stands in braces in SENTENCES, OF_QUESTION where the hub was only asked."""
     from huggingface_hub import constants
 
     text, remedy = SENTENCES[code]
     page = f"{constants.ENDPOINT}/{values['model_id']}" if code in ON_ITS_PAGE else None
+    values = {**OF_DOWNLOAD, **values}
     return DownloadFault(code, text.format(**values), remedy.format(**values), page)
 
 
-def fault_of(error: BaseException, model_id: str) -> DownloadFault:
+def fault_of(error: BaseException, model_id: str, is_question: bool = False) -> DownloadFault:
     """The fault behind an exception, or behind what the client wrapped in it."""
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HfHubHTTPError
@@ -161,11 +155,12 @@ def fault_of(error: BaseException, model_id: str) -> DownloadFault:
         return error.fault
     code, below = _code_of(error), error.__cause__ or error.__context__
     if code is None and below is not None:
-        return fault_of(below, model_id)
+        return fault_of(below, model_id, is_question)
     values: dict[str, object] = {
         "model_id": model_id,
         "timeout_s": f"{constants.HF_HUB_DOWNLOAD_TIMEOUT:.0f}",
         "line": first_line(error).rstrip(".:"),
+        **(OF_QUESTION if is_question else {}),
     }
     if get_token() is not None:
         values |= {"who": "the token it was given", "or_log_in": "", "and_log_in": ""}

@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 from localspec.config import PROJECT_FOLDER
 from localspec.files import read_json, replacing
-from localspec.machine.download_faults import DownloadFault, fault, of_question
+from localspec.machine.download_faults import OF_QUESTION, DownloadFault, fault
 from localspec.machine.hub_files import HubModel, Survey, gb
 from localspec.units import clock
 
@@ -142,10 +142,10 @@ class Downloads:
             lines = list(_said_by(process))
         for line in lines:
             if "fault" in line:
-                return of_question(DownloadFault(**line["fault"]))
+                return DownloadFault(**line["fault"])
             if "survey" in line or "found" in line:
                 return line
-        return of_question(fault("worker_ended", exit_code=process.returncode))
+        return fault("worker_ended", exit_code=process.returncode, **OF_QUESTION)
 
     def ask(self, model_id: str) -> None:
         """Queue a model, or go on with one. Harmless while it is under way."""

@@ -281,7 +281,7 @@ def run(model_id: str, flag: str = "", most_params: str = "") -> int:
             say(folder=str(place))
     except Exception as error:  # the edge of this process: whoever reads it must be told why
         what = "The list of models" if flag == "--search" else model_id
-        say(fault=asdict(fault_of(error, what)))
+        say(fault=asdict(fault_of(error, what, is_question=bool(flag))))
         return 1
     return 0
 
