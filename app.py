@@ -123,7 +123,7 @@ def start(arguments: argparse.Namespace) -> None:
 def password_for(host: str, port: int, environment: MutableMapping[str, str]) -> str | None:
     """The password for other machines: from LOCALSPEC_PASSWORD, which is then removed from the
     environment, or typed in. None where only this machine is served, or nobody can be asked."""
-    from localspec.web.guard.security import is_loopback
+    from localspec.options import is_loopback
 
     given = environment.pop(PASSWORD_VARIABLE, None)
     if is_loopback(host):

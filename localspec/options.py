@@ -52,7 +52,7 @@ class RemoteServer:
                 "The address of the server holds a name or a password, which would be logged. "
                 "Leave it out of the address and give a key."
             )
-        is_open = parts.scheme == "http" and not is_here(host)
+        is_open = parts.scheme == "http" and not is_loopback(host)
         if self.key and is_open and not self.sends_key_openly:
             raise ConfigError(
                 f"The key was not sent: the connection to {host} is not encrypted, so whoever "
@@ -66,12 +66,15 @@ class RemoteServer:
         return self.url.strip().rstrip("/").removesuffix("/v1")
 
 
-def is_here(host: str) -> bool:
-    """Whether this is this machine's own address."""
+def is_loopback(host: str) -> bool:
+    """Whether nobody but this machine is reached there, also as IPv4 within IPv6. Of names, which
+    may point anywhere, only localhost."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return host.lower() == "localhost"
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 @dataclass(frozen=True)

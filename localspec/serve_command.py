@@ -15,7 +15,7 @@ import typer
 
 from localspec.errors import StoreError
 from localspec.flags import HomeFlag, JsonFlag, finish, loading, to_stderr
-from localspec.options import MOST_MINUTES, LoadOptions
+from localspec.options import MOST_MINUTES, LoadOptions, is_loopback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,6 @@ def serve(
     """Serve OpenAI's and Anthropic's interfaces, without a page."""
     from localspec.bootstrap import check_port
     from localspec.open_service import opened_service
-    from localspec.web.guard.security import is_loopback
     from localspec.web.server import serve_interfaces
 
     check_port(host, port)  # before a key is made and shown

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from localspec.backend import Message
 from localspec.errors import ConfigError, first_line
-from localspec.options import RemoteServer, is_here
+from localspec.options import RemoteServer, is_loopback
 
 if TYPE_CHECKING:
     import httpx2
@@ -178,7 +178,7 @@ def client_of(server: RemoteServer) -> httpx2.Client:
 
 def uses_proxies(url: str) -> bool:
     """A proxy of the environment is not asked for what runs on this machine."""
-    return not is_here(urlsplit(url).hostname or "")
+    return not is_loopback(urlsplit(url).hostname or "")
 
 
 def look_at(server: RemoteServer, client: httpx2.Client) -> Found:

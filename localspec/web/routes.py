@@ -32,7 +32,7 @@ from localspec.machine.found_line import found_line
 from localspec.machine.hardware import probe
 from localspec.units import counted
 from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH, READ_PATH
-from localspec.web.guard.security import is_loopback
+from localspec.web.guard.security import is_this_machine
 from localspec.web.live import HardwareLine, live_state
 from localspec.web.models.models_controller import ModelsController
 from localspec.web.proof.report import report_zip
@@ -156,7 +156,7 @@ class _Routes:
 
     async def act_on_models(self, request: Request) -> Response:
         try:
-            asked = _action_in(await request.body(), request.client)
+            asked = _action_in(await request.body(), is_this_machine(request.scope))
             return JSONResponse(await run_in_threadpool(self._models.act, asked))
         except LocalspecError as error:
             return JSONResponse({"error": str(error)}, 409)
@@ -200,7 +200,7 @@ def scope_of(
     return Scope(), "all"
 
 
-def _action_in(body: bytes, client: Any) -> dict[str, Any]:
+def _action_in(body: bytes, is_from_here: bool) -> dict[str, Any]:
     """What a button of the Models tab asks. Raises RequestError."""
     try:
         asked = parsed(body)
@@ -208,11 +208,6 @@ def _action_in(body: bytes, client: Any) -> dict[str, Any]:
         asked = None
     if not isinstance(asked, dict):
         raise RequestError("What the page sent is no request. Reload it.")
-    if asked.get("act") in ("folder", "connect") and not is_this_machine(client):
+    if asked.get("act") in ("folder", "connect") and not is_from_here:
         raise RequestError("That can be named only from a browser on this machine.")
     return asked
-
-
-def is_this_machine(client: Any) -> bool:
-    """Whether a request comes from this very machine."""
-    return client is not None and is_loopback(client.host)

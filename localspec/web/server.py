@@ -23,11 +23,12 @@ from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
 from localspec.interrupts import ENDINGS, end_at_once, handle, raise_again
+from localspec.options import is_loopback
 from localspec.web.guard.environment import settle
 from localspec.web.guard.password import Password
 from localspec.web.guard.policy import App
 from localspec.web.guard.programs import ProgramGuard, nothing_else
-from localspec.web.guard.security import Guard, Hosts, is_loopback
+from localspec.web.guard.security import Guard, Hosts
 from localspec.web.quick_gradio import without_type_stubs
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")

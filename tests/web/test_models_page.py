@@ -220,15 +220,14 @@ def test_an_answer_is_read_where_it_was_asked_for(page: Any, act: str) -> None:
 
 
 def test_a_folder_is_refused_to_a_browser_elsewhere() -> None:
-    from types import SimpleNamespace
+    from localspec.web.guard.security import is_this_machine
 
-    from localspec.web.routes import is_this_machine
-
-    for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
-        assert is_this_machine(SimpleNamespace(host=host))
+    served_at = ("192.0.2.1", 7860)
+    for host in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.1"):
+        assert is_this_machine({"client": (host, 1), "server": served_at})
     for host in ("192.0.2.7", "::ffff:192.0.2.7", "testclient", ""):
-        assert not is_this_machine(SimpleNamespace(host=host))
-    assert not is_this_machine(None)
+        assert not is_this_machine({"client": (host, 1), "server": served_at})
+    assert not is_this_machine({"client": None, "server": served_at})
 
 
 def test_a_model_clicked_in_the_switcher_is_loaded(page: Any, place: ModelsSite) -> None:

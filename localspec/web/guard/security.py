@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import secrets
 import time
 from collections.abc import Mapping
@@ -35,6 +34,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from localspec.options import is_loopback
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, refuse_files, replayed
 from localspec.web.guard.password import FORM, Password, Tries, password_in
 from localspec.web.guard.policy import (
@@ -176,7 +176,7 @@ class Guard:
         return self._token_counts(scope) and _is_same(value, self._token)
 
     def _token_counts(self, scope: Scope) -> bool:
-        return self._password is None or _is_this_machine(scope)
+        return self._password is None or is_this_machine(scope)
 
     # answers to a request without the key
 
@@ -292,26 +292,14 @@ def _is_from_our_page(scope: Scope, headers: Headers) -> bool:
     return is_visit and headers.get("sec-fetch-dest") == "document"
 
 
-def _is_this_machine(scope: Scope) -> bool:
+def is_this_machine(scope: Scope) -> bool:
+    """Whether the request comes from this very machine, by whichever of its addresses."""
     client, server = scope.get("client"), scope.get("server")
     if client is None:
         return False
     if server is not None and client[0] == server[0]:
         return True
     return is_loopback(client[0])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether nobody but this machine is reached there, also as IPv4 within IPv6. Of names, which
-    may point anywhere, only localhost."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
 
 
 def _is_same(candidate: str, secret: str) -> bool:

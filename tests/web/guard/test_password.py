@@ -9,6 +9,7 @@ import pytest
 
 from localspec.chat.service import ChatService
 from localspec.errors import SetupError
+from localspec.options import is_loopback
 from localspec.web.guard import security
 from localspec.web.guard.password import (
     FREE_TRIES,
@@ -19,7 +20,7 @@ from localspec.web.guard.password import (
     Tries,
     password_in,
 )
-from localspec.web.guard.security import Guard, is_loopback
+from localspec.web.guard.security import Guard
 from localspec.web.server import allowed_hosts, serve
 
 WORDS = "correct horse battery"
