@@ -76,14 +76,13 @@ class Gains:
 
 @dataclass(frozen=True)
 class RaceView:
-    """The race at one moment. is_same: whether all runs wrote the same tokens, None until all are
-    done. difference: the first one. error: the sentence to show."""
+    """The race at one moment. difference: the first one, None until all are done and where all runs
+    wrote the same tokens. error: the sentence to show."""
 
     is_greedy: bool
     plain: Lane = Lane("plain")
     speculative: Lane = Lane("speculative")
     phase: RacePhase = "waiting"
-    is_same: bool | None = None
     difference: Difference | None = None
     error: str | None = None
 
@@ -171,9 +170,8 @@ class Race:
             if place is not None:
                 asked = self._request.messages
                 found = explain(backend, asked, (), first.tokens, run.tokens, place)
-                self.view = replace(self.view, is_same=False, difference=found)
+                self.view = replace(self.view, difference=found)
                 return
-        self.view = replace(self.view, is_same=True)
 
 
 def race_request(prompt: str, sampling: SamplingParams, drafter: str, max_tokens: int) -> Request:

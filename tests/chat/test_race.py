@@ -39,7 +39,7 @@ def test_both_answer_the_same_request_by_turns_and_each_first_in_turn(is_plain_f
         (asked[0].messages, asked[0].sampling)
     }
     view = race.view
-    assert view.phase == "done" and view.is_same and view.difference is None
+    assert view.phase == "done" and view.difference is None
     assert len(view.plain.runs) == len(view.speculative.runs) == NUM_RUNS
 
 
@@ -73,7 +73,7 @@ def test_greedy_texts_that_differ_are_explained() -> None:
 
     race = Race(request(), True)
     run(race, Script(reply=reply, round_s=0.0, prefill_s=0.0))
-    assert race.view.is_same is False and race.view.difference is not None
+    assert race.view.difference is not None
     shown = race_html(race.view)
     assert "They differ from token" in shown and 'data-band="low"' in shown
 
@@ -84,7 +84,7 @@ def test_sampled_texts_of_one_seed_should_be_the_same_and_a_difference_is_shown(
 
     race = Race(request(temperature=0.7), True)
     run(race, Script(reply=reply, round_s=0.0, prefill_s=0.0))
-    assert race.view.is_same is False
+    assert race.view.difference is not None
     shown = race_html(race.view)
     assert "They differ from token" in shown and "The seed is the same" in shown
 
@@ -94,7 +94,7 @@ def test_a_run_that_differs_from_the_others_of_its_lane_is_seen() -> None:
     texts = iter([REPLY] * 4 + [REPLY.replace("small", "tiny")] + [REPLY] * 9)
     race = Race(request(), True)
     run(race, Script(reply=lambda asked: next(texts), round_s=0.0, prefill_s=0.0))
-    assert race.view.is_same is False
+    assert race.view.difference is not None
 
 
 def test_a_stopped_race_has_no_verdict() -> None:
@@ -102,7 +102,7 @@ def test_a_stopped_race_has_no_verdict() -> None:
     stopped.set()
     race = Race(request(), True)
     race.run(FakeBackend(Script(round_s=0.0, prefill_s=0.0)), stopped)
-    assert race.view.phase == "cancelled" and race.view.is_same is None and race.view.gains is None
+    assert race.view.phase == "cancelled" and race.view.gains is None
 
 
 def test_a_fault_ends_the_race_with_its_sentence() -> None:

@@ -112,8 +112,9 @@ def _verdict(view: RaceView) -> str:
     }
     if view.phase in words:
         return f'<p class="ls-verdict">{words[view.phase]}</p>'
-    is_harmless = view.difference is None or view.difference.is_tie or not view.is_greedy
-    band = "good" if view.is_same else "none" if is_harmless else "low"
+    found = view.difference
+    is_fault = found is not None and view.is_greedy and not found.is_tie
+    band = "good" if found is None else "low" if is_fault else "none"
     return (
         f'<p class="ls-verdict" data-band="{band}" role="status" id="ls-race-verdict">'
         f"{html.escape(' '.join((_sameness(view), *_gains(view))))}</p>"

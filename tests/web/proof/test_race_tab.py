@@ -47,7 +47,7 @@ def test_a_race_in_which_nothing_was_drafted_tells_no_gain() -> None:
     plain = RaceRun(2.0, (1, 2), TurnStats(9, num_output_tokens=2, num_steps=2, decode_ms=1900.0))
     lucky = replace(plain, seconds=1.0)
     lanes = Lane("plain", runs=(plain,)), Lane("speculative", runs=(lucky,))
-    said = race_html(RaceView(True, *lanes, phase="done", is_same=True))
+    said = race_html(RaceView(True, *lanes, phase="done"))
     assert "Nothing was drafted" in said and "times" not in said
     assert said.count("<dt>Drafter</dt><dd>–</dd>") == 2
     made = {"num_draft_tokens": 3, "num_drafts": 1, "drafted_by": {"ngram": 3}}
@@ -55,7 +55,7 @@ def test_a_race_in_which_nothing_was_drafted_tells_no_gain() -> None:
     for runs in ((drafted,), (drafted, lucky)):  # the last of them may not have drafted
         both = (plain,) * len(runs), runs
         lanes = tuple(replace(lane, runs=its) for lane, its in zip(lanes, both, strict=True))
-        said = race_html(RaceView(True, *lanes, phase="done", is_same=True))
+        said = race_html(RaceView(True, *lanes, phase="done"))
         assert "<dd>word lookup</dd>" in said
     assert "2.00 times as fast" in said and "<dt>Clock</dt><dd>1.00 s</dd>" in said
 
@@ -65,7 +65,7 @@ def test_the_figures_of_a_lane_are_of_all_its_runs() -> None:
     made = [TurnStats(9, num_output_tokens=8, num_steps=num, decode_ms=900.0) for num in (3, 3, 8)]
     runs = tuple(RaceRun(2.0, (1, 2), stats) for stats in made)
     lane = Lane("speculative", stats=made[-1], runs=runs)
-    said = race_html(RaceView(True, lane, lane, phase="done", is_same=True))
+    said = race_html(RaceView(True, lane, lane, phase="done"))
     assert said.count("<dt>Checks</dt><dd>3 <small>3 to 8</small></dd>") == 2
     assert said.count("<dt>Clock</dt><dd>2.00 s</dd>") == 2, "no range where all are alike"
 
