@@ -37,7 +37,8 @@ from localspec.web.live import HardwareLine, live_state
 from localspec.web.models.models_controller import ModelsController
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import Audits, token_view
-from localspec.web.stats.selection import WEEK, number_of, week_begin
+from localspec.web.stats.selection import WEEK, week_begin
+from localspec.web.words import number_of
 
 STATIC = Path(__file__).parent / "static"
 STATIC_FILES = frozenset(file.name for file in STATIC.iterdir())

@@ -1,4 +1,4 @@
-"""Figures and names as the page writes them, the same on every tab.
+"""Figures and names as the page writes them, the same on every tab, and numbers as it reads them.
 
 Contract: pure functions. An unknown number is a dash, never 0.
 """
@@ -34,6 +34,14 @@ def number(value: float | None, unit: str = "", digits: int = 1) -> str:
     if value is None:
         return DASH
     return f"{round(value, digits) + 0.0:.{digits}f}{unit}"  # + 0.0: no minus before a zero
+
+
+def number_of(text: str | None) -> int | None:
+    """A number out of a request; None for anything else. `isdecimal` alone takes digits of other
+    scripts, and more of them than can be read."""
+    if text is None or not (text.isascii() and text.isdecimal() and len(text) < 19):
+        return None
+    return int(text)
 
 
 def percent(value: float | None) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 
 from localspec.files import parsed
 from localspec.web.guard.policy import MessageDict, Receive
+from localspec.web.words import number_of
 
 BODY_S = 30.0
 MAX_AT_ONCE = 16
@@ -45,7 +46,8 @@ class Bodies:
 
     async def read(self, receive: Receive, content_length: str | None, max_bytes: int) -> bytes:
         """The whole body. Raises BodyRefused or Gone."""
-        is_long = content_length is not None and not _is_within(content_length, max_bytes)
+        length = 0 if content_length is None else number_of(content_length)
+        is_long = length is None or length > max_bytes
         if self._num_reading >= self._max_at_once:
             raise BodyRefused(
                 503, "Too much is being sent at the same time. Try again in a moment."
@@ -132,9 +134,3 @@ def replayed(body: bytes, receive: Receive) -> Receive:
         return waiting.pop() if waiting else await receive()
 
     return wrapped
-
-
-def _is_within(content_length: str, max_bytes: int) -> bool:
-    # isdecimal alone takes digits of other scripts and numbers too long to be read.
-    is_number = content_length.isascii() and content_length.isdecimal()
-    return is_number and len(content_length) <= 12 and int(content_length) <= max_bytes

@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 from localspec.chat.service import ChatService
 from localspec.errors import StoreError
 from localspec.record.rows import API, PAGE
+from localspec.web.words import number_of
 
 ALL_MODELS = ""
 ANYONE = "anyone"
@@ -107,13 +108,6 @@ def selection_of(query: Mapping[str, str]) -> Selection:
         day_of(query.get("until")),
         query.get("source", PAGE),
     )
-
-
-def number_of(text: str | None) -> int | None:
-    """A number out of an address; None for anything else."""
-    if text is None or not (text.isascii() and text.isdecimal() and len(text) < 19):
-        return None
-    return int(text)
 
 
 def day_of(text: str | None) -> date | None:

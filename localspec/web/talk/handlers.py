@@ -40,6 +40,7 @@ from localspec.web.talk.messages import (
 )
 from localspec.web.talk.presence import Presence, Reader
 from localspec.web.talk.sending import Extras
+from localspec.web.words import number_of
 
 FIRST_POLL_S = 0.015  # between two readings of the reply until its first words
 POLL_S = 0.085  # and then: 10 to 12 times a second
@@ -114,8 +115,8 @@ class Handlers:
         if wanted is None:
             newest = max(rows, key=lambda row: (row.id < 0, row.updated_at_utc), default=None)
             return newest.id if newest is not None else None
-        known = {row.id for row in rows}
-        return int(wanted) if wanted.isdecimal() and int(wanted) in known else None
+        named = number_of(wanted)
+        return named if named in {row.id for row in rows} else None
 
     def restorable(self, handle: int | None) -> dict[str, Any]:
         """News of a conversation that was deleted, by this page or another, and can come back."""

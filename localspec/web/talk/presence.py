@@ -23,6 +23,7 @@ from urllib.parse import parse_qs
 
 from localspec.chat.service import Reply
 from localspec.web.guard.policy import App, Receive, Scope, Send
+from localspec.web.words import number_of
 
 GRACE_S = 0.9  # with the time until a closed page is noticed, its reply stops within 2 s
 ARRIVAL_S = 20.0  # how long a page that was requested may take until it opens its conversation
@@ -192,7 +193,7 @@ class Arrivals:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "GET" and scope["path"] == "/":
-            wanted = parse_qs(scope["query_string"].decode("latin-1")).get("c", [""])[0]
-            if wanted.isdecimal():
-                self._presence.expect(int(wanted))
+            named = parse_qs(scope["query_string"].decode("latin-1")).get("c", [""])[0]
+            if (handle := number_of(named)) is not None:
+                self._presence.expect(handle)
         await self._app(scope, receive, send)

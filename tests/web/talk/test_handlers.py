@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from localspec.web.talk.commands import Command
 from localspec.web.talk.form import Form, form_html, panel
 from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.messages import ChatMessage
-from localspec.web.talk.presence import Presence
+from localspec.web.talk.presence import Arrivals, Presence
 from localspec.web.talk.sending import Extras
 from localspec.workloads import AS_SET
 from tests.fakes import FakeBackend, Script, session_info
@@ -517,7 +518,20 @@ def test_the_address_chooses_the_conversation_else_the_newest(service: ChatServi
         service.store.add_message(one, None, "user", "hi")
     assert handlers.choose(None) == ids[1]
     assert handlers.choose(str(ids[0])) == ids[0]
-    assert handlers.choose("new") is None and handlers.choose("999") is None
+    for other in ("new", "999", "9" * 5000):
+        assert handlers.choose(other) is None
+
+
+def test_a_page_that_names_no_chat_is_passed_on_as_it_is() -> None:
+    passed = list[Any]()
+
+    async def inner(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope)
+
+    presence = Presence(lambda reply: None)
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"c=" + b"9" * 5000}
+    asyncio.run(Arrivals(inner, presence)(scope, None, None))  # type: ignore[arg-type]
+    assert passed == [scope]
 
 
 @pytest.mark.slow
