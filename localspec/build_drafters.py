@@ -46,13 +46,11 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Gathered:
     """parts: what drafters can be built from. odd: what is to be said of heads that no drafter
-    names. notices: what a person should know of what was loaded. draft_code: why parts hold no
-    draft model, for the page."""
+    names. notices: what a person should know of what was loaded."""
 
     parts: Parts
     odd: tuple[DrafterStatus, ...]
     notices: tuple[str, ...]
-    draft_code: OffCode
 
     @property
     def apart(self) -> LanguageModel | None:
@@ -87,7 +85,7 @@ def gather(
     from localspec.forward.recurrent import RecurrentLM
 
     if isinstance(target, RecurrentLM) and not target.reads_pieces:
-        return Gathered(Parts(target, draft_refusal=target.refusal), (), (), "no_draft")
+        return Gathered(Parts(target, draft_refusal=target.refusal), (), ())
     draft, refusal, code = _draft(source, target, places, report)
     stranger = source.draft if code == "incompatible_vocabulary" else None
     foreign, foreign_refusal = _foreign(source, stranger, target, places, report)
@@ -97,12 +95,13 @@ def gather(
     parts = Parts(
         target,
         None if draft is None else capturable(draft.model, draft_pool),
-        refusal,
-        pool,
-        heads,
-        None if foreign is None else foreign[0],
-        foreign_refusal,
-        tuple(tuple(template.encode_text(text)) for text in past),
+        draft_refusal=refusal,
+        draft_code=code,
+        pool=pool,
+        heads=heads,
+        foreign=None if foreign is None else foreign[0],
+        foreign_refusal=foreign_refusal,
+        past=tuple(tuple(template.encode_text(text)) for text in past),
         draft_pool=draft_pool,
     )
     drafts = [each for each in (draft, foreign and foreign[1]) if each is not None]
@@ -113,14 +112,13 @@ def gather(
         )
         for one, _, moved in drafts
     )
-    return Gathered(parts, odd, tuple(each for each in told if each is not None), code)
+    return Gathered(parts, odd, tuple(each for each in told if each is not None))
 
 
 def build_drafters(
-    parts: Parts, report: Report, draft_code: OffCode = "no_draft"
+    parts: Parts, report: Report
 ) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
-    """Every registered drafter that can be built, and a status for each that is known. draft_code:
-    why parts hold no draft model."""
+    """Every registered drafter that can be built, and a status for each that is known."""
     from localspec.drafters.registry import REGISTRY, drafter_class
     from localspec.forward.recurrent import RecurrentLM
 
@@ -128,13 +126,14 @@ def build_drafters(
     for name, info in REGISTRY.items():
         if isinstance(parts.target, RecurrentLM) and not parts.target.suits(info.sends_chains):
             reason = parts.target.refusal
-            statuses.append(DrafterStatus(name, False, reason, code=draft_code))
+            statuses.append(DrafterStatus(name, False, reason, code=parts.draft_code))
             continue
         report(f"preparing {info.label}")
         try:
             built[name] = drafter_class(name).build(parts)
         except (LocalspecError, RuntimeError, MemoryError) as error:
-            code = draft_code if str(error) == parts.draft_refusal else _code_of(error)
+            lacks_draft = info.needs == "draft" and parts.draft is None
+            code = parts.draft_code if lacks_draft else _code_of(error)
             statuses.append(DrafterStatus(name, False, str(error), code=code))
         except Exception as error:  # one drafter's fault, or its file's, must not end the chat
             log.exception("%s could not be prepared", name)

@@ -166,7 +166,7 @@ def _opened(
     torch = quiet_torch(report)
     begun = _begun(options, report, past, beside_page, torch)
     found, place = begun.found, begun.place
-    drafters, statuses = build_drafters(found.parts, report, found.draft_code)
+    drafters, statuses = build_drafters(found.parts, report)
     learnt = _learnt(options, begun, drafters, state or {}, torch)
     engine = Engine(begun.target, drafters)
     beside, too_many = _beside(options, Slot(engine, learnt.controller), found.parts, place)

@@ -21,6 +21,7 @@ from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.model import LanguageModel
+from localspec.off_code import OffCode
 
 Made = TypeVar("Made")
 
@@ -50,7 +51,8 @@ class DrafterBase:
 @dataclass(frozen=True)
 class Parts:
     """target: loaded. draft: a loaded draft model with the target's tokens, else None and why in
-    draft_refusal. pool: where draft chunks are captured, None where nothing is.
+    draft_refusal, and as a code for the page. pool: where draft chunks are captured, None where
+    nothing is.
 
     heads: by kind (medusa, eagle, mtp) the folder of a head for this target. foreign: a draft model
     with other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
@@ -60,6 +62,7 @@ class Parts:
     target: LanguageModel
     draft: LanguageModel | None = None
     draft_refusal: str = "no draft model was chosen for this target."
+    draft_code: OffCode = "no_draft"
     pool: GraphPool | None = None
     heads: Mapping[str, Path] = field(default_factory=dict)
     foreign: Foreign | None = None
