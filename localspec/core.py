@@ -8,7 +8,7 @@ Not here: algorithms; the types of a turn for the page and the log (backend).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -30,6 +30,11 @@ AUTO = "auto"  # the name of the controller's free choice
 
 COLDEST = 1e-40  # the lowest temperature above 0
 TOO_LARGE_A_SEED = 2**63  # the log takes smaller ones
+# Of the fields of SamplingParams, the smallest and the largest value.
+RANGES: Mapping[str, tuple[float, float]] = {
+    "temperature": (0, 5), "top_k": (0, 1_000_000), "top_p": (1e-6, 1), "min_p": (0, 1),
+    "repetition_penalty": (0.1, 10), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,16 +60,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        ranges = (
-            ("temperature", self.temperature, 0.0, 5.0),
-            ("top_k", self.top_k, 0, 1_000_000),
-            ("top_p", self.top_p, 1e-6, 1.0),
-            ("min_p", self.min_p, 0.0, 1.0),
-            ("repetition_penalty", self.repetition_penalty, 0.1, 10.0),
-            ("presence_penalty", self.presence_penalty, -2.0, 2.0),
-            ("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
-        )
-        for name, value, low, high in ranges:
+        for name, (low, high) in RANGES.items():
+            value = getattr(self, name)
             if not low <= value <= high:  # also refuses NaN
                 told = f"{name} is {value}, but it must lie between {low} and {high}."
                 raise RequestError(told, name)

@@ -14,7 +14,7 @@ from localspec.errors import RequestError
     ("wrong", "said"),
     [
         ({"temperature": math.nan}, "temperature is nan"),
-        ({"temperature": 9.0}, "between 0.0 and 5.0"),
+        ({"temperature": 9.0}, "between 0 and 5"),
         ({"temperature": 1e-320}, "too small to divide by. Use 0"),
         ({"top_p": 0.0}, "top_p is 0.0"),
         ({"top_k": -1}, "top_k is -1"),

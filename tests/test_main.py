@@ -75,7 +75,7 @@ def test_a_refused_value_is_one_sentence_on_stderr(root: Path) -> None:
     command = [sys.executable, "-m", "localspec", "generate", "--temperature", "-1", "hi"]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True)
     assert ended.returncode == 1
-    assert ended.stderr.strip() == "temperature is -1.0, but it must lie between 0.0 and 5.0."
+    assert ended.stderr.strip() == "temperature is -1.0, but it must lie between 0 and 5."
 
 
 @pytest.mark.parametrize("words", ["serve --unload-after", "plan --context", "generate --context"])

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from localspec.backend import LARGEST_FIXED_LENGTH
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.core import AUTO, TOO_LARGE_A_SEED, SamplingParams
+from localspec.core import AUTO, RANGES, TOO_LARGE_A_SEED, SamplingParams
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import RequestError
 from localspec.files import parsed
@@ -40,6 +40,11 @@ RULES = (
     ("typical", "guesses that are likely enough"),
     ("factor:2", "guesses up to twice as often"),
 )
+# Fields of SamplingParams, each with the name that it has on the page.
+DRAWN = {
+    "temperature": "The temperature", "top_k": "Top-k", "top_p": "Top-p", "min_p": "Min-p",
+    "repetition_penalty": "The repetition penalty",
+}  # fmt: skip
 MOST_SEED = TOO_LARGE_A_SEED - 1
 MOST_STOPS, LONGEST_STOP = 16, 200  # looked for in every token's text
 N = TypeVar("N", int, float)
@@ -90,18 +95,14 @@ class Form:
 
     def settings(self) -> ReplySettings:
         """Raises RequestError for a value out of range."""
+        drawn = dict[str, Any](seed=_number(int, "The seed", self.seed, -MOST_SEED, MOST_SEED))
+        for name, said in DRAWN.items():
+            kind = type(getattr(SamplingParams, name))
+            found = _number(kind, said, getattr(self, name), *RANGES[name])
+            if found is not None:
+                drawn[name] = found
         return ReplySettings(
-            sampling=SamplingParams(
-                temperature=_number(float, "The temperature", self.temperature, 0, 5) or 0.0,
-                top_k=_number(int, "Top-k", self.top_k, 0, 1_000_000) or 0,
-                top_p=_number(float, "Top-p", self.top_p, 1e-6, 1) or 1.0,
-                min_p=_number(float, "Min-p", self.min_p, 0, 1) or 0.0,
-                repetition_penalty=_number(
-                    float, "The repetition penalty", self.repetition_penalty, 0.1, 10
-                )
-                or 1.0,
-                seed=_number(int, "The seed", self.seed, -MOST_SEED, MOST_SEED),
-            ),
+            sampling=SamplingParams(**drawn),
             max_tokens=_number(int, "Max tokens", self.max_tokens, 1, 10_000_000) or 512,
             drafter=self.drafter or AUTO,
             num_draft_tokens=_number(
