@@ -66,8 +66,9 @@ class _Interfaces:
 
     def __init__(self, service: ProgramService) -> None:
         self._service = service
+        self._lifecycle = service.service.lifecycle
         self._started = int(time.time())
-        self._metrics = Metrics(service)
+        self._metrics = Metrics(service.service)
 
     async def metrics(self, http: HttpRequest) -> Response:
         text = await run_in_threadpool(self._metrics.text)
@@ -85,8 +86,8 @@ class _Interfaces:
         known = await self._known()
         self._require_model(http.path_params["name"])
         if known is None:
-            why = self._service.service.lifecycle.phrase
-            raise Refused(Fault(503, f"No model is loaded now: {why}", "unavailable"))
+            sentence = f"No model is loaded now: {self._lifecycle.phrase}"
+            raise Refused(Fault(503, sentence, "unavailable"))
         return JSONResponse(_shown(known, self._started, http.scope))
 
     async def chat(self, http: HttpRequest) -> Response:
@@ -153,7 +154,7 @@ class _Interfaces:
 
     async def _head(self, fields: Common, prefix: str, kind: str) -> chat_completions.Head:
         """Raises Refused for a model that is not loaded."""
-        known, name = await self._known(), self._require_model(fields.model)
+        name, known = await self._answering(fields.model), self._lifecycle.known
         fingerprint = None if known is None else known.fingerprint
         return chat_completions.Head(prefix, kind, name, fingerprint)
 
@@ -164,14 +165,14 @@ class _Interfaces:
 
     async def _known(self) -> Description | None:
         """What is loaded, after the first load."""
-        lifecycle = self._service.service.lifecycle
+        lifecycle = self._lifecycle
         while lifecycle.known is None and lifecycle.phase in ("loading", "restarting"):
             await asyncio.sleep(LOOK_S)
         return lifecycle.known
 
     def _require_model(self, name: str | None) -> str:
         """The name of the model that answers. Raises Refused."""
-        known = self._service.known
+        known = self._lifecycle.known
         if known is None:  # the reply says why
             return name or "localspec"
         if name not in (None, known.target):

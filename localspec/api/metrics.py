@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from localspec.chat.programs import ProgramService
-from localspec.chat.service import Reply
+from localspec.chat.service import ChatService, Reply
 from localspec.core import FinishReason, Step
 
 MODEL = ("model_name", "engine")  # vLLM's labels; one engine runs here
@@ -47,13 +46,13 @@ FINISHED: dict[FinishReason | None, str] = {
 class Metrics:
     """Those of one service. Counts from now on."""
 
-    def __init__(self, service: ProgramService) -> None:
+    def __init__(self, service: ChatService) -> None:
         self._service = service
         self._registry = CollectorRegistry()
         self._counters: dict[str, Counter] = {}
         self._histograms: dict[str, Histogram] = {}
         self._gauges()
-        service.service.worker.when_ended = self.count
+        service.worker.when_ended = self.count
 
     def text(self) -> bytes:
         """In Prometheus' text format."""
@@ -135,7 +134,7 @@ class Metrics:
         self._histograms[name].labels(model, ENGINE, *more.values()).observe(value)
 
     def _gauges(self) -> None:
-        service = self._service.service
+        service = self._service
 
         def bytes_of(part: str) -> Callable[[], float]:
             def read() -> float:

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from localspec.api.faults import CLOSED_BY_CLIENT, Fault, Refused, fault_of, is_anthropics
 from localspec.backend import Chunk, Request
 from localspec.chat.programs import ProgramService
-from localspec.chat.service import Reply
+from localspec.chat.service import ChatService, Reply
 from localspec.errors import LocalspecError
 
 TIME_LIMIT_S = 600.0  # as the clients of OpenAI wait at most
@@ -41,7 +41,7 @@ class Asked:
 
     def __init__(
         self,
-        service: ProgramService,
+        service: ChatService,
         replies: Sequence[Reply],
         limit_s: float = TIME_LIMIT_S,
         most_calls: int | None = None,
@@ -65,7 +65,8 @@ class Asked:
         while True:
             left_s = self._until_s - time.monotonic()
             if left_s <= 0:
-                raise Refused(Fault(504, _too_slow(self._limit_s), "timeout"))
+                told = f"The reply took longer than {self._limit_s:.0f} seconds and was stopped."
+                raise Refused(Fault(504, f"{told} Ask for fewer tokens.", "timeout"))
             try:
                 await asyncio.wait_for(grown.wait(), min(PING_S, left_s))
             except TimeoutError:
@@ -98,12 +99,6 @@ def _require_an_end(reply: Reply) -> None:
         raise Refused(Fault(503, view.error or "The reply failed.", "engine_error"))
 
 
-def _too_slow(limit_s: float) -> str:
-    return (
-        f"The reply took longer than {limit_s:.0f} seconds and was stopped. Ask for fewer tokens."
-    )
-
-
 async def ask(
     service: ProgramService, requests: Sequence[Request], checking: str, most_calls: int | None
 ) -> Asked:
@@ -113,9 +108,9 @@ async def ask(
         for request in requests:
             replies.append(await run_in_threadpool(service.answer, request, checking))
     except BaseException:
-        Asked(service, replies).stop()
+        Asked(service.service, replies).stop()
         raise
-    return Asked(service, replies, most_calls=most_calls)
+    return Asked(service.service, replies, most_calls=most_calls)
 
 
 async def whole_or_gone(http: HttpRequest, asked: Asked, work: Coroutine[Any, Any, T]) -> T:

@@ -2,7 +2,7 @@
 
 Contract: `answer` queues a reply among those of the pages, with the same engine, settings and
 exactness. At most `most_waiting` of all replies may wait. Each conversation is logged under the
-source of programs and is in no page's list. `stop` ends a reply within one round.
+source of programs and is in no page's list.
 
 `place` finds the longest beginning of a request's conversation that was logged, and makes the turn
 that follows there with the messages after it alone, so that the log grows with what is new. A
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from localspec.backend import Description, Message, Request, Role
+from localspec.backend import Message, Request, Role
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.service import ChatService
 from localspec.chat.titles import title_of
@@ -42,11 +42,6 @@ class ProgramService:
         self.service = service
         self._most_waiting = most_waiting
         self._asking = threading.Lock()
-
-    @property
-    def known(self) -> Description | None:
-        """See BackendLifecycle."""
-        return self.service.lifecycle.known
 
     def answer(self, request: Request, checking: str = AS_SET) -> Reply:
         """Queue the reply. request: its workload may be AUTO; a seed is drawn where it has none.
@@ -82,10 +77,6 @@ class ProgramService:
                 "the usage of the reply."
             )
         return found
-
-    def stop(self, reply: Reply) -> None:
-        """End it within one round, or take it out of the queue."""
-        self.service.stop(reply)
 
     def _usual_seconds(self) -> float:
         """How long a reply takes, by the one that ended last."""
@@ -131,9 +122,9 @@ def _logged(store: Store, system_prompt: str, messages: Sequence[Message]) -> li
 
 def _path(stored: Sequence[StoredMessage], messages: Sequence[Message]) -> list[StoredMessage]:
     """The longest path from a first message on that these messages say."""
-    below, by_id = (
-        defaultdict[int | None, list[StoredMessage]](list),
+    by_id, below = (
         {one.id: one for one in stored},
+        defaultdict[int | None, list[StoredMessage]](list),
     )
     for one in stored:
         below[one.parent_id].append(one)

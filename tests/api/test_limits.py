@@ -34,10 +34,10 @@ def test_a_full_queue_answers_with_the_time_to_wait(tmp_path: Path) -> None:
     with pytest.raises(QueueFull, match="2 requests wait already") as caught:
         programs.answer(ASKED)
     assert caught.value.retry_after_s >= 1
-    programs.stop(waiting[0])
+    service.stop(waiting[0])
     waiting.append(programs.answer(ASKED))
     for reply in (*waiting, first):
-        programs.stop(reply)
+        service.stop(reply)
     close(service)
 
 
@@ -252,7 +252,7 @@ def test_a_reply_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
     service, _ = open_service(tmp_path, ENDLESS)
     programs = ProgramService(service)
     reply = programs.answer(ASKED)
-    asked = Asked(programs, [reply], limit_s=0.1)
+    asked = Asked(service, [reply], limit_s=0.1)
     # In a thread: the main one may have the loop of a browser's tests.
     with ThreadPoolExecutor() as threads, pytest.raises(Refused, match="longer than 0 seconds"):
         threads.submit(asyncio.run, whole(asked, reply)).result()
