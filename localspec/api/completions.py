@@ -8,7 +8,7 @@ Source: platform.openai.com/docs/api-reference/completions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import accumulate
@@ -25,8 +25,9 @@ from localspec.api.fields import (
     require_choices,
     stops_of,
 )
+from localspec.api.pieces import Piece, pieces, whole
 from localspec.api.replies import DONE, Asked, event
-from localspec.backend import Chunk, Logprob, Message, Request
+from localspec.backend import Message, Request
 from localspec.chat.detokenizer import REPLACEMENT
 from localspec.chat.service import clean
 from localspec.turn_stats import TurnStats
@@ -66,19 +67,12 @@ class CompletionFields(ChoiceFields):
 
 async def answer(asked: Asked, head: Head, num_choices: int) -> dict[str, Any]:
     """The whole answer. num_choices: of each prompt. Raises as `Asked.chunks`."""
-    choices, turns = list[dict[str, Any]](), list[TurnStats]()
-    for index, reply in enumerate(asked.replies):
-        async with aclosing(asked.chunks(reply)) as coming:
-            chunks = [chunk async for chunk in coming if chunk is not None]
-        turns.append(chunks[-1].stats)
-        text = "".join(chunk.text for chunk in chunks)
-        logprobs = [one for chunk in chunks for one in chunk.logprobs]
-        lengths = [length for chunk in chunks for length in _lengths(chunk)]
-        choice = _choice(
-            index, text, FINISHED.get(chunks[-1].finish_reason), _logprobs(logprobs, lengths, 0)
-        )
-        choices.append({**choice, "speculation": speculation_of(reply, turns[-1])})
-    return head.with_choices(choices, usage=usage_of(turns, num_choices))
+    found = [await whole(asked, reply) for reply in asked.replies]
+    choices = [
+        {**_choice(index, one, 0), "speculation": speculation_of(reply, one.stats)}
+        for index, (reply, one) in enumerate(zip(asked.replies, found, strict=True))
+    ]
+    return head.with_choices(choices, usage=usage_of([one.stats for one in found], num_choices))
 
 
 async def events(
@@ -89,48 +83,44 @@ async def events(
     usage = {"usage": None} if has_usage_event else {}
     for index, reply in enumerate(asked.replies):
         num_before = 0  # characters, of the tokens that were given
-        async with aclosing(asked.chunks(reply)) as coming:
-            async for chunk in coming:
-                if chunk is None:
+        async with aclosing(pieces(asked, reply)) as coming:
+            async for piece in coming:
+                if piece is None:
                     yield None
                     continue
-                is_last = chunk.finish_reason is not None
-                if chunk.text or chunk.logprobs or is_last:
-                    logprobs = _logprobs(chunk.logprobs, _lengths(chunk), num_before)
-                    finish = FINISHED.get(chunk.finish_reason)
-                    choice = _choice(index, chunk.text, finish, logprobs)
+                is_last = piece.finish_reason is not None
+                if piece.text or piece.logprobs or is_last:
+                    choice = _choice(index, piece, num_before)
                     if is_last:
-                        choice["speculation"] = speculation_of(reply, chunk.stats)
-                        turns.append(chunk.stats)
+                        choice["speculation"] = speculation_of(reply, piece.stats)
+                        turns.append(piece.stats)
                     yield event(head.with_choices([choice], **usage))
-                num_before += sum(_lengths(chunk))
+                num_before += sum(_lengths(piece))
     if has_usage_event:
         yield event(head.with_choices([], usage=usage_of(turns, num_choices)))
     yield DONE
 
 
-def _choice(
-    index: int, text: str, finish: str | None, logprobs: dict[str, Any] | None
-) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+def _choice(index: int, piece: Piece, num_before: int) -> dict[str, Any]:
+    """num_before: characters before its first token."""
+    finish, logprobs = FINISHED.get(piece.finish_reason), _logprobs(piece, num_before)
+    return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": finish}
 
 
-def _lengths(chunk: Chunk) -> list[int]:
+def _lengths(piece: Piece) -> list[int]:
     """Characters of each token with a probability. Of parts of one character the last has it; all
     others have their own, also where the text waits for what may be a stop string."""
-    pairs = zip(chunk.logprobs, chunk.lengths, strict=False)
+    pairs = zip(piece.logprobs, piece.lengths, strict=False)
     return [num if REPLACEMENT in one.text else len(one.text) for one, num in pairs]
 
 
-def _logprobs(
-    found: Sequence[Logprob], lengths: Sequence[int], num_before: int
-) -> dict[str, Any] | None:
-    """num_before: characters before the first of these tokens."""
+def _logprobs(piece: Piece, num_before: int) -> dict[str, Any] | None:
+    found = piece.logprobs
     if not found:
         return None
     return {
         "tokens": [one.text for one in found],
         "token_logprobs": [one.logprob for one in found],
         "top_logprobs": [dict(one.top) for one in found],
-        "text_offset": list(accumulate(lengths, initial=num_before))[:-1],
+        "text_offset": list(accumulate(_lengths(piece), initial=num_before))[:-1],
     }

@@ -26,12 +26,13 @@ Ending = FinishReason | Literal["calls"]
 
 @dataclass(frozen=True)
 class Piece:
-    """stats: the totals so far. finish_reason, calls: of the last piece."""
+    """stats: the totals so far. lengths: see Chunk. finish_reason, calls: of the last piece."""
 
     stats: TurnStats
     text: str = ""
     reasoning: str = ""
     logprobs: tuple[Logprob, ...] = ()
+    lengths: tuple[int, ...] = ()
     finish_reason: Ending | None = None
     calls: tuple[ToolCall, ...] = ()
 
@@ -47,7 +48,8 @@ async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
                 yield None
                 continue
             said = calls.push(chunk.text)
-            piece = Piece(chunk.stats, said, chunk.thinking, chunk.logprobs, chunk.finish_reason)
+            shown = (chunk.stats, said, chunk.thinking, chunk.logprobs, chunk.lengths)
+            piece = Piece(*shown, chunk.finish_reason)
             if chunk.finish_reason is not None:
                 rest, found, are_whole = calls.flush(is_cut=chunk.finish_reason == "length")
                 ending = "calls" if found and are_whole else chunk.finish_reason
@@ -64,4 +66,5 @@ async def whole(asked: Asked, reply: Reply) -> Piece:
         text="".join(piece.text for piece in found),
         reasoning="".join(piece.reasoning for piece in found),
         logprobs=tuple(one for piece in found for one in piece.logprobs),
+        lengths=tuple(length for piece in found for length in piece.lengths),
     )
