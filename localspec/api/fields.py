@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from localspec.api.faults import refusal
 from localspec.backend import Message, Request, Role
 from localspec.chat.service import clean
+from localspec.chat.turn import each_seeded
 from localspec.core import AUTO, OFF, SamplingParams
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import RequestError
@@ -163,11 +164,7 @@ class Common(Fields):
 
 def choices_of(request: Request, count: int) -> list[Request]:
     """The requests of several replies: where a seed is given, each has the next one."""
-    seed = request.sampling.seed
-    if seed is None:
-        return [request] * count
-    seeds = [seed + number for number in range(count)]
-    return [replace(request, sampling=replace(request.sampling, seed=one)) for one in seeds]
+    return [replace(request, sampling=one) for one in each_seeded(request.sampling, count)]
 
 
 def role_of(name: str, param: str) -> Role:

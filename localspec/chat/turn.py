@@ -303,9 +303,14 @@ def versions(settings: ReplySettings, num_replies: int) -> list[ReplySettings]:
             "At temperature 0 every answer is the same. Set a higher temperature in the settings, "
             "then ask again."
         )
-    first = settings.sampling.seed
-    seeds = [None if first is None else first + number for number in range(num_replies)]
-    return [replace(settings, sampling=replace(settings.sampling, seed=seed)) for seed in seeds]
+    return [replace(settings, sampling=one) for one in each_seeded(settings.sampling, num_replies)]
+
+
+def each_seeded(sampling: SamplingParams, count: int) -> list[SamplingParams]:
+    """Of so many answers to one message: where a seed is given, each has the next one."""
+    first = sampling.seed
+    seeds = [None if first is None else first + number for number in range(count)]
+    return [replace(sampling, seed=seed) for seed in seeds]
 
 
 def applicable(settings: ReplySettings, loaded: Description | None) -> ReplySettings:
