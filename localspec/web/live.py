@@ -143,7 +143,7 @@ def _figures(stats: TurnStats | None) -> dict[str, Any]:
     return {
         "speed": DASH if speed is None else rate(speed),
         "gain": gain.partition(":")[0],  # the popover and the line under the reply say why
-        "gain_is": direction(gain),
+        "gain_is": "faster" if at_least(stats.least_speedup) else direction(stats.speedup),
         "guesses": f"{right} of guesses right" if stats.num_draft_tokens else "",
     }
 

@@ -12,15 +12,19 @@ from localspec.units import DASH
 
 def gain_words(speedup: float) -> str:
     """A speedup as a person says it: 1.4x faster, 1.2x slower, no faster."""
-    times = f"{max(speedup, 1 / speedup):.1f}" if speedup > 0 else DASH
-    if times == "1.0":
-        return "no faster"
-    return f"{times}x {'faster' if speedup > 1 else 'slower'}"
+    which = direction(speedup)
+    return f"{_times(speedup)}x {which}" if which else "no faster"
 
 
-def direction(gain: str) -> str:
-    """What a gain in words says: "faster", "slower", or "" for neither of them."""
-    return next((word for word in ("faster", "slower") if gain.endswith(f"x {word}")), "")
+def direction(speedup: float | None) -> str:
+    """What is said of a speedup: "faster", "slower", or "" for neither of them."""
+    if speedup is None or _times(speedup) == "1.0":
+        return ""
+    return "faster" if speedup > 1 else "slower"
+
+
+def _times(speedup: float) -> str:
+    return f"{max(speedup, 1 / speedup):.1f}" if speedup > 0 else DASH
 
 
 def at_least(speedup: float | None) -> str:

@@ -26,7 +26,7 @@ from localspec.speculation import (
 )
 from localspec.units import DASH, took
 from localspec.web.live import badge, drafters_of
-from localspec.web.words import direction, gain_words, number, percent
+from localspec.web.words import direction, number, percent
 from localspec.workloads import kind_words
 
 Row = Mapping[str, Any]
@@ -199,7 +199,7 @@ def verdict(
     gain = _gain(rows, "plain_reply_ms", "reply_ms")
     if gain is None:
         return "none", _why_unknown(rows)
-    which = direction(gain_words(gain))  # as a reply says it
+    which = direction(gain)
     if which == "faster":
         return "good", f"Drafting made {whose} {times(gain)} faster {where}{_most(rounds)}."
     if not which:
