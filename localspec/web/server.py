@@ -32,7 +32,7 @@ from localspec.web.guard.security import Guard, Hosts
 from localspec.web.quick_gradio import without_type_stubs
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-SCRIPTS = ("queue", "live", "strip", "keys", "settings", "tokens", "stats", "models")
+SCRIPTS = ("queue", "live", "strip", "keys", "settings", "stats", "models")
 HEAD = "\n".join(
     (
         '<link rel="icon" href="/localspec/icon.svg" type="image/svg+xml">',

@@ -1,6 +1,7 @@
 // The conversation: small links under messages, following the text down, what a screen reader
 // hears, and the dialog for a context that is too small.
 import { setSide } from "./side.js";
+import { showTokens } from "./tokens.js";
 import { announce, byId, command, count, keepFocus, make, messageBox, onNews, question, toast, whenDrawn } from "./ui.js";
 
 const DONE_MS = 1500; // how long an action shows that it was done
@@ -9,7 +10,7 @@ const ASKED_MS = 1500; // a scroll this soon after a wheel, key or finger is the
 
 // Small buttons under messages (talk/messages.py): the address names the command, the class the message.
 const numberIn = (link) => Number(/\bls-m-(\d+)\b/.exec(link.className)?.[1]);
-const HERE = { copy: copyMessage, earlier: showEarlier }; // what this page does itself; the server does the others
+const HERE = { copy: copyMessage, earlier: showEarlier, tokens: (link) => showTokens(numberIn(link), link) }; // what this page does itself; the server does the others
 
 let asked = ""; // by the click before
 let steppedIn = -1; // the place of the message of which another version was asked for last

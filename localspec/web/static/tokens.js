@@ -1,4 +1,4 @@
-// The token view: opened by the "tokens" link under a reply, filled from /tokens, text nodes only.
+// The token view: opened by "details" under a reply (chat.js), filled from /tokens, text nodes only.
 // Joined, the runs are the reply's text exactly: what is shown beside it (refused guesses, borders
 // of rounds) is drawn by the style sheet from attributes and is no text of the page.
 import { ask, byId, make } from "./ui.js";
@@ -204,7 +204,7 @@ function move(step) {
   next?.focus();
 }
 
-async function open(message, link) {
+export async function showTokens(message, link) {
   const view = frame();
   asked += 1;
   const mine = asked;
@@ -228,11 +228,3 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
   move(steps[event.key]);
 });
-document.addEventListener("click", (event) => {
-  const link = event.target.closest?.("a.ls-tokens");
-  const message = link?.className.match(/\bls-m-(\d+)\b/)?.[1];
-  if (!message) return;
-  event.preventDefault();
-  event.stopPropagation();
-  open(message, link);
-}, { capture: true });

@@ -179,7 +179,7 @@ def _reply(place: PlacedMessage) -> ChatMessage:
     parts += [_time(message), html.escape(short(message.model or ""))]
     parts += ["edited"] if message.is_edited else []
     if row is not None and row["num_output_tokens"] and message.message_id is not None:
-        parts.append(_details(message.message_id))
+        parts.append(link("details", message.message_id, "tokens"))
     notes.append(_note("ls-footer", [*parts, _branches(message)], place))
     return _text("assistant", message.text, "\n".join(note for note in notes if note))
 
@@ -208,11 +208,6 @@ def _thought_title(found: Mapping[str, Any] | None) -> str:
 
 def _time(message: ShownMessage) -> str:
     return time_of_day(message.created_at_utc) if message.created_at_utc else ""
-
-
-def _details(message_id: int) -> str:
-    """Opens the token view (static/tokens.js)."""
-    return f'<a class="ls-tokens ls-m-{message_id}" href="#tokens">details</a>'
 
 
 def _branches(message: ShownMessage) -> str:

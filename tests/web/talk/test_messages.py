@@ -72,7 +72,8 @@ def test_a_reply_shows_its_figures_its_details_and_what_can_be_done() -> None:
         '<p class="ls-footer"><span>12 tokens in 234 ms · writing at 62 tok/s · 2.1x faster · '
         f"{clock} · "
     )
-    assert '<a class="ls-tokens ls-m-2" href="#tokens">details</a></span>' in said
+    details = '<a class="ls-do ls-tokens ls-m-2" href="#tokens" title="details">details</a>'
+    assert f"{details}</span>" in said
     assert actions(said) == ["copy", "again", "several", "edit", *ALWAYS]
     for state, reason in (("stopped", "cancelled"), ("interrupted", None), ("complete", "length")):
         cut = notes(reply(state), {**ROW, "finish_reason": reason})
