@@ -73,7 +73,7 @@ def live_state(
         "may_start": status.phase == "failed",
         "model": model_words(loaded, _awaited(status, wanted)),
         "is_demo": loaded is not None and loaded.target == DEMO,
-        "reason": capital(_reason(status, view)),
+        "reason": capital(_reason(status, stats)),
         "remedy": status.off.remedy if status.off else "",
         "hardware": hardware,
         "facts": _facts(status, stats, view),
@@ -232,22 +232,20 @@ def drafters_of(row: Mapping[str, Any]) -> str:
     return credited(counts(row["drafted_by"]) or {row["drafter"]: 1})
 
 
-def _reason(status: Status, view: TurnView | None) -> str:
-    """One sentence: whether something drafts, what, and why."""
+def _reason(status: Status, stats: TurnStats | None) -> str:
+    """Whether something drafts, what, and why. Where no drafter can be used, status.off says so."""
     loaded = status.description
+    written = stats if stats is not None and stats.num_output_tokens else None
     if loaded is None:
         return "What can draft is known once the model is loaded."
-    stats = view.stats if view is not None else None
     if loaded.server is not None:
-        if stats is None or not stats.num_output_tokens:
-            return "Ready. The server decides how it drafts."
-        return stats.reason
+        return written.reason if written else "Ready. The server decides how it drafts."
     if status.off is not None:
         return status.off.text
-    if view is not None and stats is not None and stats.num_output_tokens:
-        return " ".join(_reasons_of_reply(stats))
-    able = [drafter.name for drafter in loaded.drafters if drafter.is_available]
-    return f"Ready: {counted(len(able), 'way')} to guess ahead. The settings list them as Speed."
+    if written is not None:
+        return " ".join(_reasons_of_reply(written))
+    num_ways = sum(drafter.is_available for drafter in loaded.drafters)
+    return f"Ready: {counted(num_ways, 'way')} to guess ahead. The settings list them as Speed."
 
 
 def _reasons_of_reply(stats: TurnStats) -> Iterator[str]:
