@@ -27,7 +27,7 @@ from localspec.record.rows import PAGE
 from localspec.units import DASH, size, took
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
-from localspec.web.stats.selection import WEEK, Selection, rounds_of, selection_of
+from localspec.web.stats.selection import SCOPES, Selection, rounds_of, selection_of
 from localspec.web.words import number, percent
 
 Row = dict[str, Any]
@@ -36,12 +36,6 @@ SETTINGS = (
     "num_draft_tokens_requested", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
     "max_tokens", "workload",
 )  # fmt: skip
-SCOPES = {
-    "session": "this session",
-    "conversation": "one conversation",
-    WEEK: "the last 7 days",
-    "all": "everything logged",
-}
 
 
 def report_zip(service: ChatService, query: Mapping[str, str]) -> bytes:
@@ -74,7 +68,7 @@ def report_lines(
 ) -> Iterator[str]:
     made = datetime.now(UTC).isoformat(timespec="seconds")
     yield from (f"# localspec {__version__}: what was measured", "")
-    yield f"Made {made}, over {SCOPES.get(selection.scope, selection.scope)}{_filters(selection)}."
+    yield f"Made {made}, over {SCOPES[selection.scope]}{_filters(selection)}."
     yield from ("No message and no title is in this report.", "")
     yield from _summary(rows, rounds)
     for field, title in SHARED.items():

@@ -23,10 +23,11 @@ ANYONE = "anyone"
 WEEK = "week"
 MAX_TURNS_WITH_ROUNDS = 300  # the newest; the rounds of more would take seconds to read
 
-WORDS = {
-    "session": "in this session",
-    "conversation": "in this conversation",
-    WEEK: "in the last 7 days",
+SCOPES = {
+    "session": "this session",
+    "conversation": "this conversation",
+    WEEK: "the last 7 days",
+    "all": "everything",
 }
 
 WHOSE = {PAGE: "your replies", API: "the replies to other programs", ANYONE: "all replies"}
@@ -36,7 +37,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Selection:
-    """scope: session, conversation, week, all. conversation: its stored id. since, until: days.
+    """scope: of SCOPES. conversation: its stored id. since, until: days.
     source: who asked, PAGE for the person."""
 
     scope: str = "session"
@@ -58,7 +59,7 @@ class Selection:
         """As the end of a sentence about these turns."""
         if self.model != ALL_MODELS or self.since is not None or self.until is not None:
             return "in this selection"
-        return WORDS.get(self.scope, "so far")
+        return "so far" if self.scope == "all" else f"in {SCOPES[self.scope]}"
 
     def rows(self, service: ChatService) -> list[Row]:
         """The turns, oldest first."""
@@ -100,8 +101,9 @@ def rounds_of(service: ChatService, rows: Sequence[Row]) -> list[Row]:
 
 def selection_of(query: Mapping[str, str]) -> Selection:
     """The selection that an address asks for."""
+    scope = query.get("scope", "session")
     return Selection(
-        query.get("scope", "session"),
+        scope if scope in SCOPES else "session",
         number_of(query.get("conversation")),
         query.get("model", ALL_MODELS),
         day_of(query.get("since")),

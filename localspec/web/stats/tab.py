@@ -16,6 +16,7 @@ from localspec.chat.service import ChatService
 from localspec.errors import StoreError
 from localspec.leniency import label
 from localspec.record.rows import API, PAGE
+from localspec.units import capital
 from localspec.web.layout import QUIET, choice, html_box
 from localspec.web.markup import macros
 from localspec.web.stats import figures as stats
@@ -23,19 +24,13 @@ from localspec.web.stats.log_plots import MAIN, make_plots
 from localspec.web.stats.selection import (
     ALL_MODELS,
     ANYONE,
-    WEEK,
+    SCOPES,
     WHOSE,
     Selection,
     day_of,
     rounds_of,
 )
 
-SCOPES = [
-    ("This session", "session"),
-    ("This conversation", "conversation"),
-    ("Last 7 days", WEEK),
-    ("Everything", "all"),
-]
 SOURCES = [("You", PAGE), ("Other programs", API), ("Anyone", ANYONE)]
 EVERY_MODEL = ("Every model", ALL_MODELS)
 PANELS = macros("stats.html", lenient=label)
@@ -58,8 +53,9 @@ def add_tab(service: ChatService, conversation: gr.components.Component) -> None
 
     with gr.Tab("Stats", id="stats") as tab:
         warning, summary = html_box("", "ls-stats-warning"), html_box("", "ls-summary")
+        scopes = [(capital(words), name) for name, words in SCOPES.items()]
         with gr.Row(elem_id="ls-stats-top"):
-            scope = gr.Radio(SCOPES, value="all", label="Show and export", elem_id="ls-scope")
+            scope = gr.Radio(scopes, value="all", label="Show and export", elem_id="ls-scope")
             exports = html_box("", "ls-exports")
         with (
             gr.Accordion(
