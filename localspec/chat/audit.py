@@ -37,7 +37,7 @@ Outcome = Literal["identical", "tie", "differs", "cancelled"]
 
 NUM_CANDIDATES = 8
 # Logits this close are tied: 1e-4 in fp32, elsewhere two steps of the precision between 16 and 32,
-# the range of the largest logits of common models.
+# the range of the largest logits of common models. Quantised layers may compute in any of them.
 TIES = {"float32": 1e-4, "bfloat16": 0.25, "float16": 0.032}
 
 
@@ -242,8 +242,7 @@ def explain(
     """The target's logits of the tokens in this place, where two replies differ first. begun: ids
     of the reply before both."""
     best = backend.candidates(messages, (*begun, *one[:place]), NUM_CANDIDATES)
-    dtype = backend.describe().dtype
-    tie = next((value for name, value in TIES.items() if name in (dtype or "")), TIES["float32"])
+    tie = TIES.get(backend.describe().dtype or "", max(TIES.values()))
     first, second = (_candidate(best, reply[place:]) for reply in (one, other))
     return Difference(place, first, second, best, tie)
 

@@ -159,6 +159,8 @@ def test_another_prompt_is_a_change() -> None:
         (0.01, "float32", "differs"),
         (0.01, "bfloat16", "tie"),
         (0.5, "bfloat16", "differs"),
+        (0.01, "4-bit", "tie"),  # its layers may compute in bf16
+        (0.5, "8-bit", "differs"),
     ],
 )
 def test_a_difference_is_judged_by_the_margin_of_both_candidates(
