@@ -187,7 +187,7 @@ class ChatFields(ChoiceFields):
     def _held(self, request: Request) -> Request:
         """With its tools, and held to its format or to a call. Raises Refused."""
         choice, form = self.tool_choice, self.response_format
-        tools = [tool_of(one.function, "tools") for one in self.tools or ()]
+        tools = [tool_of(one.function) for one in self.tools or ()]
         fields = None if form is None else {**(form.json_schema or {}), "type": form.type}
         schema = schema_of(fields, "response_format")
         if isinstance(choice, NamedTool):

@@ -30,8 +30,6 @@ from localspec.turn_stats import TurnStats
 STOPPED: dict[Ending | None, str] = {
     "eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use",
 }  # fmt: skip
-
-
 APART = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # no text of the message
 
 
@@ -176,7 +174,7 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     known = (None, "custom")
     refuse_unless(tool.get("type"), known, "tools", "localspec runs no tools of its own.")
     function = {key: tool[key] for key in ("name", "description") if key in tool}
-    return tool_of({**function, "parameters": tool.get("input_schema", {})}, "tools")
+    return tool_of({**function, "parameters": tool.get("input_schema", {})})
 
 
 def _use(call: ToolCall) -> dict[str, Any]:

@@ -10,7 +10,8 @@ Source: docs.vllm.ai, "Production metrics"; the definitions are those of `backen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -136,27 +137,23 @@ class Metrics:
     def _gauges(self) -> None:
         service = self._service
 
-        def bytes_of(part: str) -> Callable[[], float]:
-            def read() -> float:
-                loaded = service.lifecycle.loaded
-                if loaded is None:
-                    return 0.0
-                held = {"target": loaded.target_bytes, "kv_cache": loaded.kv_bytes}
-                known = [held[one] or 0 for one in held]
-                held["drafters"] = (loaded.held_bytes or 0) - sum(known)
-                return float(held[part] or 0)
-
-            return read
-
         memory = Gauge("localspec:memory_bytes", "Held.", ("part",), registry=self._registry)
         for part in ("target", "kv_cache", "drafters"):
-            memory.labels(part).set_function(bytes_of(part))
+            memory.labels(part).set_function(partial(self._held_bytes, part))
         for name, told, read in (
             ("running", "Replies under way.", lambda: float(len(service.worker.running))),
             ("waiting", "Replies that wait.", lambda: float(service.worker.num_waiting)),
         ):
             gauge = Gauge(f"vllm:num_requests_{name}", told, registry=self._registry)
             gauge.set_function(read)
+
+    def _held_bytes(self, part: str) -> float:
+        loaded = self._service.lifecycle.loaded
+        if loaded is None:
+            return 0.0
+        target, kv_cache = loaded.target_bytes or 0, loaded.kv_bytes or 0
+        drafters = (loaded.held_bytes or 0) - target - kv_cache
+        return float({"target": target, "kv_cache": kv_cache, "drafters": drafters}[part])
 
 
 def _s(milliseconds: float | None) -> float | None:

@@ -78,8 +78,8 @@ class Function(Fields):
     strict: bool | None = None
 
     def tool(self) -> dict[str, Any]:
-        known = self.model_dump(include={"name", "description", "parameters"}, exclude_none=True)
-        return tool_of(known, "tools")
+        known = {"name", "description", "parameters"}
+        return tool_of(self.model_dump(include=known, exclude_none=True))
 
 
 class NamedFunction(Fields):

@@ -112,16 +112,16 @@ def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
     return [tool["function"]["name"] for tool in tools]
 
 
-def tool_of(function: Mapping[str, Any], param: str) -> dict[str, Any]:
+def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
     """The description that chat formats take of a function with a name and the schema of an object.
     Raises Refused."""
     if not isinstance(function.get("name"), str):
-        raise refusal("A tool is a function with a name; localspec has no others.", param)
+        raise refusal("A tool is a function with a name; localspec has no others.", "tools")
     function = {**function, "parameters": function.get("parameters") or {}}
     schema = function["parameters"]
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
         why = "are no schema of an object, which the arguments of a call are"
-        raise refusal(f"The parameters of {function['name']!r} {why}.", param)
+        raise refusal(f"The parameters of {function['name']!r} {why}.", "tools")
     return {"type": "function", "function": function}
 
 
