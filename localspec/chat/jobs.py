@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from localspec.backend import Backend
-from localspec.chat.turn import Reply, unexpected
+from localspec.chat.turn import unexpected
 from localspec.errors import LocalspecError
 
 Job = Callable[[Backend, threading.Event], None]
@@ -31,11 +31,6 @@ class Task:
         self.done = threading.Event()
         self.error: str | None = None
         self.job = job
-
-
-def no_task(latest: Reply | None) -> Task | None:
-    """Nothing to do when idle."""
-    return None
 
 
 def attempted(name: str, act: Callable[[], None]) -> LocalspecError | None:

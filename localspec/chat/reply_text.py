@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import ceil
 from typing import Literal, NamedTuple
 
@@ -227,13 +228,7 @@ class ReplyText:
 class TokenTexts:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._known: dict[int, str] = {}
-
-    def of(self, token: int) -> str:
-        known = self._known.get(token)
-        if known is None:
-            known = self._known[token] = self._found(token)
-        return known
+        self.of = cache(self._found)
 
     def logprobs(self, found: Sequence[TokenLogprob]) -> tuple[Logprob, ...]:
         return tuple(

@@ -21,7 +21,7 @@ from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.backend_lifecycle import BackendLifecycle, Opener, Smaller
 from localspec.chat.context_room import ContextUsage, check_servable, count_prompt
-from localspec.chat.jobs import Task, no_task
+from localspec.chat.jobs import Task
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.log_service import LogService
 from localspec.chat.off_reasons import off_now
@@ -81,7 +81,7 @@ class ChatService(LogService):
         save_state = partial(self.journal.save_state, STATE_KEY)
         self.lifecycle = BackendLifecycle(open_backend, save_state, options, opener_for, smaller)
         self._submitting = threading.Lock()
-        idle = no_task if self.titles is None else self.titles.task
+        idle = self.titles.task if self.titles else lambda latest: None
         self.worker = Worker(self.lifecycle, self.journal, self._request_now, unload_after_s, idle)
 
     def start(self) -> None:

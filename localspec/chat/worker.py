@@ -25,7 +25,7 @@ from functools import partial
 
 from localspec.backend import Request
 from localspec.chat.backend_lifecycle import BackendLifecycle
-from localspec.chat.jobs import Task, attempted, no_task
+from localspec.chat.jobs import Task, attempted
 from localspec.chat.journal import Journal
 from localspec.chat.turn import Reply, TurnPhase, turn_settings
 from localspec.core import FinishReason
@@ -56,8 +56,8 @@ class Worker:
         lifecycle: BackendLifecycle,
         journal: Journal,
         make_request: Callable[[Reply], Request],
-        unload_after_s: float | None = None,
-        when_idle: Callable[[Reply | None], Task | None] = no_task,
+        unload_after_s: float | None,
+        when_idle: Callable[[Reply | None], Task | None],
     ) -> None:
         self.running: list[Reply] = []  # oldest first
         self.task: Task | None = None  # the one that runs
