@@ -120,9 +120,10 @@ def _without_output(error: OSError) -> StoreError:
     return StoreError(f"The output cannot be written: {error.strerror}. Send it to another place.")
 
 
-def to_stderr(phrase: str) -> None:
-    """Progress for people, apart from the result on stdout."""
-    print(phrase, file=sys.stderr, flush=True)
+def to_stderr(*phrases: str) -> None:
+    """Progress for people, a line each, apart from the result on stdout."""
+    for phrase in phrases:
+        print(phrase, file=sys.stderr, flush=True)
 
 
 def run_app(app: Callable[[], Any]) -> None:

@@ -12,7 +12,6 @@ functions, so that --help answers at once.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,16 +153,16 @@ def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
 
     if options.remote is not None:
         with closing(ServerBackend(options.remote)) as server:
-            notify(server.describe().notices)
+            to_stderr(*server.describe().notices)
             return collect(server, request)
     with ExitStack() as stack:
         store = state = None
         if options.home is not None:
             store = stack.enter_context(closing(Store.open(settings_for(options.home).database)))
             state = store.load_state(STATE_KEY)
-            notify(store.notices)
+            to_stderr(*store.notices)
         backend = open_local_backend(options, state, lambda phrase: None)
-        notify(backend.describe().notices)
+        to_stderr(*backend.describe().notices)
         if backend.lacks_costs(request):
             measure(backend)
         result = collect(backend, request)
@@ -171,7 +170,7 @@ def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
             try:
                 store.save_state(STATE_KEY, backend.snapshot(), MOST_OTHERS)
             except StoreError as error:  # the reply is there
-                notify((str(error),))
+                to_stderr(str(error))
         return result
 
 
@@ -246,7 +245,7 @@ def replayed(options: LoadOptions, turn_id: int) -> dict[str, Any]:
         replay = replay_of(store, row["message_id"], asked)
         state = store.load_state(STATE_KEY)
     backend = open_local_backend(_as_logged(options, row), state, lambda phrase: None)
-    notify(backend.describe().notices)
+    to_stderr(*backend.describe().notices)
     if backend.lacks_costs(replay.request):
         measure(backend)
     replay.run(backend, threading.Event())
@@ -287,7 +286,7 @@ def open_log_of(home: Path | None) -> Store:
     if not database.is_file():
         raise StoreError(f"There is no log at {database}. Chat first, or name its --home.")
     store = Store.open(database)
-    notify(store.notices)
+    to_stderr(*store.notices)
     return store
 
 
@@ -295,8 +294,3 @@ def measure(backend: LocalBackend) -> None:
     to_stderr("Measuring what each way of drafting costs here.")
     for _ in backend.calibrate(threading.Event()):
         pass
-
-
-def notify(notices: Sequence[str]) -> None:
-    for notice in notices:
-        to_stderr(notice)

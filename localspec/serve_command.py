@@ -79,9 +79,7 @@ def tell_news(service: ChatService) -> None:
         loaded, has_failed = status.description, status.phase == "failed"
         news = [*status.notices, *([status.phrase] if has_failed else [])]
         news += [] if loaded is None else [f"{loaded.target} is loaded."]
-        for one in news:
-            if one not in told:
-                to_stderr(one)
+        to_stderr(*(one for one in dict.fromkeys(news) if one not in told))
         told.update(news)
         time.sleep(LOOK_S)
 
@@ -105,8 +103,7 @@ def make(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> Non
 def list_keys(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     """The names of all keys, and when each was made and last used."""
     with closing(_store_of(home)) as store:
-        for notice in store.notices:
-            to_stderr(notice)
+        to_stderr(*store.notices)
         found = store.api_keys.all()
     lines = "\n".join(
         f"{key.name}  made {key.created_at_utc}  last used {key.last_used_at_utc or 'never'}"
