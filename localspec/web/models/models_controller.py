@@ -135,7 +135,7 @@ class ModelsController:
 
     def view(self) -> dict[str, Any]:
         """{"parts": {name: html}, "ready": [what the menu over the chat offers]}."""
-        state, status, tuning = self._machine(), self._service.status(), self.tuning
+        state, status = self._machine(), self._service.status()
         found, under_way = state.recommendation, self.catalogue.downloads.downloads
         loaded = None if status.description is None else status.description.target
         around = Around(tuple(under_way), self._faults, loaded, self._lately)
@@ -160,9 +160,7 @@ class ModelsController:
             "others": PAGE.others(found, around),
             "programs": PAGE.programs(self._service.api_keys.all(), loaded, MOST_CHARACTERS),
             "tune": PAGE.tune(
-                None if tuning is None else tuning.result,
-                tuning is not None and tuning.is_running,
-                None if tuning is None else tuning.task.error,
+                self.tuning,
                 status.description is not None and status.description.server is None,
             ),
         }
@@ -189,11 +187,9 @@ class ModelsController:
         """The machine as it was read last; read again after a while, or when something changed
         that it depends on."""
         description = self._service.status().description
-        done = [
-            each.model_id for each in self.catalogue.downloads.downloads if each.state == "done"
-        ]
-        folder = self._folder
-        seen = (description and description.target, tuple(done), self._context_length, folder)
+        downloads, folder = self.catalogue.downloads.downloads, self._folder
+        done = tuple(each.model_id for each in downloads if each.state == "done")
+        seen = (description and description.target, done, self._context_length, folder)
         with self._lock:
             is_old = time.monotonic() - self._read_s > READ_AGAIN_S
             if self._state is None or is_old or seen != self._seen:

@@ -2,18 +2,18 @@
 // sends what a button asks. Only parts whose text changed are put in place anew, and whatever had
 // the focus or was open has and is it again.
 
-import { askModels, make } from './ui.js';
+import { askModels, byId, make } from './ui.js';
 
 const EVERY_MS = 1000;
 const shown = new Map();
 let timer = 0;
 let looking = null; // the look under way
 
-const root = () => document.getElementById('ls-models');
+const root = () => byId('ls-models');
 const isSeen = () => root() !== null && root().offsetParent !== null && !document.hidden;
 
 function say(text, isBad = false, key = '') {
-  const place = document.getElementById('ls-models-said');
+  const place = byId('ls-models-said');
   if (!place) return;
   place.textContent = text || '';
   place.classList.toggle('ls-mfault', isBad && Boolean(text));
@@ -77,7 +77,7 @@ async function askAndShow() {
 async function act(said, asking) {
   const part = asking.closest('[data-part]');
   say('');
-  part?.after(document.getElementById('ls-models-said'));
+  part?.after(byId('ls-models-said'));
   root().setAttribute('aria-busy', 'true');
   const { error, message, key } = await askModels(said);
   say(error || message, Boolean(error), key);
