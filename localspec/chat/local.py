@@ -212,67 +212,35 @@ class LocalBackend:
             slot.is_free = True
 
     def _steps(self, slot: Slot, turn: RunningTurn) -> Steps[Chunk]:
-        joules, request = self.loaded.joules(), turn.request
+        joules = self.loaded.joules()
         yield Chunk("prefill", turn.stats)
-        assert request.max_tokens is not None, "it was limited by the context"
         fault: TurnFault | None = None
         try:
-            sequence = slot.engine.start(
-                turn.start.prompt,
-                request.sampling,
-                request.max_tokens,
-                self.loaded.template.end_ids,
-                request.num_logprobs,
-                predicted(
-                    self.loaded.template,
-                    turn.start,
-                    request.prediction,
-                    self.loaded.context_length,
-                ),
-                turn.grammar,
-                thought_limit_of(self.loaded.template, request, turn.start, turn.text),
-            )
-            prefilled = yield from self._read(slot, turn, sequence)
-            policy = policy_of(
-                slot.controller,
-                request.sampling,
-                request.drafter,
-                request.num_draft_tokens,
-                request.first_num_draft_tokens,
-                request.workload,
-            )
-            turn.stats = replace(
-                turn.stats,
-                num_reused_tokens=prefilled.num_reused_tokens,
-                prefill_ms=prefilled.prefill_ms,
-            )
-            baseline = slot.baseline(request.sampling)
-            with slot.engine.decoding(sequence):
-                while turn.goes_on(sequence):
-                    found = yield from slot.engine.round(sequence, policy)
-                    if self.loaded.threads is not None:
-                        share = slot.controller.share_of(found.step, request.sampling)
-                        self.loaded.threads.observe(share)
-                    yield self._chunk(turn, slot, found, sequence, baseline)
-            plain_ms = () if baseline is None else baseline.end_turn()
-            rest, reason = turn.text.flush(), sequence.finish_reason or "cancelled"
-            stats = _compared(self._with_energy(turn.stats, joules), baseline)
-            yield Chunk(
-                "done",
-                stats,
-                rest.text,
-                finish_reason="stop" if turn.text.is_stopped else reason,
-                plain_ms=plain_ms if stats.num_draft_tokens else (),
-                thinking=rest.thinking,
-            )
+            sequence = self._sequence(slot, turn)
+            yield from self._read(slot, turn, sequence)
+            yield from self._decode(slot, turn, sequence, joules)
         except (LocalspecError, RuntimeError, MemoryError) as error:
             fault = fault_of(error)
         if fault is not None:  # only now: a traceback holds every tensor of its frames
             yield self._failed(fault, turn.stats, turn.text.flush())
 
+    def _sequence(self, slot: Slot, turn: RunningTurn) -> Sequence:
+        request, template = turn.request, self.loaded.template
+        assert request.max_tokens is not None, "it was limited by the context"
+        return slot.engine.start(
+            turn.start.prompt,
+            request.sampling,
+            request.max_tokens,
+            template.end_ids,
+            request.num_logprobs,
+            predicted(template, turn.start, request.prediction, self.loaded.context_length),
+            turn.grammar,
+            thought_limit_of(template, request, turn.start, turn.text),
+        )
+
     def _read(
         self, slot: Slot, turn: RunningTurn, sequence: Sequence
-    ) -> Generator[Rows | Chunk, Forwarded, Prefilled]:
+    ) -> Generator[Rows | Chunk, Forwarded, None]:
         """Read the prompt, and say between two forwards how far it is read."""
         reading = slot.engine.read(sequence, turn.cancel, lambda: self._batch.num_rows_read)
         try:
@@ -281,13 +249,46 @@ class LocalBackend:
                 rows = reading.send((yield rows))
                 yield Chunk("prefill", turn.stats, num_read_tokens=slot.engine.target.cache.length)
         except StopIteration as end:
-            found: Prefilled = end.value
-            return found
+            read: Prefilled = end.value
+            turn.stats = replace(
+                turn.stats, num_reused_tokens=read.num_reused_tokens, prefill_ms=read.prefill_ms
+            )
+
+    def _decode(
+        self, slot: Slot, turn: RunningTurn, sequence: Sequence, joules: float | None
+    ) -> Steps[Chunk]:
+        """Round after round to the end of the reply. joules: used before the turn began."""
+        request, threads = turn.request, self.loaded.threads
+        policy = policy_of(
+            slot.controller,
+            request.sampling,
+            request.drafter,
+            request.num_draft_tokens,
+            request.first_num_draft_tokens,
+            request.workload,
+        )
+        baseline = slot.baseline(request.sampling)
+        with slot.engine.decoding(sequence):
+            while turn.goes_on(sequence):
+                found = yield from slot.engine.round(sequence, policy)
+                if threads is not None:
+                    threads.observe(slot.controller.share_of(found.step, request.sampling))
+                yield self._chunk(turn, found, sequence, baseline)
+        plain_ms = () if baseline is None else baseline.end_turn()
+        rest, reason = turn.text.flush(), sequence.finish_reason or "cancelled"
+        stats = _compared(self._with_energy(turn.stats, joules), baseline)
+        yield Chunk(
+            "done",
+            stats,
+            rest.text,
+            finish_reason="stop" if turn.text.is_stopped else reason,
+            plain_ms=plain_ms if stats.num_draft_tokens else (),
+            thinking=rest.thinking,
+        )
 
     def _chunk(
         self,
         turn: RunningTurn,
-        slot: Slot,
         found: Round,
         sequence: Sequence,
         baseline: PlainBaseline | None,
