@@ -258,11 +258,9 @@ class Reply:
 
 
 def _round(chunk: Chunk) -> ReplyRound:
-    makers = [name for name in chunk.provenance if name not in (TARGET, FORCED)]
-    asked = makers[:1] if chunk.step is None else [chunk.step.drafter]  # it may combine others
-    return ReplyRound(
-        chunk.thinking + chunk.text, len(chunk.tokens), len(makers), asked[0] if makers else OFF
-    )
+    num_drafted = sum(name not in (TARGET, FORCED) for name in chunk.provenance)
+    drafter = chunk.step.drafter if num_drafted and chunk.step is not None else OFF
+    return ReplyRound(chunk.thinking + chunk.text, len(chunk.tokens), num_drafted, drafter)
 
 
 def _with_round(
