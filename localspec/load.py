@@ -307,7 +307,7 @@ def _learnt(
     state: Mapping[str, Any],
     torch: Any,
 ) -> _Learnt:
-    """It starts from what was learnt here, else from what was shipped."""
+    """The controller, which starts from what was learnt here, else from what was shipped."""
     source, apart = begun.source, begun.found.apart
     marks = marks_of(source, begun.found.parts.heads)
     device = None if apart is None else str(apart.device)
@@ -359,7 +359,7 @@ def _beside(
 
 
 def _threads(model: LanguageModel, report: Report, beside_page: bool) -> Threads | None:
-    """For a model on the processor."""
+    """Set the number of threads that is best for a model on the processor; None elsewhere."""
     from localspec.threads import choose_threads
 
     if model.device.type != "cpu":

@@ -300,7 +300,7 @@ class Worker:
             return
         fault = attempted("The reply", partial(self._generate, reply))
         loss = fault if isinstance(fault, EngineLost) else None
-        if loss is not None and reply.pending.settings is None and self._may_wait(reply, loss):
+        if loss is not None and reply.pending.settings is None and self._queue_again(reply, loss):
             return
         if fault is None and reply.is_relieved is False:
             self._finish_short_of_memory(reply)
@@ -313,8 +313,9 @@ class Worker:
             kept = "What was written is kept. Continue it, or send the message again."
             self._finish(reply, "interrupted", f"{fault} {kept}", loss)
 
-    def _may_wait(self, reply: Reply, loss: EngineLost) -> bool:
-        """The engine was lost before it was asked: the message can wait for the next one, once."""
+    def _queue_again(self, reply: Reply, loss: EngineLost) -> bool:
+        """Let a reply whose engine was lost before it was asked wait for the next one; False where
+        it has waited so already."""
         if reply.number in self._asked_again or reply.cancel.is_set():
             return False
         with self._changed:

@@ -93,7 +93,7 @@ def _clock(lane: Lane) -> str:
 
 
 def _middle(values: Sequence[float], say: Callable[[float | None], str]) -> str:
-    """The one in the middle, and beside several that differ the range."""
+    """The median, and beside it the range where the values differ."""
     if len(set(values)) < 2:
         return say(values[0] if values else None)
     low, high = say(min(values)), say(max(values))
