@@ -25,13 +25,12 @@ from localspec.core import Drafter
 from localspec.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
 from localspec.formats.folder_files import check_folder, longest_of, name_of, weight_files
 from localspec.machine.compatibility import require_compatible, size_warning
-from localspec.machine.hardware import gib
 from localspec.machine.plans import GRAPHS_BYTES
 from localspec.machine.sources import Source
 from localspec.off_code import OffCode
 from localspec.options import LoadOptions
 from localspec.placement import Place, keep_out_of_ram, load_at, refuse_shortage
-from localspec.units import capital
+from localspec.units import capital, gib
 
 if TYPE_CHECKING:
     from localspec.drafters.parts import Parts

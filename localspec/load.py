@@ -44,7 +44,6 @@ from localspec.formats.folder_files import check_folder
 from localspec.machine.hardware import (
     confirmed_by_torch,
     free_bytes_now,
-    gib,
     on_device,
     probe,
 )
@@ -61,6 +60,7 @@ from localspec.placement import (
     require_movable_draft,
     return_memory,
 )
+from localspec.units import gib
 
 if TYPE_CHECKING:
     from localspec.core import Drafter

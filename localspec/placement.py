@@ -29,7 +29,6 @@ from localspec.machine.hardware import (
     Hardware,
     confirmed_by_torch,
     free_bytes_now,
-    gib,
     on_device,
     torch_index,
 )
@@ -43,6 +42,7 @@ from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import Source
 from localspec.options import LoadOptions
 from localspec.precisions import PRECISIONS, TORCH_NAMES, Precision
+from localspec.units import gib
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ known a dash.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 DASH = "–"
 SECOND_MS = 1000.0
@@ -40,12 +40,14 @@ def clock(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def size(num_bytes: int) -> str:
-    """Bytes in the largest unit that keeps the number above 1."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.1f} {unit}"
-    return f"{num_bytes} B"
+def gib(num_bytes: int | None, whole: Callable[[float], int] = round) -> str:
+    """Bytes of memory. whole: math.ceil for what is needed and math.floor for what is free, so that
+    a sentence never claims more room than there is."""
+    if num_bytes is None:
+        return DASH
+    if num_bytes >= 2**30:
+        return f"{whole(10 * num_bytes / 2**30) / 10:.1f} GiB"
+    return f"{whole(num_bytes / 2**20)} MiB"
 
 
 def axis_unit(longest_ms: float) -> tuple[str, float]:

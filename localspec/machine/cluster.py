@@ -22,10 +22,10 @@ from math import floor
 from typing import Any, Literal
 
 from localspec.errors import ConfigError, MemoryShortage
-from localspec.machine.hardware import gib
 from localspec.machine.nvml import Gpu
 from localspec.machine.shapes import ModelShape
 from localspec.precisions import TORCH_NAMES, Precision
+from localspec.units import gib
 
 Program = Literal["vllm", "sglang"]
 Method = Literal["off", "ngram", "draft_model", "eagle", "eagle3"]

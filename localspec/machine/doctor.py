@@ -19,8 +19,9 @@ from typing import Any
 from localspec.config import PROJECT_FOLDER, Settings, load_profiles, settings_for
 from localspec.errors import ConfigError, first_line
 from localspec.files import why_not_writable
-from localspec.machine.hardware import Hardware, confirmed_by_torch, gib, probe
+from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
 from localspec.machine.sources import is_whole
+from localspec.units import gib
 from localspec.workloads import load_workloads, workload_folders
 
 PACKAGES = ("torch", "transformers", "safetensors", "gradio", "sqlite-utils")

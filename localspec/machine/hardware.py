@@ -15,7 +15,6 @@ import importlib.util
 import os
 import platform
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -193,16 +192,6 @@ class Hardware:
         if self.gpu is not None:
             return self.gpu.name
         return "Apple GPU" if self.device == "mps" else self.host.cpu_name
-
-
-def gib(num_bytes: int | None, whole: Callable[[float], int] = round) -> str:
-    """Bytes for people; a dash when unknown. whole: math.ceil for what is needed and math.floor for
-    what is free, so that a sentence never claims more room than there is."""
-    if num_bytes is None:
-        return "–"
-    if num_bytes >= 2**30:
-        return f"{whole(10 * num_bytes / 2**30) / 10:.1f} GiB"
-    return f"{whole(num_bytes / 2**20)} MiB"
 
 
 def probe(

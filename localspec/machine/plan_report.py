@@ -14,7 +14,7 @@ from math import ceil, floor, inf
 from localspec.config import Profile, Settings, find_profile, load_profiles, nearest, settings_for
 from localspec.core import AUTO, OFF
 from localspec.errors import ConfigError, ModelError
-from localspec.machine.hardware import Hardware, gib, on_device, probe
+from localspec.machine.hardware import Hardware, on_device, probe
 from localspec.machine.nvml import Gpu
 from localspec.machine.planner import plan, preference
 from localspec.machine.plans import (
@@ -34,6 +34,7 @@ from localspec.machine.sources import KnownModel, compatibility_of, find_model
 from localspec.options import LoadOptions
 from localspec.precisions import FULL_BYTES, PRECISIONS
 from localspec.speculation import Measurement
+from localspec.units import gib
 
 DEVICE_WORDS = {"cuda": "a GPU", "mps": "the Apple GPU", "cpu": "the processor"}
 

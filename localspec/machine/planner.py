@@ -26,7 +26,6 @@ from typing import Any
 from localspec.core import OFF
 from localspec.drafters.registry import REGISTRY, planned
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
-from localspec.machine.hardware import gib
 from localspec.machine.plans import (
     DRAFT_MODEL,
     SELF_QUANT,
@@ -43,7 +42,7 @@ from localspec.machine.plans import (
 from localspec.machine.shapes import ModelShape
 from localspec.precisions import Precision
 from localspec.speculation import Measurement
-from localspec.units import capital
+from localspec.units import capital, gib
 
 # Context lengths tried below the wanted one.
 CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024)

@@ -17,7 +17,7 @@ from localspec.precisions import PRECISIONS
 from localspec.record.contents import Contents
 from localspec.record.rows import Conversation, StoredMessage, clean
 from localspec.turn_stats import NO_GAIN
-from localspec.units import DASH, size, took
+from localspec.units import DASH, gib, took
 from localspec.workloads import kind_words
 
 SPEAKERS = {"user": "You", "assistant": "Reply", "system": "System"}
@@ -91,7 +91,7 @@ def in_words(column: str, value: Any) -> Any:
         return SAID[column](value)
     if column.endswith("_ms"):
         return took(value)
-    return size(value) if column.endswith("_bytes") else value
+    return gib(value) if column.endswith("_bytes") else value
 
 
 def markdown_lines(contents: Contents) -> Iterator[str]:

@@ -24,7 +24,7 @@ from localspec.chat.template import ChatTemplate
 from localspec.errors import MemoryShortage
 from localspec.forward.fingerprint import NOTE, fingerprint
 from localspec.forward.weights import read_config
-from localspec.machine.hardware import free_bytes_now, gib
+from localspec.machine.hardware import free_bytes_now
 from localspec.placement import Place, refuse_shortage
 from localspec.training.artifact import Artifact, deliver, place_beside, require_free
 from localspec.training.collect import AnswerLog, CollectPlan, collect
@@ -37,6 +37,7 @@ from localspec.training.rows import SplitRows, split_rows
 from localspec.training.target import Target, load_target, sizes_of
 from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop
 from localspec.training.work_folder import alone_in, claim, require_own
+from localspec.units import gib
 
 FRESH_RATE, CONTINUED_RATE = 1e-3, 2e-4  # peak learning rates
 ANSWERS, OWN_ANSWERS = "answers.jsonl", "answers-own-chats.jsonl"

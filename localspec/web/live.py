@@ -25,7 +25,7 @@ from localspec.leniency import label
 from localspec.machine.sources import DEMO
 from localspec.record.rows import counts
 from localspec.turn_stats import NO_GAIN, TurnStats
-from localspec.units import DASH, capital, clock, counted, size, took
+from localspec.units import DASH, capital, clock, counted, gib, took
 from localspec.web.words import (
     at_least,
     direction,
@@ -177,8 +177,7 @@ def _facts(status: Status, stats: TurnStats | None, view: TurnView | None) -> li
     if loaded is not None and loaded.server is not None:
         facts += _server_facts(loaded.server)
     elif loaded is not None:
-        held = DASH if loaded.held_bytes is None else size(loaded.held_bytes)
-        facts.append(("Memory in use", f"{held}, {loaded.device}"))
+        facts.append(("Memory in use", f"{gib(loaded.held_bytes)}, {loaded.device}"))
     return facts
 
 

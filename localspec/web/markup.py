@@ -14,9 +14,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from localspec.drafters.registry import label_of
-from localspec.machine.hardware import gib
 from localspec.machine.hub_files import gb
-from localspec.units import DASH, capital, counted, took
+from localspec.units import DASH, capital, counted, gib, took
 from localspec.web.words import number, percent
 
 WORDS = {"gib": gib, "gb": gb, "took": took, "number": number, "percent": percent,

@@ -17,12 +17,13 @@ from localspec.config import Settings, settings_for
 from localspec.errors import ConfigError, ModelError
 from localspec.load import open_local_backend
 from localspec.machine.catalogue import folder_model
-from localspec.machine.hardware import Hardware, gib, probe
+from localspec.machine.hardware import Hardware, probe
 from localspec.machine.plan_report import machine_for, make_plans, render
 from localspec.machine.plans import full_precision, room_for
 from localspec.machine.sources import find_model
 from localspec.options import LoadOptions
 from localspec.speculation import Measurement
+from localspec.units import gib
 from tests.machine.fake_nvml import CUDA_BUILD, GIB, LINUX, FakeNvml
 
 GPU = probe(FakeNvml(free_gib=10, total_gib=12), LINUX, CUDA_BUILD)

@@ -95,7 +95,7 @@ def test_the_popover_has_everything_else() -> None:
         "The small model": "38 of 60 guesses right",
         "Guesses a round": "5.0",
         "Kind of text": "chat",
-        "Memory in use": "59.7 MiB, cpu",
+        "Memory in use": "60 MiB, cpu",
     }
 
 

@@ -24,7 +24,7 @@ from localspec.errors import StoreError
 from localspec.plots import standalone
 from localspec.record.markdown import heading, in_words, table
 from localspec.record.rows import PAGE
-from localspec.units import DASH, size, took
+from localspec.units import DASH, gib, took
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
 from localspec.web.stats.selection import SCOPES, Selection, rounds_of, selection_of
@@ -154,7 +154,6 @@ def _loaded(loaded: Description | None) -> Iterator[str]:
     if loaded is None:
         return
     yield from ("## Loaded when this was made", "")
-    memory = DASH if loaded.target_bytes is None else size(loaded.target_bytes)
     yield from table(
         ("what", "value"),
         (
@@ -162,7 +161,7 @@ def _loaded(loaded: Description | None) -> Iterator[str]:
             ("draft", loaded.draft),
             ("device and precision", f"{loaded.device}, {loaded.precision or DASH}"),
             ("context", loaded.context_length),
-            ("target in memory", memory),
+            ("target in memory", gib(loaded.target_bytes)),
         ),
     )
     yield from table(
