@@ -116,17 +116,17 @@ function focusAgain(lost, place) {
 
 // Search and import
 
-let searchTimer = 0;
+// Numbered, for one may arrive after a later one.
+let searchTimer = 0, numSearches = 0;
+const search = () =>
+  command({ do: "search", words: byId("ls-search")?.value ?? "", number: ++numSearches });
 document.addEventListener("input", (event) => {
   if (event.target.id !== "ls-search") return;
   clearTimeout(searchTimer);
-  const words = event.target.value;
-  searchTimer = setTimeout(() => command({ do: "search", words }), SEARCH_MS);
+  searchTimer = setTimeout(search, SEARCH_MS);
 });
 
-window.addEventListener("ls-list", () => {
-  command({ do: "search", words: byId("ls-search")?.value ?? "" });
-});
+window.addEventListener("ls-list", search);
 
 const MAX_IMPORT_BYTES = 64_000_000; // as chat/importing.py, which checks again
 document.addEventListener("change", async (event) => {

@@ -128,7 +128,8 @@ class Command:
         return Shown(history=self.handlers.history(self.page))
 
     def do_search(self) -> Shown:
-        self.handlers.search(self.page, self._text("words")[:MAX_TITLE_LENGTH])
+        words = self._text("words")[:MAX_TITLE_LENGTH]
+        self.handlers.search(self.page, self._number("number"), words)
         return self._listed()
 
     def do_rename(self) -> Shown:

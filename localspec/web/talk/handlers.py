@@ -80,7 +80,7 @@ class Handlers:
     def __init__(self, service: ChatService, presence: Presence | None = None) -> None:
         self.service = service
         self.presence = presence or Presence(service.stop)
-        self._searches: dict[str, str] = {}
+        self._searches: dict[str, tuple[int, str]] = {}
         self._lists = itertools.count(1)
         self._listing = threading.Lock()
         self._left_out: dict[int, int] = {}
@@ -94,7 +94,7 @@ class Handlers:
         which they were read: the page shows no earlier one after a later one. opening: whose chat
         is read next; of a chat that has changed since then the list says so (static/chat.js)."""
         with self._listing:
-            number, search = next(self._lists), self._searches.get(page, "")
+            number, (_, search) = next(self._lists), self._searches.get(page, (0, ""))
             rows, folders = self.service.conversations(search), self.service.folders.all()
             reader = self.presence.reader(page)
         handle = None if reader is None else reader.handle
@@ -106,8 +106,10 @@ class Handlers:
         listed = history_html(rows, handle, search, folders=folders)
         return f'<div data-number="{number}"{" data-is-old" if is_old else ""}>{listed}</div>'
 
-    def search(self, page: str, words: str) -> None:
-        self._searches[page] = words
+    def search(self, page: str, number: int, words: str) -> None:
+        """number: among those of the page; one that comes after a later one changes nothing."""
+        with self._listing:
+            self._searches[page] = max((number, words), self._searches.get(page, (0, "")))
 
     def choose(self, wanted: str | None) -> int | None:
         """The conversation a page opens with: the one its address names, else the newest."""

@@ -96,9 +96,9 @@ def test_a_chat_is_renamed_pinned_found_deleted_and_brought_back(handlers: Handl
         answer(handlers, second, do="rename", handle=first, title=" Night \n birds ").history
     )
     assert "Pinned" in str(answer(handlers, second, do="pin", handle=first, is_pinned=True).history)
-    found = str(answer(handlers, second, do="search", words="owls").history)
+    found = str(answer(handlers, second, do="search", number=1, words="owls").history)
     assert "Night birds" in found and "bees" not in found
-    answer(handlers, second, do="search", words="")
+    answer(handlers, second, do="search", number=2, words="")
 
     gone = move(handlers, second, do="delete", handle=second)
     assert gone.handle is None and gone.chat == [] and "bees" not in str(gone.history)
@@ -110,6 +110,13 @@ def test_a_chat_is_renamed_pinned_found_deleted_and_brought_back(handlers: Handl
         assert told.signal["deleted"] == {"handle": second, "title": "about bees"}
     back = move(handlers, None, do="restore", handle=second)
     assert back.handle == second and "bees" in str(back.history) and back.chat
+
+
+def test_a_search_that_arrives_after_a_later_one_changes_nothing(handlers: Handlers) -> None:
+    first, _ = said(handlers, "about owls"), said(handlers, "about bees")
+    answer(handlers, first, do="search", number=2, words="")
+    late = str(answer(handlers, first, do="search", number=1, words="owls").history)
+    assert "owls" in late and "bees" in late
 
 
 def test_chats_move_between_folders_and_survive_them(handlers: Handlers) -> None:
