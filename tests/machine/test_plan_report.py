@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from localspec.config import Settings, settings_for
+from localspec.config import PROJECT_FOLDER, Settings, settings_for
 from localspec.errors import ConfigError, ModelError
 from localspec.load import open_local_backend
 from localspec.machine.catalogue import folder_model
@@ -73,6 +73,23 @@ def of_gib(*vram_gib: float) -> Hardware:
 def test_the_room_is_what_the_machine_has_free() -> None:
     assert (room_for(GPU).device, room_for(GPU).free_bytes) == ("cuda", 10 * GIB)
     assert (room_for(CPU).device, room_for(CPU).free_bytes) == ("cpu", 20 * GIB)
+
+
+def test_the_table_of_cards_in_the_readme_is_what_is_planned(settings: Settings) -> None:
+    readme = (PROJECT_FOLDER / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d+) GB \| (\S+), 4-bit \| (\S+) \| (\S+ GiB) \|$", readme, re.M)
+    assert len(rows) == 4
+    for card, *shown in rows:
+        hardware = machine_for(None, (float(card),), CPU)
+        report = make_plans(LoadOptions(profile="qwen3", context=8192), settings, hardware)
+        drafted = [each for each in report.plans if each.draft and each.context_length == 8192]
+        most = max(each.target.num_params for each in drafted)
+        assert shown in [
+            [*(str(name).rpartition("/")[2] for name in (each.target.name, each.draft_name)),
+             gib(each.bytes.total, ceil)]
+            for each in drafted
+            if each.target.num_params == most
+        ]  # fmt: skip
 
 
 def test_given_memory_is_planned_for_as_a_gpu_even_without_one() -> None:
