@@ -126,10 +126,7 @@ class FixedArm:
 
 def readers_of(world: World) -> dict[str, WorldDrafter]:
     """The world's drafters that have a price."""
-    costs = Costs.restored(world.costs)
-    return {
-        name: WorldDrafter(name, track) for name, track in world.tracks.items() if costs.knows(name)
-    }
+    return {name: WorldDrafter(name, world.tracks[name]) for name in world.priced}
 
 
 def controller_of(world: World, readers: Mapping[str, WorldDrafter]) -> Controller:

@@ -86,11 +86,7 @@ def _play_all(world: World, policies: tuple[str, ...], seed: int, report: Report
 
 
 def fixed_arms(world: World) -> list[str]:
-    return [OFF, *(f"{name}@{length}" for name in _priced(world) for length in FIXED_LENGTHS)]
-
-
-def _priced(world: World) -> list[str]:
-    return [name for name in world.tracks if name in world.costs["draft_step_ms"]]
+    return [OFF, *(f"{name}@{length}" for name in world.priced for length in FIXED_LENGTHS)]
 
 
 def _play(world: World, name: str, seed: int) -> Played:
@@ -102,7 +98,7 @@ def _play(world: World, name: str, seed: int) -> Played:
 
 def _checked(name: str, world: World) -> str:
     drafter, at, length = name.partition("@")
-    known = (AUTO, OFF, *_priced(world))
+    known = (AUTO, OFF, *world.priced)
     if drafter not in known:
         raise ConfigError(
             f"There is no policy '{name}' for {world.name}. Did you mean '{nearest(name, known)}'?"

@@ -75,5 +75,10 @@ class World:
         return times if first <= place < last else 1.0
 
     @property
+    def priced(self) -> list[str]:
+        """The drafters whose steps have a price."""
+        return [name for name in self.tracks if name in self.costs["draft_step_ms"]]
+
+    @property
     def num_tokens(self) -> int:
         return sum(turn.length for turn in self.turns)
