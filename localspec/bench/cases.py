@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from localspec.config import PROJECT_FOLDER
 from localspec.core import SamplingParams
 from localspec.errors import ConfigError
 from localspec.prompt_rows import read_prompt_rows
 from localspec.workloads import recognise
 
-OWN_PROMPTS = Path(__file__).resolve().parents[2] / "assets" / "prompts.jsonl"
+OWN_PROMPTS = PROJECT_FOLDER / "assets" / "prompts.jsonl"
 FORM = '{"id": ..., "task": ..., "turns": [...]}'
 
 

@@ -18,6 +18,7 @@ from statistics import median_low
 from threading import Event
 from typing import Any, TypeVar
 
+from localspec.arithmetic import ratio
 from localspec.backend import Report
 from localspec.bench.cases import OWN_PROMPTS, load_prompts
 from localspec.bench.kept import KeptFile
@@ -135,11 +136,10 @@ def run_cold_starts(
 
 def _ratios(pair: Mapping[str, Started]) -> list[float | None]:
     """Of each prompt the rate of `auto` over plain decoding's."""
-    rates = [
-        (own["tokens_per_second"], plain["tokens_per_second"])
+    return [
+        ratio(own["tokens_per_second"], plain["tokens_per_second"])
         for own, plain in zip(pair[AUTO]["replies"], pair[OFF]["replies"], strict=True)
     ]
-    return [own / plain if own and plain else None for own, plain in rates]
 
 
 def _rows(temperature: float, pairs: Sequence[Mapping[str, Started]]) -> list[dict[str, Any]]:

@@ -218,7 +218,7 @@ def _with_speedups(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             **row,
             "speedup": None
             if row["server"] == "plain"
-            else ratio(row["tokens_per_second"], plain.get(row["concurrency"], 0.0)),
+            else ratio(row["tokens_per_second"], plain.get(row["concurrency"])),
         }
         for row in rows
     ]

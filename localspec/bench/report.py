@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from localspec.arithmetic import ratio
 from localspec.bench.results import ALL
 from localspec.bench.tables import (
     DASH,
@@ -25,10 +26,10 @@ from localspec.bench.tables import (
     with_limits,
 )
 from localspec.core import OFF
+from localspec.units import gib
 
 Result = Mapping[str, Any]
 
-GIB = 2**30
 FLOOR = 0.97  # of plain decoding's rate: a cell that surely lies below it breaks a promise
 TEMPERATURE = number("T", "temperature", "g")
 
@@ -52,7 +53,7 @@ LATENCY = (
     time("P95", "itl_p95_ms"),
     time("P99", "itl_p99_ms"),
     time("host time a round", "host_ms_per_round"),
-    Column("peak memory", lambda row: _gib(row["peak_memory_bytes"])),
+    Column("peak memory", lambda row: _size(row["peak_memory_bytes"])),
     number("joules a token", "energy_joules_per_token", ".3g"),
     number("of bandwidth", "bandwidth_share", ".0%"),
 )
@@ -95,8 +96,8 @@ def _heading(machine: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _gib(num_bytes: int | None) -> str:
-    return DASH if num_bytes is None else f"{num_bytes / GIB:.2f} GiB"
+def _size(num_bytes: int | None) -> str:
+    return DASH if num_bytes is None else gib(num_bytes)
 
 
 def _latency_table(rows: Sequence[Row]) -> list[str]:
@@ -184,7 +185,7 @@ def markdown(result: Result) -> str:
     arms = [arm for arm in dict.fromkeys(row["arm"] for row in rows) if arm != OFF]
     by_task = [
         {"temperature": temperature, "task": task}
-        | {arm: _over(rates.get((temperature, task, arm)), rates.get((temperature, task, OFF)))
+        | {arm: ratio(rates.get((temperature, task, arm)), rates.get((temperature, task, OFF)))
            for arm in arms}
         for temperature in dict.fromkeys(row["temperature"] for row in rows)
         for task in dict.fromkeys(row["task"] for row in rows)
@@ -194,10 +195,6 @@ def markdown(result: Result) -> str:
     if result.get("cells"):
         tables.append(as_markdown(CELLS, result["cells"]))
     return "\n\n".join(tables)
-
-
-def _over(rate: float | None, plain: float | None) -> float | None:
-    return rate / plain if rate and plain else None
 
 
 def _by_position(row: Row) -> str:

@@ -28,6 +28,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import ceil, floor
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from localspec.errors import ConfigError
 from localspec.formats.folder_files import check_folder, weight_files
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.shapes import ModelShape
+from localspec.units import gib
 from tools.inflate.enlarge import Enlargement
 
 MAX_SHARD_BYTES = 1024**3
@@ -237,9 +239,8 @@ def _written_whole(out: Path, needed_bytes: int) -> Iterator[Path]:
     free_bytes = shutil.disk_usage(out.parent).free
     if needed_bytes + SPARE_DISK_BYTES > free_bytes:
         raise ConfigError(
-            f"The pair takes {needed_bytes / 1024**3:.1f} GiB, but the disk of {out.parent} has "
-            f"{free_bytes / 1024**3:.1f} GiB free. Choose a smaller size or another disk with "
-            "--out."
+            f"The pair takes {gib(needed_bytes, ceil)}, but the disk of {out.parent} has "
+            f"{gib(free_bytes, floor)} free. Choose a smaller size or another disk with --out."
         )
     unfinished = out.with_name(f".{out.name}.unfinished")
     if unfinished.exists():  # of a run that was killed, or of one that still writes
