@@ -74,7 +74,7 @@ class CrossTokenizerDrafter(DrafterBase):
         )
         specials = self._shared.specials  # the target's id -> the draft's
         self._specials = {own: target for target, own in specials.items()}
-        self._text = DraftText(parts.own, self._table, self._targets_table, specials)
+        self._text = DraftText(parts.own, self._targets_table, specials)
         self._peak = FIRST_PEAK
         self._last_signal: str | None = None
 
@@ -194,22 +194,18 @@ class DraftText:
     across it. Bytes that are not UTF-8 become U+FFFD; a character whose last bytes are missing
     waits in `pending`.
 
-    own, own_table: the draft's vocabulary and its bytes. targets_table: bytes of the target's ids.
-    specials: the draft's special id for a special id of the target."""
+    own: the draft's vocabulary. targets_table: bytes of the target's ids. specials: the draft's
+    special id for a special id of the target."""
 
-    def __init__(
-        self, own: Vocabulary, own_table: Table, targets_table: Table, specials: Mapping[int, int]
-    ) -> None:
+    def __init__(self, own: Vocabulary, targets_table: Table, specials: Mapping[int, int]) -> None:
         self._own = own
-        self._own_table = own_table
         self._targets_table = targets_table
         self._specials = specials
-        self._opening = own.opening
         self._source: list[int] | None = None  # the list that is followed
         self._begin()
 
     def _begin(self) -> None:
-        self.ids = list(self._opening)
+        self.ids = list(self._own.opening)
         self._num_read = 0
         self._num_settled = len(self.ids)  # of ids: those before the last seam
         self._num_seen = self._num_aligned = 0.0  # tokens of the target
@@ -264,7 +260,7 @@ class DraftText:
         if unfinished:
             self._add(unfinished)
         self._encode()
-        is_doubled = self.ids == self._opening and self.ids[-1:] == [special]
+        is_doubled = self.ids == self._own.opening and self.ids[-1:] == [special]
         if special is not None and not is_doubled:
             self.ids.append(special)
         self._num_settled = len(self.ids)
@@ -274,7 +270,7 @@ class DraftText:
         """Encode the tail and settle what is before its last seam."""
         self.ids[self._num_settled :] = self._own.encode(self.tail) if self.tail else []
         raw = self.tail.encode()
-        starts = starts_of(self.ids[self._num_settled :], self._own_table)
+        starts = starts_of(self.ids[self._num_settled :], self._own.token_bytes)
         if starts is None or starts[-1] != len(raw):  # the draft's tokens are not this very text
             self._num_settled = len(self.ids)
             self._open("", [0])

@@ -187,9 +187,9 @@ class Counted(Vocabulary):
 
 
 def between(own: Vocabulary, targets: Vocabulary) -> DraftText:
-    tables = (own.token_bytes, targets.token_bytes)
-    shared = SharedTokens.between(own, len(tables[0]), targets, len(tables[1]), CPU)
-    return DraftText(own, *tables, shared.specials)
+    sizes = (len(own.token_bytes), len(targets.token_bytes))
+    shared = SharedTokens.between(own, sizes[0], targets, sizes[1], CPU)
+    return DraftText(own, targets.token_bytes, shared.specials)
 
 
 def grown(text_of_draft: DraftText, ids: list[int], seed: int) -> DraftText:
