@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,6 @@ from localspec.forward.graphs import (
     GraphStore,
     Recording,
     buckets,
-    fastest,
 )
 from localspec.forward.model import prefill
 from localspec.forward.static import Window, undisturbed, windows
@@ -207,7 +206,7 @@ class ChunkedDraft:
         """Draft with this model from now on; its graphs are made anew."""
         self.model = model
         self._store = GraphStore[_Key, StaticChunk](self._pool)
-        self._windows: dict[int, tuple[Window, ...]] = {}
+        self._windows = cache(partial(windows, model))
 
     @property
     def notice(self) -> str | None:
@@ -309,13 +308,12 @@ class ChunkedDraft:
         return next(each for each in buckets(self.model.cache.shape.capacity) if each >= end)
 
     def _chunk(self, key: _Key, window: Window | None = None) -> StaticChunk:
-        window = window or self._in(key.bucket)[0]
+        window = window or self._windows(key.bucket)[0]
         return StaticChunk(window, key, self._vocab_size, self._buffer())
 
-    def _captured(self, key: _Key) -> Recording[StaticChunk]:
-        """The fastest of the graphs that a key may have."""
-        made = [self._recorded(key, window) for window in self._in(key.bucket)]
-        return fastest(self._pool, made)
+    def _captured(self, key: _Key) -> list[Recording[StaticChunk]]:
+        """The graphs that a key may have."""
+        return [self._recorded(key, window) for window in self._windows(key.bucket)]
 
     @torch.inference_mode()
     def _recorded(self, key: _Key, window: Window) -> Recording[StaticChunk]:
@@ -340,11 +338,6 @@ class ChunkedDraft:
         if not (is_same and error <= AGREEMENT):
             raise GraphFault(f"a replay of {key.size} draft tokens gave other tokens")
         return Recording(chunk, replay)
-
-    def _in(self, bucket: int) -> tuple[Window, ...]:
-        if bucket not in self._windows:
-            self._windows[bucket] = windows(self.model, bucket)
-        return self._windows[bucket]
 
     def _buffer(self) -> _Buffers:
         if self._buffers is None:

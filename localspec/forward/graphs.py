@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -189,9 +190,10 @@ class GraphStore(Generic[Key, Filled]):
         self,
         wanted: Iterable[Key],
         phrase: Callable[[Key], str],
-        make: Callable[[Key], Recording[Filled]],
+        make: Callable[[Key], Sequence[Recording[Filled]]],
     ) -> Iterator[str]:
-        """Make what is missing, as Capturing.capture."""
+        """Make what is missing, as Capturing.capture. make: gives one graph, or several that do the
+        same, of which the fastest is kept."""
         if self._is_closed:
             return
         self.notice = None
@@ -203,19 +205,17 @@ class GraphStore(Generic[Key, Filled]):
                 return
             yield phrase(key)
             try:
-                self.ready[key] = make(key)
+                self.ready[key] = self._fastest(make(key))
             except (RuntimeError, MemoryError) as error:
                 # A failed capture may leave torch in an unknown state: try no further.
                 self._is_closed = True
                 self.notice = _notice(first_line(error).rstrip("."))
                 return
 
-
-def fastest(pool: GraphPool, made: Sequence[Recording[Filled]]) -> Recording[Filled]:
-    """Of several that do the same; timed only where there is a choice."""
-    if len(made) == 1:
-        return made[0]
-    return min(made, key=lambda each: pool.seconds(each.replay))
+    def _fastest(self, made: Sequence[Recording[Filled]]) -> Recording[Filled]:
+        if len(made) == 1:  # there is no choice to take the time for
+            return made[0]
+        return min(made, key=lambda each: self.pool.seconds(each.replay))
 
 
 def _notice(reason: str) -> str:
@@ -261,7 +261,8 @@ class CapturedDecoder(Decoder):
         super().__init__(decoder.weights, decoder.cache, decoder.is_fastest)
         self._store = GraphStore[Shape, StaticForward](pool)
         self._order = list[Shape]()  # of the ready ones: narrow before wide, then short
-        self._windows: dict[int, tuple[Window, ...]] = {}
+        # The ways of attending in a bucket, among which time decides.
+        self._windows_of: Callable[[int], tuple[Window, ...]] = cache(partial(windows, self))
         self._out: torch.Tensor | None = None  # [widest, V] fp32, shared by all graphs
 
     @property
@@ -303,12 +304,6 @@ class CapturedDecoder(Decoder):
     def _shapes(self) -> tuple[Shape, ...]:
         return shapes(self.cache.num_slots)
 
-    def _windows_of(self, bucket: int) -> tuple[Window, ...]:
-        """The ways of attending among which time decides."""
-        if bucket not in self._windows:
-            self._windows[bucket] = windows(self, bucket)
-        return self._windows[bucket]
-
     def _recording_for(self, num_tokens: int) -> Recording[StaticForward] | None:
         start, ready = self.cache.length, self._store.ready
         if len(self._order) < len(ready):
@@ -319,11 +314,10 @@ class CapturedDecoder(Decoder):
         return None
 
     @torch.inference_mode()
-    def _captured(self, shape: Shape) -> Recording[StaticForward]:
-        """The fastest of the graphs that a shape may have."""
+    def _captured(self, shape: Shape) -> list[Recording[StaticForward]]:
+        """The graphs that a shape may have."""
         width, bucket = shape
-        made = [self._recorded(window, width) for window in self._windows_of(bucket)]
-        return fastest(self._store.pool, made)
+        return [self._recorded(window, width) for window in self._windows_of(bucket)]
 
     def _recorded(self, window: Window, width: int) -> Recording[StaticForward]:
         """Record one graph and compare it with the forward it was made of."""

@@ -36,6 +36,7 @@ class OneWidthDecoder(CapturedDecoder):
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder, pool)
         self.cache.piece = PREFILL_CHUNK
+        self._windows_of = lambda bucket: (Window(self, bucket, bucket // STRETCH),)
 
     def beside(self) -> Decoder:
         """See Decoder.beside; nothing is captured for it."""
@@ -43,9 +44,6 @@ class OneWidthDecoder(CapturedDecoder):
 
     def _shapes(self) -> tuple[Shape, ...]:
         return tuple((WIDEST, bucket) for bucket in buckets(self.cache.num_slots))
-
-    def _windows_of(self, bucket: int) -> tuple[Window, ...]:
-        return (Window(self, bucket, bucket // STRETCH),)
 
     def _recording_for(self, num_tokens: int) -> Recording[StaticForward] | None:
         if not 0 < num_tokens <= WIDEST:

@@ -440,9 +440,9 @@ def test_a_store_announces_before_it_makes() -> None:
     store = GraphStore[int, Work](UncapturedPool())
     recording = Recording[Work](made.clear, made.clear)
 
-    def make(key: int) -> Recording[Work]:
+    def make(key: int) -> list[Recording[Work]]:
         made.append(key)
-        return recording
+        return [recording]
 
     steps = store.fill([1, 2], lambda key: f"graph {key}", make)
     assert next(steps) == "graph 1" and made == []
@@ -461,7 +461,7 @@ def test_what_has_no_graph_runs_as_it_is_and_is_made_once() -> None:
     plain = store.captured_or(1, work)
     assert store.captured_or(1, work) is plain and plain.replay is plain.work and made == [1]
     graph = Recording[Work](made.clear, made.copy)
-    assert [*store.fill([1], str, lambda key: graph)] and store.captured_or(1, work) is graph
+    assert [*store.fill([1], str, lambda key: [graph])] and store.captured_or(1, work) is graph
 
 
 class FakeCuda:
