@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -59,18 +58,16 @@ def cached_attention(
     return attend
 
 
-def each_its_own(attends: Sequence[Attend], sizes: Sequence[int]) -> Attend:
-    """Attention of the rows of several sequences, one sequence after the other; sizes: rows of
-    each. Rows beyond them are padding."""
+def each_its_own(attends: Sequence[Attend], places: Sequence[slice]) -> Attend:
+    """Attention of the rows of several sequences, one sequence after the other; places: the rows
+    of each. Rows beyond them are padding."""
     if len(attends) == 1:
         return attends[0]
-    ends = list(accumulate(sizes))
-    places = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
 
     def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         pairs = zip(attends, places, strict=True)
         seen = [one(layer, queries[place], keys_values[place]) for one, place in pairs]
-        spare = queries.shape[0] - ends[-1]
+        spare = queries.shape[0] - places[-1].stop
         return torch.cat((*seen, queries.new_zeros(spare, seen[0].shape[1])))
 
     return attend

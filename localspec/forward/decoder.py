@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -189,19 +189,14 @@ class Decoder:
         return qkv[:, : shape.num_heads], qkv[:, shape.num_heads :]
 
     def laid_out(self, rows: Rows, start: int) -> tuple[torch.Tensor, torch.Tensor, Attend]:
-        """cos, sin and attention of a part of a forward that begins at slot `start`."""
+        """cos and sin of every row's position, [n, tables, rotated], and the attention, of a part
+        of a forward that begins at slot `start`."""
         size, parents = len(rows.tokens), rows.parents
-        cos, sin = self._rotations(size, parents, start)
-        return cos, sin, self._attention(size, parents, start)
-
-    def _rotations(
-        self, num_rows: int, parents: Sequence[int] | None, start: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of every row's position, [n, tables, rotated]."""
-        places: slice | torch.Tensor = slice(start, start + num_rows)
+        places: slice | torch.Tensor = slice(start, start + size)
         if parents is not None:
             places = indices([start + depth for depth in depths(parents)], self.device)
-        return self.weights.cos[places], self.weights.sin[places]
+        attend = self._attention(size, parents, start)
+        return self.weights.cos[places], self.weights.sin[places], attend
 
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:
         found = dict[int | None, Attend]()
@@ -253,7 +248,8 @@ def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output
     models = [part.model for part in parts if isinstance(part.model, Decoder)]
     wanted = [model.wanted_layers(keep) for model in models]
     first, every = models[0], frozenset[int]().union(*wanted)
-    sizes = [len(part.tokens) for part in parts]
+    ends = list(accumulate(len(part.tokens) for part in parts))
+    places = [slice(start, end) for start, end in pairwise((0, *ends))]
     with ExitStack() as caches:
         starts = [
             caches.enter_context(model.cache.append(part.tokens))
@@ -265,10 +261,8 @@ def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output
         ]
         cos, sin, attends = zip(*laid, strict=True)
         tokens = [token for part in parts for token in part.tokens]
-        inputs = first.embed(tokens), joined(cos), joined(sin), each_its_own(attends, sizes)
+        inputs = first.embed(tokens), joined(cos), joined(sin), each_its_own(attends, places)
         rows, hidden = first.layers(*inputs, every)
-        ends = list(accumulate(sizes))
-        places = [slice(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         shown = [last_of(part, end) for part, end in zip(parts, ends, strict=True)]
         logits = first.logits(rows, shown, hidden, LAST in every)
         counts = [place.stop - place.start for place in shown]
