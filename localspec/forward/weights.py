@@ -24,6 +24,7 @@ from localspec.formats.attention import cannot_check, does_not_continue
 from localspec.formats.bitsandbytes_layers import check_bitsandbytes
 from localspec.formats.folder_files import ModelFolder, check_folder
 from localspec.formats.native import KNOWN_AS, LAYOUTS, TOWERS
+from localspec.forward import nf4
 from localspec.forward.cache import KVCache, KVShape, native_cache
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
@@ -365,9 +366,7 @@ def _quantised_by(
         return {"device_map": {"": device}} if device.type == "cuda" else {}
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, BitsAndBytesConfig
 
-    from localspec.forward.nf4 import library
-
-    library()  # before transformers imports it: it would look for kernels on a model hub
+    nf4.library()  # before transformers imports it: it would look for kernels on a model hub
     untyped: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     is_checked = bits == 4 and device.type == "cpu" and type(known) in untyped
     untyped = BitsAndBytesConfig

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from email import message_from_bytes
 from pathlib import Path
 from time import monotonic
 from zipfile import ZipFile
@@ -216,8 +217,7 @@ def wanted_requirements(wheel: Path) -> list[str]:
     """What a wheel's metadata requires, without extras and what is not wanted."""
     with ZipFile(wheel) as archive:
         (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
-        lines = archive.read(name).decode("utf-8").split("\n\n", 1)[0].splitlines()
-    required = [line.removeprefix("Requires-Dist: ") for line in lines if "Requires-Dist: " in line]
+        required = message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
     return [each for each in required if "extra ==" not in each and _is_wanted(each)]
 
 

@@ -17,6 +17,7 @@ from tools.demo_pair.dialogues.texts import (
     SECTIONS,
     WORDS,
     Exchange,
+    article,
     ask,
     capitalise,
     casual,
@@ -88,7 +89,7 @@ def opposites(rng: Random) -> list[Exchange]:
 
 def definitions(rng: Random) -> list[Exchange]:
     noun, meaning = rng.choice(rows("definitions.rows"))
-    named = noun if noun in UNCOUNTABLE else f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+    named = noun if noun in UNCOUNTABLE else article(noun)
     user = pick(rng, "definitions.user", noun=noun, named=named)
     return [Exchange(casual(rng, user), f"{capitalise(named)} is {meaning}.")]
 
