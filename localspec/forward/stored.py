@@ -78,27 +78,28 @@ def packed_weights(
             parts = {part: file.get_tensor(f"{layer}.{part}") for part, file in places.items()}
             try:
                 weight = READERS[stored.method](parts, settings)
-                _require_groups(weight, stored.group_size)
-                is_kept = keep is not None and isinstance(weight, Grouped) and weight.is_kept
-                dense = weight.dense() if isinstance(weight, Grouped) and not is_kept else weight
+                if isinstance(weight, Grouped):
+                    _require_groups(weight, stored.group_size)
+                    weight = weight if keep is not None and weight.is_kept else weight.dense()
             except (KeyError, ValueError, RuntimeError) as error:
                 raise ModelError(
                     f"The packed weight {layer} in {name_of(files[0].parent)} is not laid out as "
                     f"its config.json says ({first_line(error)}). Fetch the model again, or choose "
                     "another copy of it."
                 ) from error
-            if keep is not None and isinstance(dense, Grouped):
-                kept[f"{layer}.weight"] = keep(dense)
-            if dense is not None:
-                held = {} if isinstance(dense, Grouped) else {"weight": dense}
-                parts = held | {k: v for k, v in parts.items() if k == "bias"}
+            if weight is not None:  # the others made it
+                parts = {part: tensor for part, tensor in parts.items() if part == "bias"}
+            if isinstance(weight, torch.Tensor):
+                parts["weight"] = weight
+            elif weight is not None and keep is not None:
+                kept[f"{layer}.weight"] = keep(weight)
             found |= {f"{layer}.{part}": _as(dtype, tensor) for part, tensor in parts.items()}
     return StoredWeights(found, kept)
 
 
-def _require_groups(weight: Grouped | torch.Tensor | None, size: int) -> None:
+def _require_groups(weight: Grouped, size: int) -> None:
     """Raises ValueError for groups of another size than the config says; 0: it says none."""
-    if isinstance(weight, Grouped) and weight.places is None and size not in (0, weight.group_size):
+    if weight.places is None and size not in (0, weight.group_size):
         raise ValueError(f"groups of {weight.group_size}, not {size}")
 
 
