@@ -86,9 +86,10 @@ class Parts:
         return self.once("lookup", lambda: Lookup([*known])).beside()
 
     def chunks(self, model: LanguageModel, num_children: int = 1) -> ChunkedDraft | None:
-        """A captured draft loop of a model; None where nothing is captured."""
+        """A captured draft loop of a model; None where nothing is captured, or no graph can hold
+        the model's steps."""
         pool = self.pool if model.device == self.target.device else self.draft_pool
-        if pool is None or not isinstance(model, Decoder):
+        if pool is None or not isinstance(model, Decoder) or model.weights.reads_host:
             return None
         return ChunkedDraft(model, self.target.vocab_size, pool, num_children=num_children)
 

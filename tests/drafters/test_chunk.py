@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
-from localspec import core
+from localspec import build_drafters, core
 from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, Step
 from localspec.drafters.chunk import SIZES, ChunkedDraft, Cuts, cuts_of
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import Drafting, autoregress
+from localspec.drafters.parts import Parts
 from localspec.engine.batch import drafted_alone
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
@@ -296,6 +298,17 @@ def test_a_capture_that_fails_leaves_the_chunks_uncaptured(pool: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_mixture_has_no_graphs() -> None:
+    sizes = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=2, vocab_size=VOCAB_SIZE)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2)
+    config = MixtralConfig(**sizes, **heads, num_local_experts=4)
+    mixture, pool = with_plain_cache(MixtralForCausalLM(config).eval()), TracingPool()
+    assert build_drafters.capturable(mixture, pool) is mixture
+    parts = Parts(with_plain_cache(tiny_llama()), mixture, pool=pool)
+    assert parts.draft_chunks is None, "its rows choose their experts on the host"
+    assert parts.chunks(parts.target) is not None
+
+
 def test_a_damaged_draft_ends_without_a_token_and_without_harm() -> None:
     draft = chunked(SAMPLINGS["all"])
     caught_up(draft.model, sequence_of(SamplingParams()), 1)
