@@ -10,7 +10,7 @@ Not here: reading the weights (forward.weights), what a header says (safetensors
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,24 +112,7 @@ def weight_files(folder: Path) -> list[Path]:
         return parts_of(elsewhere)
     index, single = folder / INDEX, folder / SINGLE
     if not index.is_file() and not single.is_file():
-        pickles = sorted(path.name for kind in PICKLES for path in folder.glob(kind))
-        if pickles:
-            raise ModelError(
-                f"{name_of(folder)} has its weights as pickle ({pickles[0]}), which can run code "
-                "when opened and is refused. Choose a copy of the model with .safetensors files."
-            )
-        if onnx := sorted(path.name for kind in ONNX for path in folder.glob(kind)):
-            raise ModelError(
-                f"{name_of(folder)} has its weights as ONNX ({onnx[0]}), which is not read. Choose "
-                "a copy of the model with .safetensors files, or as GGUF."
-            )
-        others = sorted(path.name for path in folder.glob("*.safetensors"))
-        if others:
-            raise ModelError(
-                f"{name_of(folder)} has no {SINGLE}, nor an index of its parts, but {others[0]}, "
-                "which is not read. Choose a copy of the model in the layout of transformers."
-            )
-        raise ModelError(f"{folder} holds no weights (no .safetensors file). Fetch it again.")
+        raise ModelError(_why_no_weights(folder))
     if single.is_file():  # transformers opens it first as well
         return [single]
     weight_map = read_object(index).get("weight_map")
@@ -146,6 +129,27 @@ def weight_files(folder: Path) -> list[Path]:
             f"first {missing[0]}. Fetch them to complete the model."
         )
     return [folder / name for name in names]
+
+
+def _why_no_weights(folder: Path) -> str:
+    """What a folder holds instead, with the remedy."""
+    name = name_of(folder)
+    if pickles := sorted(path.name for kind in PICKLES for path in folder.glob(kind)):
+        return (
+            f"{name} has its weights as pickle ({pickles[0]}), which can run code when opened and "
+            "is refused. Choose a copy of the model with .safetensors files."
+        )
+    if onnx := sorted(path.name for kind in ONNX for path in folder.glob(kind)):
+        return (
+            f"{name} has its weights as ONNX ({onnx[0]}), which is not read. Choose a copy of the "
+            "model with .safetensors files, or as GGUF."
+        )
+    if others := sorted(path.name for path in folder.glob("*.safetensors")):
+        return (
+            f"{name} has no {SINGLE}, nor an index of its parts, but {others[0]}, which is not "
+            "read. Choose a copy of the model in the layout of transformers."
+        )
+    return f"{folder} holds no weights (no .safetensors file). Fetch it again."
 
 
 def _require_no_adapter(folder: Path) -> None:
@@ -226,9 +230,11 @@ def read_config_json(folder: Path) -> dict[str, Any]:
 def longest_of(config: Mapping[str, Any]) -> int | None:
     """The most tokens that a config.json says the model takes, in the part that reads text; None
     where it does not say."""
-    for part in (config, config.get("text_config") or {}):
-        found = (part.get(name) for name in LENGTH_NAMES)
-        length = next((each for each in found if isinstance(each, int) and each > 0), None)
-        if length is not None:
-            return length
-    return None
+    text = config.get("text_config") or {}
+    return first_size(config, LENGTH_NAMES) or first_size(text, LENGTH_NAMES)
+
+
+def first_size(config: Mapping[str, Any], names: Iterable[str]) -> int | None:
+    """The number that a config has under the first of these names; None where it has none."""
+    found = (config.get(name) for name in names)
+    return next((each for each in found if isinstance(each, int) and each > 0), None)

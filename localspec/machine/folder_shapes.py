@@ -26,6 +26,7 @@ from localspec.formats.attention import (
 )
 from localspec.formats.folder_files import (
     check_folder,
+    first_size,
     gguf_file,
     longest_of,
     name_of,
@@ -144,7 +145,7 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
     fault = attention_fault(text)
     if fault is not None and not is_recurrent(text):
         raise ModelError(fault)
-    sizes = {key: _first(text, names) for key, names in NAMES.items()}
+    sizes = {key: first_size(text, names) for key, names in NAMES.items()}
     sizes["num_layers"] = sizes["num_layers"] or len(layer_kinds(text)) or None
     longest = longest_of(config)
     lacking = [NAMES[key][0] for key, size in sizes.items() if size is None]
@@ -186,11 +187,6 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
 def _is_beside(name: str) -> bool:
     """Whether a weight is of what a model has for images and sound, which is not kept."""
     return not set(TOWERS).isdisjoint(name.split("."))
-
-
-def _first(config: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    found = (config.get(name) for name in names)
-    return next((each for each in found if isinstance(each, int) and each > 0), None)
 
 
 def _is_linear(name: str, shape: tuple[int, ...]) -> bool:
