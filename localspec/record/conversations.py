@@ -196,13 +196,13 @@ class ConversationList:
     def _in_memory(self, tables: Tables, words: Sequence[str]) -> dict[int, int]:
         """Matches among the texts that are not in the log, as `search.find` returns them."""
         texts = sorted(self._unlogged.texts.items())
-        hits = [message_id for message_id, text in texts if _has_all(text, words)]
+        hits = [message_id for message_id, (text, _) in texts if _has_all(text, words)]
         rows = _by_id(tables, "id, conversation_id, deleted_at_utc", hits)
         return {row["conversation_id"]: row["id"] for row in rows if not row["deleted_at_utc"]}
 
     def _texts(self, tables: Tables, message_ids: Sequence[int]) -> dict[int, str]:
         texts = {row["id"]: row["text"] for row in _by_id(tables, "id, text", message_ids)}
-        return {one: self._unlogged.texts.get(one, text) for one, text in texts.items()}
+        return {one: self._unlogged.texts.get(one, (text, ""))[0] for one, text in texts.items()}
 
 
 class Folders:

@@ -123,8 +123,7 @@ class MessageTree:
                 "message", {**row, **place, "state": state}
             )
             if message["id"] in self._unlogged.texts:
-                kept = self._unlogged
-                kept.keep(made, kept.texts[message["id"]], kept.thoughts.get(message["id"], ""))
+                self._unlogged.keep(made, *self._unlogged.texts[message["id"]])
         return copies
 
 

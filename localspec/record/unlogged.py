@@ -19,20 +19,19 @@ Kept = TypeVar("Kept")
 
 @dataclass
 class UnloggedTexts:
-    """texts, thoughts, ends (for tokens and drafts): by message id. titles, system_prompts: by
-    conversation id. Single assignments and look-ups only, which are safe between threads."""
+    """texts (each with the thought before it), ends (for tokens and drafts): by message id. titles,
+    system_prompts: by conversation id. Single assignments and look-ups only, which are safe between
+    threads."""
 
     is_on: bool = False
-    texts: dict[int, str] = field(default_factory=dict)
-    thoughts: dict[int, str] = field(default_factory=dict)
+    texts: dict[int, tuple[str, str]] = field(default_factory=dict)
     ends: dict[int, TurnEnd] = field(default_factory=dict)
     titles: dict[int, str] = field(default_factory=dict)
     system_prompts: dict[int, str | None] = field(default_factory=dict)
 
     def keep(self, message_id: int, text: str, thinking: str = "") -> None:
         """Keep a text that was not written; drop one that now was."""
-        self._set(self.texts, message_id, text)
-        self._set(self.thoughts, message_id, thinking)
+        self._set(self.texts, message_id, (text, thinking))
 
     def keep_end(self, message_id: int, end: TurnEnd) -> None:
         self.keep(message_id, end.text, end.thinking)
@@ -51,10 +50,8 @@ class UnloggedTexts:
             kept.pop(number, None)
 
     def filled(self, message: StoredMessage) -> StoredMessage:
-        text = self.texts.get(message.id)
-        if text is None:
-            return message
-        return replace(message, text=text, thinking=self.thoughts.get(message.id, ""))
+        text, thinking = self.texts.get(message.id, (message.text, message.thinking))
+        return replace(message, text=text, thinking=thinking)
 
     def named(self, conversation: Conversation) -> Conversation:
         title = self.titles.get(conversation.id, conversation.title)
