@@ -123,12 +123,14 @@ PURGE = (
     "DELETE FROM conversation WHERE deleted_at_utc IS NOT NULL",
 )
 
-# ids of a session and of a conversation, NULL for any. columns: of turn, those that are needed:
-# the others are most of the file
-TURNS = """
+# columns: of turn, those that are needed: the others are most of the file
+_TURNS = """
 SELECT turn.id AS turn_id, message.state AS state, conversation.source AS source, {columns}
 FROM turn JOIN message ON message.id = turn.message_id
 JOIN conversation ON conversation.id = turn.conversation_id
+"""
+# ids of a session and of a conversation, the first day; NULL for any
+TURNS = f"""{_TURNS}
 WHERE conversation.deleted_at_utc IS NULL AND message.deleted_at_utc IS NULL
     AND turn.session_id = coalesce(?, turn.session_id)
     AND turn.conversation_id = coalesce(?, turn.conversation_id)
@@ -156,11 +158,7 @@ WHERE place <= 20 GROUP BY model HAVING sum(reply_ms) > 0 AND sum(num_output_tok
 """
 
 # id of a message
-TURN_OF = """
-SELECT turn.id AS turn_id, message.state AS state, {columns}
-FROM turn JOIN message ON message.id = turn.message_id
-WHERE turn.message_id = ?
-"""
+TURN_OF = f"{_TURNS} WHERE turn.message_id = ?"
 
 # id of a message
 TOKENS = "SELECT token_ids, provenance FROM turn WHERE message_id = ?"

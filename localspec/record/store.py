@@ -252,9 +252,12 @@ class Store:
     ) -> list[dict[str, Any]]:
         """One flat row a turn, oldest first: ids, state, settings, numbers; no tokens, no texts.
         since: a day or a time in UTC, as the log writes them."""
+        return self._turns(queries.TURNS, session_id, conversation_id, since)
+
+    def _turns(self, query: str, *values: object) -> list[dict[str, Any]]:
         with self._db.reading() as tables:
-            sql = queries.TURNS.format(columns=tables.columns("turn", LEFT_OUT_OF_TURNS))
-            rows = tables.rows(sql, session_id, conversation_id, since)
+            sql = query.format(columns=tables.columns("turn", LEFT_OUT_OF_TURNS))
+            rows = tables.rows(sql, *values)
         return [turn_from(row) for row in rows]
 
     def models(self) -> list[str]:
@@ -268,10 +271,7 @@ class Store:
 
     def turn_of(self, message_id: int) -> dict[str, Any] | None:
         """The row that `turn_rows` has of this reply's turn."""
-        with self._db.reading() as tables:
-            sql = queries.TURN_OF.format(columns=tables.columns("turn", LEFT_OUT_OF_TURNS))
-            rows = tables.rows(sql, message_id)
-        return turn_from(rows[0]) if rows else None
+        return next(iter(self._turns(queries.TURN_OF, message_id)), None)
 
     def reply_tokens(self, message_id: int) -> tuple[list[int], list[str]] | None:
         """Output ids and provenance of a finished reply, without those of a reply that it
