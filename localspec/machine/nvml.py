@@ -301,20 +301,17 @@ def in_use(gpu: Gpu) -> str:
         return " (what other programs use is unknown)"
     if not users:
         return ""
-    named = _names(users)
-    verb = "use" if " and " in named else "uses"
-    total = gpu.used_by_others_bytes
-    if total is None:
-        return f" ({named} {verb} an unknown part)"
-    return f" ({named} {verb} {total / 2**30:.1f})"
+    names, total = _names(users), gpu.used_by_others_bytes
+    part = "an unknown part" if total is None else f"{total / 2**30:.1f}"
+    return f" ({enumerated(names)} {'uses' if len(names) == 1 else 'use'} {part})"
 
 
-def _names(users: Sequence[GpuUser]) -> str:
+def _names(users: Sequence[GpuUser]) -> list[str]:
     seen = list(dict.fromkeys(_title(user.name) for user in users))
     seen.sort(key=lambda name: name in ("the desktop", "another program"))
     if len(seen) > MOST_NAMED:
         seen = [*seen[: MOST_NAMED - 1], f"{len(seen) - MOST_NAMED + 1} others"]
-    return enumerated(seen)
+    return seen
 
 
 def _title(name: str | None) -> str:
