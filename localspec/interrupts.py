@@ -1,8 +1,8 @@
 """Ctrl-C while a program still imports what it needs: it ends at once, without a traceback.
 
 Contract: imports next to nothing, for the call comes before all else. Python raises
-KeyboardInterrupt anywhere; in the midst of an import it may be printed and lost. Who ignores
-Ctrl-C, as what a shell runs in the background, goes on ignoring it.
+KeyboardInterrupt anywhere; in the midst of an import it may be printed and lost. A program that
+ignores Ctrl-C, as one in the background of a shell does, goes on ignoring it.
 """
 
 from __future__ import annotations

@@ -5,18 +5,18 @@ slow. `choose_threads` times a step of the loaded model with torch's own number 
 keeps torch's own unless another is better by MARGIN. All cores are used only where all but one
 would be slower by MARGIN, and beside a page, which is drawn while a reply is written, by WORTH_ALL.
 
-`Threads.observe` gets what each round of a reply took to what was measured. ROUNDS of them are a
-trial of another number: the next smaller one where rounds are SLOW, else the next larger one. It
-stays where it is better by the same measure; the one that was left is tried again after RETRY_S,
-and after twice as long each time that it is no better. A trial is made of rounds of the reply
-itself: none is run for it. No token depends on it.
+`Threads.observe` gets the time of each round of a reply as a share of the measured time. Every
+ROUNDS rounds another number is tried for as many: the next smaller one where rounds took SLOW times
+the measured time, else the next larger one. It stays where it is better by the factor above. The
+number that was left is tried again after RETRY_S, and after twice as long each time that it is no
+better. A trial uses the rounds of the reply itself: none is run for it. No token depends on it.
 
 Beside a program that multiplies matrices on one of two cores, whole replies of 350M parameters over
-`serve` came at 4.5 to 5.0 tokens/s with two threads throughout, and at 9.1 to 11.9 so (five each);
-in quiet two take 60 ms a step and one 84. On two cores with the demo model both are 1.4 times as
-fast as one in quiet; the first four replies in a browser on the same cores ran at 270 tokens/s with
-both and at 365 with one (medians of three starts each, in turns), the very first one at 46 to 94
-and at 348 to 385.
+`serve` came at 4.5 to 5.0 tokens/s with two threads throughout, and at 9.1 to 11.9 with this (five
+each); in quiet two take 60 ms a step and one 84. On two cores with the demo model both are 1.4
+times as fast as one in quiet; the first four replies in a browser on the same cores ran at 270
+tokens/s with both and at 365 with one (medians of three starts each, in turns), the very first one
+at 46 to 94 and at 348 to 385.
 
 Not here: what a round took when it was measured (engine.costs).
 """
@@ -56,7 +56,7 @@ class Threads:
         torch.set_num_threads(number)
 
     def observe(self, share: float | None) -> None:
-        """share: what a round took of what was measured; None counts for nothing."""
+        """share: time of a round over the measured time; None is not counted."""
         if share is None:
             return
         self._shares.append(share)

@@ -35,7 +35,7 @@ FILE = re.compile(
     r"(?:\A|\n\n)File `([^`\n]{1,100})`:\n\n(`{3,})\n(.*?)\n?\2(?=\Z|\n\nFile `)", re.DOTALL
 )
 ITS_FENCE = re.compile(r"(?:\A|\n\n)File `[^`\n]{1,100}`:\n\n`{3,}\n|\n`{3,}(?=\Z|\n\nFile `)")
-EDGE = 2_000  # characters of each end of a text that are read: some signs take their square
+EDGE = 2_000  # characters read at each end of a text: some patterns take quadratic time
 
 # How a request may be checked, besides by a rule (see leniency.parsed).
 AS_SET = "as set"  # what the kind of text's profile says: exact, unless the person set otherwise

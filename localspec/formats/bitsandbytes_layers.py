@@ -22,8 +22,8 @@ from localspec.formats.safetensors_file import tensor_bytes, tensor_shapes
 STATE = ".quant_state.bitsandbytes__"  # in the name of a layer's settings, before their kind
 SCALES = ".SCB"  # at the end of the name of an 8-bit layer's scales
 BLOCKS = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # weights with one scale
-UNPACKED_AT_ONCE = 2**25  # weights of 4 bits, by a GPU that multiplies many rows with them
-NUM_VALUES, NUM_NESTED_VALUES = 16, 256  # that a number of 4 bits, and one of a scale, stands for
+UNPACKED_AT_ONCE = 2**25  # 4-bit weights that a GPU unpacks together to multiply many rows
+NUM_VALUES, NUM_NESTED_VALUES = 16, 256  # entries of the code tables of weights and of scales
 
 
 def check_bitsandbytes(files: Sequence[Path], name: str) -> None:

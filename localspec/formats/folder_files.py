@@ -39,7 +39,7 @@ NO_MODELS = {
 # The families' names for the most tokens that a model takes, the usual one first.
 LENGTH_NAMES = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len",
                 "seq_length", "n_ctx")  # fmt: skip
-CLASSIFIERS = ("ForSequenceClassification']", "ForTokenClassification']")  # one, as a list
+CLASSIFIERS = ("ForSequenceClassification']", "ForTokenClassification']")  # end of a printed list
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
         **{ours: own[key] or None for ours, key in family.settings.items()},  # 0: no window
         **(_of_gemma(name, own, heads, head_dim) if name in LAYERS_OF_27B else {}),
         "tie_word_embeddings": "output.weight" not in tensors,
-        "attention_bias": has_bias and name != "qwen2",  # there a matter of course
+        "attention_bias": has_bias and name != "qwen2",  # every Qwen2 has one
         "bos_token_id": ids.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": ids.get("tokenizer.ggml.eos_token_id"),
         "pad_token_id": ids.get("tokenizer.ggml.padding_token_id"),

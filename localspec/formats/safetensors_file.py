@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from localspec.errors import damaged, first_line
 
 WHOLE_NUMBERS = frozenset(("BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"))
-PACKED = frozenset(("I8", "U8"))  # of these, what quantised weights are kept in under usual names
+PACKED = frozenset(("I8", "U8"))  # of these, the types of weights that are quantised
 POINTER_OF_LFS = b"version "  # how one begins, which a clone without Git LFS holds
 
 

@@ -18,7 +18,7 @@ from localspec.errors import ModelError
 GGUF_IN_GROUPS = ("Q4_0", "Q4_K")  # of 32 weights of 4 bits
 GROUP_SIZES = (32, 64, 128, 256)  # of torch's kernels for 4 bits in groups
 WORD = 32  # bits of a number that holds packed weights
-PACKED_BITS = (2, 4, 8)  # that fill it
+PACKED_BITS = (2, 4, 8)  # of a weight, so that whole weights fill a WORD
 AWQ_NAMES = (("bits", "w_bit"), ("group_size", "q_group_size"))  # the second ones are AutoAWQ's
 COMPRESSED_FORMATS = {
     "pack-quantized": "int",

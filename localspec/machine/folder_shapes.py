@@ -57,7 +57,7 @@ BESIDE_PACKED = frozenset(
     ("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point",
      "weight_shape", "weight_g_idx", "input_scale", "activation_scale")
 )  # fmt: skip
-OUTER = ("embed", "wte", "wpe", "lm_head", "output.weight")  # in the names of what never shrinks
+OUTER = ("embed", "wte", "wpe", "lm_head", "output.weight")  # in names outside of the layers
 
 
 def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:

@@ -20,8 +20,8 @@ WANTED_FILES = (
     "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
     "merges.txt", "vocab.txt", "tokenizer.model",
 )  # fmt: skip
-MAX_FOUND = 20  # by a search,
-SEARCH_S = 20.0  # which waits no longer for an answer
+MAX_FOUND = 20  # models, by a search
+SEARCH_S = 20.0  # that a search waits for the hub's answer
 # Copies in other formats, often as large as the model itself.
 UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
 
