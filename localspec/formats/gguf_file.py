@@ -140,8 +140,6 @@ def _remembered(file: Path, size: int, changed_ns: int) -> GGUFHeader:
 
 
 def _parsed(file: Path, size: int, with_vocabulary: bool) -> GGUFHeader:
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # numpy: some tenths
-
     if size < 24:
         raise damaged(file, f"it has {size} bytes")
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -162,24 +160,31 @@ def _parsed(file: Path, size: int, with_vocabulary: bool) -> GGUFHeader:
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError("no alignment")
         begin = -(-reader.place // alignment) * alignment
-    tensors = []
-    for name, shape, kind, offset in table:
-        try:
-            known = GGMLQuantizationType(kind)
-        except ValueError:
-            raise ModelError(
-                f"{file.name} holds {name} in a type ({kind}) that this version does not know. "
-                "Choose the Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of the model."
-            ) from None
-        per_block, block_bytes = GGML_QUANT_SIZES[known]
-        if not shape or shape[-1] % per_block or not all(shape):
-            raise damaged(file, f"{name} holds {list(shape)} weights in blocks of {per_block}")
-        num_bytes = prod(shape) // per_block * block_bytes
-        if begin + offset + num_bytes > size:
-            raise damaged(file, f"it has {size} bytes, fewer than its header promises")
-        tensors.append(GGUFTensor(name, shape, known.name, file, begin + offset, num_bytes))
+    tensors = tuple(_tensor(file, size, begin, *entry) for entry in table)
     _require_apart(file, tensors)
-    return GGUFHeader(file, settings, tuple(tensors))
+    return GGUFHeader(file, settings, tensors)
+
+
+def _tensor(
+    file: Path, size: int, begin: int, name: str, shape: tuple[int, ...], kind: int, offset: int
+) -> GGUFTensor:
+    """size: of the file. begin: of all tensors in it. Raises ModelError."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # numpy: some tenths
+
+    try:
+        known = GGMLQuantizationType(kind)
+    except ValueError:
+        raise ModelError(
+            f"{file.name} holds {name} in a type ({kind}) that this version does not know. "
+            "Choose the Q4_K_M, Q5_K_M, Q6_K or Q8_0 file of the model."
+        ) from None
+    per_block, block_bytes = GGML_QUANT_SIZES[known]
+    if not shape or shape[-1] % per_block or not all(shape):
+        raise damaged(file, f"{name} holds {list(shape)} weights in blocks of {per_block}")
+    num_bytes = prod(shape) // per_block * block_bytes
+    if begin + offset + num_bytes > size:
+        raise damaged(file, f"it has {size} bytes, fewer than its header promises")
+    return GGUFTensor(name, shape, known.name, file, begin + offset, num_bytes)
 
 
 def _require_apart(file: Path, tensors: Sequence[GGUFTensor]) -> None:

@@ -47,9 +47,9 @@ from localspec.machine.shapes import (
 )
 
 NAMES: Mapping[str, Sequence[str]] = {
-    "num_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
-    "num_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
 }
 Shapes = Mapping[str, tuple[int, ...]]
 PACKED = ("qweight", "weight_packed")  # of a layer; those of MXFP4 end in _blocks
@@ -141,21 +141,12 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
     """config: of config.json. tensors: the shapes of the weights that a model computes with, by
     their names. Raises ModelError."""
     text = {**config, **(config.get("text_config") or {})}
-    family = str(config.get("model_type", "unknown"))
     fault = attention_fault(text)
     if fault is not None and not is_recurrent(text):
         raise ModelError(fault)
-    sizes = {key: first_size(text, names) for key, names in NAMES.items()}
-    sizes["num_layers"] = sizes["num_layers"] or len(layer_kinds(text)) or None
-    longest = longest_of(config)
-    lacking = [NAMES[key][0] for key, size in sizes.items() if size is None]
-    lacking += ["max_position_embeddings"] * (longest is None)
-    if lacking:
-        raise ModelError(
-            f"{name} is a '{family}' model whose files do not say its {' and '.join(lacking)}, so "
-            "the memory it needs is not known. Choose a model of another family."
-        )
-    layers, width, heads = (int(sizes[key] or 0) for key in NAMES)
+    family = str(config.get("model_type", "unknown"))
+    sizes = _sizes_of(text, longest_of(config), f"{name} is a '{family}' model")
+    layers, width = sizes["num_hidden_layers"], sizes["hidden_size"]
     is_tied = text.get("tie_word_embeddings", not any("lm_head" in key for key in tensors))
     inner = text.get("intermediate_size") or 4 * width  # Gemma 3n says it of each layer
     beside = {key for key in tensors if _is_beside(key)}
@@ -164,12 +155,9 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
     linear = sum(prod(shape) for key, shape in own.items() if _is_linear(key, shape))
     known = {
         **text,
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
+        **sizes,
         "intermediate_size": max(inner) if isinstance(inner, list) else inner,
         "vocab_size": text.get("vocab_size") or 0,
-        "max_position_embeddings": longest,
         "tie_word_embeddings": is_tied,
     }
     shape = decoder_shape(known, name, family)
@@ -182,6 +170,20 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
         num_state_layers=layers - count_attention_layers(text, layers),
         counted=Counted(sum(prod(tensors[key]) for key in tensors.keys() - twice), linear),
     )
+
+
+def _sizes_of(text: Mapping[str, Any], longest: int | None, subject: str) -> dict[str, int]:
+    """By Llama's names. subject: of the sentence where one is lacking. Raises ModelError."""
+    found = {ours: first_size(text, names) for ours, names in NAMES.items()}
+    found["num_hidden_layers"] = found["num_hidden_layers"] or len(layer_kinds(text)) or None
+    found["max_position_embeddings"] = longest
+    lacking = [ours for ours, size in found.items() if size is None]
+    if lacking:
+        raise ModelError(
+            f"{subject} whose files do not say its {' and '.join(lacking)}, so the memory it needs "
+            "is not known. Choose a model of another family."
+        )
+    return {ours: size for ours, size in found.items() if size is not None}
 
 
 def _is_beside(name: str) -> bool:
