@@ -1,23 +1,23 @@
 """The messages between the page's process and the engine's, over a pipe.
 
 Contract: plain picklable values. To open the backend is the call OPEN_CALL, whose items are phrases
-of progress; once it has returned, one without a phrase comes every BEAT_S and says that the process
-runs. Errors of errors.py and Python's own keep their type, message and fields; any other error
-becomes a RuntimeError that names it. When the other end is gone, `receive` and `send` raise Hangup.
+of progress. After it has returned, an empty message of items every BEAT_S says that the process
+runs. Errors of ours keep their type, message and fields, Python's own their type and message; any
+other error becomes a RuntimeError that names it. When the other end is gone, `receive` and `send`
+raise Hangup.
 
 Not here: the order of messages (child, engine).
 """
 
 from __future__ import annotations
 
-import builtins
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from localspec import errors
+from localspec.errors import LocalspecError
 
 BEAT_S = 0.25
 OPEN_CALL = 0
@@ -58,9 +58,9 @@ class Failed:
     """An error that ended a call."""
 
     call_id: int
-    name: str
+    kind: type[Exception]
     message: str
-    fields: Mapping[str, Any]
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -100,17 +100,16 @@ def receive(pipe: Connection, wait_s: float | None = None) -> Any:
 
 
 def fault_of(call_id: int, error: BaseException) -> Failed:
-    is_ours = isinstance(error, errors.LocalspecError)  # others may hold what cannot be packed
-    fields = dict(vars(error)) if is_ours else {}
-    return Failed(call_id, type(error).__name__, str(error), fields)
+    if isinstance(error, LocalspecError):
+        return Failed(call_id, type(error), str(error), dict(vars(error)))
+    if isinstance(error, Exception) and type(error).__module__ == "builtins":
+        return Failed(call_id, type(error), str(error))  # its fields may hold what cannot be packed
+    return Failed(call_id, RuntimeError, f"{type(error).__name__}: {error}")
 
 
 def error_of(fault: Failed) -> Exception:
     """The error as the caller would have got it in one process."""
-    found = vars(errors).get(fault.name) or vars(builtins).get(fault.name)
-    if not isinstance(found, type) or not issubclass(found, Exception):
-        return RuntimeError(f"{fault.name}: {fault.message}")
-    error = found.__new__(found, fault.message)  # ours may take other arguments
+    error = fault.kind.__new__(fault.kind, fault.message)  # ours may take other arguments
     error.args = (fault.message,)
     vars(error).update(fault.fields)
     return error
