@@ -92,6 +92,10 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
         "The hub lists one version of {name} and serves another.",
         "{Again}: the list is read anew.",
     ),
+    "damaged": (
+        "{name} is damaged on the hub itself: its header does not fit ({reason}).",
+        "Choose another copy of the model.",
+    ),
     "wrong_bytes": (
         "{name} is not what the hub says it is: {reason}. It was deleted and fetched once more, "
         "with the same result.",

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from localspec.errors import first_line
 from localspec.files import replacing
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.hub_files import HubFile, Survey, gb, search, survey
@@ -102,6 +103,7 @@ def _fetch_blob(found: Survey, file: HubFile, report: Report) -> None:
         _receive(found, part, file, report)
         reason = objection(part, file, lambda read: report(file.name, read, "checking"))
         if reason is None:
+            _require_readable(part, file)
             os.replace(part, found.blob(file))
             return
         part.unlink()
@@ -203,9 +205,7 @@ def objection(path: Path, file: HubFile, report: Callable[[int], None]) -> str |
     num_bytes = path.stat().st_size
     if num_bytes != file.num_bytes:
         return f"it has {num_bytes} bytes, not {file.num_bytes}"
-    if hash_of(path, file.is_large, report) != file.etag:
-        return "its checksum differs"
-    return _damaged(path) if file.name.endswith(".safetensors") else None
+    return None if hash_of(path, file.is_large, report) == file.etag else "its checksum differs"
 
 
 def hash_of(path: Path, is_large: bool, report: Callable[[int], None]) -> str:
@@ -227,14 +227,18 @@ def is_web_page(path: Path) -> bool:
         return stream.read(64).lstrip().lower().startswith(PAGE_STARTS)
 
 
-def _damaged(path: Path) -> str | None:
+def _require_readable(part: Path, file: HubFile) -> None:
+    """Raises DownloadError for weights that are as the hub lists them and damaged all the same."""
     from safetensors import SafetensorError, safe_open
 
+    if not file.name.endswith(".safetensors"):
+        return
     try:
-        with safe_open(str(path), framework="numpy"):
-            return None
+        with safe_open(part, framework="numpy"):
+            return
     except SafetensorError as error:
-        return f"its header does not fit ({str(error).split(chr(10))[0]})"
+        part.unlink()
+        raise DownloadError("damaged", name=file.name, reason=first_line(error)) from error
 
 
 # -- the process ----------------------------------------------------------------------------

@@ -317,7 +317,8 @@ def test_weights_whose_header_does_not_fit_are_refused_though_the_checksum_does(
         client_of(stub.endpoint, tmp_path / "cache", is_offline=False),
     ):
         found = fault()
-        assert found.code == "wrong_bytes" and "header" in found.text
+        assert found.code == "damaged" and f"{WEIGHTS} is damaged on the hub itself" in found.text
+        assert sum(WEIGHTS in asked for asked in stub.requests if asked.startswith("GET")) == 1
         assert not weights(tmp_path / "cache")
 
 
