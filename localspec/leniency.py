@@ -56,10 +56,8 @@ class Factor:
 
 Leniency = Threshold | Typical | Factor
 THRESHOLD = "threshold"
-_RULES: Mapping[str, type[Threshold] | type[Typical] | type[Factor]] = {
-    THRESHOLD: Threshold,
-    "typical": Typical,
-    "factor": Factor,
+_RULES: Mapping[str, type[Leniency]] = {
+    rule.__name__.lower(): rule for rule in (Threshold, Typical, Factor)
 }
 
 
