@@ -57,7 +57,7 @@ class ReplyParts:
             self._think(limit, len(tokens), 0)
         elif limit.opening[: len(begun)] != begun:
             self._limit = None
-        elif limit.budget is not None:  # a mark is not cut
+        elif limit.budget is not None:  # the opening is written whole
             self.end = max(self.end, len(tokens) + 1)
 
     def closing(self, num_tokens: int) -> tuple[int, ...]:

@@ -121,15 +121,15 @@ class ConversationList:
     # changes
 
     def rename(self, conversation_id: int, title: str) -> None:
-        written = {} if self._unlogged.is_on else {"title": title}
-        self.change(conversation_id, title_by="person", **written)
+        columns = {} if self._unlogged.is_on else {"title": title}
+        self.change(conversation_id, title_by="person", **columns)
         self._unlogged.keep_title(conversation_id, title)
 
     def entitle(self, conversation_id: int, title: str) -> bool:
         """A title by the model, in the place of the first words; whether it was taken."""
-        written = None if self._unlogged.is_on else title
+        kept = None if self._unlogged.is_on else title
         with self._db.writing() as tables:
-            is_taken = tables.execute(queries.ENTITLE, written, conversation_id) == 1
+            is_taken = tables.execute(queries.ENTITLE, kept, conversation_id) == 1
             tables.changes["conversation"] += is_taken
         if is_taken:
             self._unlogged.keep_title(conversation_id, title)

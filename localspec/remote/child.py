@@ -61,8 +61,9 @@ STOOD_STILL = (
 
 @contextmanager
 def _endings_held_back() -> Iterator[None]:
-    """What ends a program is sent to all its processes. One that is started here receives none of
-    it, also before it can ignore it. Windows has no such mask."""
+    """Block the signals that end a program, which a terminal sends to all its processes. A process
+    that is started here inherits the mask, so none reaches it before it ignores them. Windows has
+    no such mask."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -273,7 +274,7 @@ class ChildBackend:
         self._outgoing.put(wire.packed(message))
 
     def _dispatch(self) -> None:
-        """Send what is queued; a stopped process would hold up whoever did it himself."""
+        """Send what is queued. In a thread of its own, since a stopped process empties no pipe."""
         while (data := self._outgoing.get()) is not None:
             try:
                 wire.send(self._pipe, data)
