@@ -41,12 +41,7 @@ from localspec.engine.controller import identity
 from localspec.engine.shipped_acceptance import read_accepted
 from localspec.errors import ConfigError
 from localspec.formats.folder_files import check_folder
-from localspec.machine.hardware import (
-    confirmed_by_torch,
-    free_bytes_now,
-    on_device,
-    probe,
-)
+from localspec.machine.hardware import free_bytes_now, hardware_for, probe
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
 from localspec.machine.sources import Source, resolve
 from localspec.options import FASTEST, KERNELS, SAME_BITS, USUAL_PARALLEL, LoadOptions
@@ -204,9 +199,7 @@ def _begun(
     source = resolve(options, report)
     _check_kernels(options.kernels)
     machine = probe()
-    hardware = on_device(machine, options.device)
-    if options.device != "cpu":
-        hardware = confirmed_by_torch(hardware, torch)
+    hardware = hardware_for(machine, options.device, torch)
     place = place_for(options, source, hardware, torch)
     require_movable_draft(options, source)
     draft_at = draft_places(options, place, machine, torch)

@@ -29,7 +29,7 @@ from localspec.machine.hardware import (
     Hardware,
     confirmed_by_torch,
     free_bytes_now,
-    on_device,
+    hardware_for,
     torch_index,
 )
 from localspec.machine.plans import (
@@ -132,9 +132,7 @@ def draft_places(
     A draft stays in full precision: it is small, and its steps are what must be cheap."""
     beside = replace(place, bits=None, quantises_head=False)
     if options.draft_device is not None:
-        asked = on_device(machine, options.draft_device, "--draft-device")
-        if asked.device != "cpu":
-            asked = confirmed_by_torch(asked, torch)
+        asked = hardware_for(machine, options.draft_device, torch, "--draft-device")
         there = _moved(beside, asked, torch)
         return (beside if there.device == place.device else there,)
     if place.device.type != "cuda":

@@ -240,10 +240,12 @@ def on_device(hardware: Hardware, name: str | None, flag: str = "--device") -> H
     raise ConfigError(f"{flag} {name} is not here. The machine has: {', '.join(known)}.")
 
 
-def hardware_for(device: str | None, torch: Any) -> Hardware:
-    """This machine with the device that was asked for, as torch sees it. Raises ConfigError."""
-    found = on_device(probe(), device)
-    return found if device == "cpu" else confirmed_by_torch(found, torch)
+def hardware_for(
+    machine: Hardware, name: str | None, torch: Any, flag: str = "--device"
+) -> Hardware:
+    """As `on_device`, as torch sees it."""
+    found = on_device(machine, name, flag)
+    return found if name == "cpu" else confirmed_by_torch(found, torch)
 
 
 # -- torch's view ---------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from localspec.forward.heads.mtp import ships_mtp
 from localspec.forward.model import kv_shape
 from localspec.forward.weights import read_config
 from localspec.machine.compatibility import require_compatible
-from localspec.machine.hardware import hardware_for
+from localspec.machine.hardware import hardware_for, probe
 from localspec.machine.sources import Source, resolve
 from localspec.options import LoadOptions
 from localspec.placement import Place, place_for
@@ -210,7 +210,7 @@ def _target(load: LoadOptions, threads: int | None) -> tuple[Source, Place]:
     if threads is not None:
         torch.set_num_threads(require_threads("--threads", threads))
     source = resolve(load)
-    place = place_for(load, source, hardware_for(load.device, torch), torch)
+    place = place_for(load, source, hardware_for(probe(), load.device, torch), torch)
     kv_shape(read_config(source.target), place.context_length)  # refuses what the chat refuses
     if ChatTemplate.load(source.target).is_raw:
         raise ModelError(
