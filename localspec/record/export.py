@@ -125,10 +125,9 @@ def _replace(out: Path, write: Callable[[Path], None]) -> None:
             create_private(part)
             write(part)
     except (OSError, sqlite3.Error) as error:
-        why = diagnose(error).fact if isinstance(error, sqlite3.Error) else error.strerror
         raise StoreError(
-            f"The export {out} cannot be written: {why or error}. Choose a file in a folder that "
-            "exists, may be written and has room."
+            f"The export {out} cannot be written: {diagnose(error).fact}. Choose a file in a "
+            "folder that exists, may be written and has room."
         ) from error
 
 

@@ -289,7 +289,7 @@ def test_failing_export_leaves_no_half_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", fail)  # the file is written by then, but not in place
-    with pytest.raises(StoreError, match="cannot be written: No space left"):
+    with pytest.raises(StoreError, match="cannot be written: the disk is full"):
         export(store, Scope(), format, folder / "out")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     monkeypatch.undo()
