@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -61,6 +62,16 @@ def why_not_writable(path: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
+
+
+def free_disk(path: Path) -> int | None:
+    """Bytes free on the disk of a file or folder that need not be there yet; None where the system
+    does not say."""
+    place = next((each for each in (path, *path.parents) if each.exists()), path)
+    try:
+        return shutil.disk_usage(place).free
+    except OSError:
+        return None
 
 
 def try_lock(file: IO[bytes]) -> bool:

@@ -9,7 +9,6 @@ Not here: the reasoning (recommend), the page (web), loading (load).
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from localspec.config import Profile, Settings, load_profiles
 from localspec.errors import ConfigError, LocalspecError, ModelError
+from localspec.files import free_disk
 from localspec.formats.folder_files import weight_files
 from localspec.formats.gguf_file import parts_of
 from localspec.machine.download_faults import DownloadFault
@@ -87,7 +87,7 @@ class Catalogue:
     ) -> CatalogueState:
         """freed_bytes: what the loaded model would give back."""
         hardware = on_device(self.probe(), self.asked.device)
-        cached, disk = cached_models(), disk_free()
+        cached, disk = cached_models(), free_disk(cache_folder())
         models, notices = self._models(cached)
         more, others = of_other_programs()
         models += more
@@ -236,15 +236,6 @@ def cache_folder() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
-
-
-def disk_free() -> int | None:
-    folder = cache_folder()
-    existing = next((each for each in (folder, *folder.parents) if each.is_dir()), None)
-    try:
-        return None if existing is None else shutil.disk_usage(existing).free
-    except OSError:
-        return None
 
 
 # -- when memory is short -------------------------------------------------------------------

@@ -10,7 +10,6 @@ Source of `never_run`: the project is developed and tested on Linux computers wi
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 from localspec.config import PROJECT_FOLDER, Settings, load_profiles, settings_for
 from localspec.errors import ConfigError, first_line
-from localspec.files import why_not_writable
+from localspec.files import free_disk, why_not_writable
 from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
 from localspec.machine.sources import is_whole
 from localspec.units import gib
@@ -162,10 +161,9 @@ def _home(home: Path) -> Iterator[Finding]:
             f"{home} cannot be written ({why}), so chats would be lost at the end.",
             "Give a folder of your own with --home, or correct its permissions.",
         )
-    existing = next(each for each in (home, *home.parents) if each.exists())
-    free = shutil.disk_usage(existing).free
-    if free < LEAST_DISK_BYTES:
-        yield _missing("disk", f"Only {gib(free)} is free at {existing}.", "Free at least 1 GiB.")
+    free = free_disk(home)
+    if free is not None and free < LEAST_DISK_BYTES:
+        yield _missing("disk", f"Only {gib(free)} is free at {home}.", "Free at least 1 GiB.")
     else:
         yield _found("disk", f"{gib(free)} free")
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from localspec.errors import first_line
-from localspec.files import replacing
+from localspec.files import free_disk, replacing
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.hub_files import HubFile, Survey, gb, search, survey
 
@@ -71,11 +70,11 @@ def fetch(model_id: str, on_survey: Callable[[Survey], None], report: Report) ->
 def require_disk(found: Survey) -> None:
     """Room for what is still to come, before the first byte of it."""
     needed = found.num_bytes - sum(found.held_bytes().values())
-    place = next(each for each in (found.folder, *found.folder.parents) if each.is_dir())
-    free = max(0, shutil.disk_usage(place).free - SPARE_DISK_BYTES)
-    if needed > free:
-        sizes = {"needed": gb(needed), "free": gb(free)}
-        raise DownloadError("too_little_disk", model_id=found.model_id, place=place, **sizes)
+    free = free_disk(found.folder)
+    room = needed if free is None else max(0, free - SPARE_DISK_BYTES)
+    if needed > room:
+        said = {"needed": gb(needed), "free": gb(room), "place": found.folder.parent}
+        raise DownloadError("too_little_disk", model_id=found.model_id, **said)
 
 
 # -- one file -------------------------------------------------------------------------------

@@ -94,6 +94,17 @@ def test_a_little_disk_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "disk" in names(doctor_report(settings_for(tmp_path), CPU, tmp_path), "missing")
 
 
+def test_a_disk_that_does_not_answer_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_: Path) -> None:
+        raise OSError("the network drive is gone")
+
+    monkeypatch.setattr(shutil, "disk_usage", gone)
+    report = doctor_report(settings_for(tmp_path), CPU, tmp_path)
+    assert {"name": "disk", "value": "– free"} in report["found"]
+
+
 def test_a_broken_profile_is_missing_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "profiles" / "models"
     folder.mkdir(parents=True)

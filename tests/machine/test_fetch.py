@@ -266,7 +266,7 @@ def test_a_disk_without_room_is_said_before_the_first_byte(
     hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = SimpleNamespace(free=fetching.SPARE_DISK_BYTES + 1000)
-    monkeypatch.setattr(fetching.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     found = fault()
     assert found.code == "too_little_disk" and "Nothing was fetched" in found.remedy
     assert not hub.asked_for("resolve")
