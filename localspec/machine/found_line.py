@@ -37,10 +37,14 @@ def _short(gpu: Gpu) -> str:
 
 
 def _without_gpu(hardware: Hardware) -> str:
-    cpu, cores, amounts = hardware.host.cpu_name, hardware.host.num_cpu_cores, _amounts(hardware)
+    cpu, cores = hardware.host.cpu_name, counted(hardware.host.num_cpu_cores, "core")
     if hardware.device == "mps":
-        return f"Found an Apple GPU ({cpu}), which shares the RAM: {amounts}."
-    return f"No GPU that can be used: {cpu}, {counted(cores, 'core')}, RAM {amounts}."
+        return f"Found an Apple GPU ({cpu}), which shares the RAM: {_amounts(hardware)}."
+    build = hardware.torch_build
+    is_left_out = hardware.gpus and (build is None or build.cuda)  # by --device
+    begin = "Found" if is_left_out else "No GPU that can be used:"
+    others = _others(hardware) if is_left_out else ""
+    return f"{begin} {cpu}, {cores}, RAM {_amounts(hardware)}.{others}"
 
 
 def _amounts(hardware: Hardware) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from localspec.machine import nvml
 from localspec.machine.found_line import found_line
-from localspec.machine.hardware import Host, confirmed_by_torch, probe
+from localspec.machine.hardware import Host, confirmed_by_torch, on_device, probe
 from localspec.machine.plans import full_precision, room_for
 from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 
@@ -78,6 +78,16 @@ def test_the_engine_this_program_started_is_not_another_program() -> None:
 def test_without_a_gpu_the_processor_is_named() -> None:
     found = line(FakeNvml(failing={"nvmlInit": 12}))
     assert found == "No GPU that can be used: A CPU, 8 cores, RAM 32.0 GiB, 20.0 GiB free."
+
+
+def test_a_gpu_that_is_left_out_by_choice_can_be_used() -> None:
+    machine = probe(FakeNvml(), LINUX, CUDA_BUILD)
+    assert found_line(on_device(machine, "cpu")) == (
+        "Found A CPU, 8 cores, RAM 32.0 GiB, 20.0 GiB free. Beside it: RTX 4070 (cuda:0, 10.0 GiB "
+        "free)."
+    )
+    without_cuda = probe(FakeNvml(), LINUX, CPU_BUILD)
+    assert found_line(without_cuda).startswith("No GPU that can be used: A CPU")
 
 
 # -- a Mac, faked: nothing here has run on one ----------------------------------------------
