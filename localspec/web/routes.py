@@ -5,7 +5,7 @@ out of a file), /read (the text of a file to attach), /tokens and /audit (where 
 reply came from, and its replay), /models (the Models tab), /localspec/* (scripts and styles).
 
 Contract: every route only reads its query or body and calls the service or the tab's controller.
-Message ids are numbers. A LocalspecError becomes a sentence with status 404 or 409.
+Message ids are numbers. A LocalspecError becomes a sentence with status 409.
 
 Not here: who may ask, and what a browser may keep (guard).
 """
@@ -57,6 +57,7 @@ EXPORTS: dict[Format, tuple[str, str]] = {
 def add_routes(api: Any, service: ChatService, models: ModelsController) -> None:
     """Add all of them to the server's application."""
     routes = _Routes(service, models)
+    api.add_exception_handler(LocalspecError, _refused)
     api.add_route(HEALTH_PATH, routes.health)
     api.add_route("/live", routes.live)
     api.add_route("/localspec/{name}", routes.static)
@@ -139,10 +140,7 @@ class _Routes:
 
     async def import_file(self, request: Request) -> Response:
         body = await request.body()
-        try:
-            found = await run_in_threadpool(self._service.import_conversations, body)
-        except LocalspecError as error:
-            return JSONResponse({"error": str(error)}, 409)
+        found = await run_in_threadpool(self._service.import_conversations, body)
         return JSONResponse({"imported": len(found), "last": found[-1]})
 
     async def read(self, request: Request) -> Response:
@@ -156,11 +154,8 @@ class _Routes:
         return JSONResponse(self._models.view())
 
     async def act_on_models(self, request: Request) -> Response:
-        try:
-            asked = _action_in(await request.body(), is_this_machine(request.scope))
-            return JSONResponse(await run_in_threadpool(self._models.act, asked))
-        except LocalspecError as error:
-            return JSONResponse({"error": str(error)}, 409)
+        asked = _action_in(await request.body(), is_this_machine(request.scope))
+        return JSONResponse(await run_in_threadpool(self._models.act, asked))
 
 
 def _of_message(request: Request, find: Callable[[int], dict[str, Any]]) -> Response:
@@ -168,10 +163,11 @@ def _of_message(request: Request, find: Callable[[int], dict[str, Any]]) -> Resp
     message_id = number_of(request.query_params.get("message"))
     if message_id is None:
         return JSONResponse({"error": "Name a message by its number."}, 400)
-    try:
-        return JSONResponse(find(message_id))
-    except LocalspecError as error:
-        return JSONResponse({"error": str(error)}, 404)
+    return JSONResponse(find(message_id))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 409)
 
 
 def _read(service: ChatService, name: str, data: bytes) -> dict[str, Any]:
