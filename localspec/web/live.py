@@ -124,8 +124,12 @@ def model_words(loaded: Description | None, otherwise: str) -> list[str]:
         return [otherwise, ""]
     if loaded.server is not None:
         return [short(loaded.target), loaded.device]
-    draft = f" · draft {short(loaded.draft)}" if loaded.draft else ""
-    return [short(loaded.target), f"{loaded.precision}{draft}"]
+    return [short(loaded.target), precision_words(loaded.precision, loaded.draft)]
+
+
+def precision_words(precision: str | None, draft: str | None) -> str:
+    """A model's precision, and the draft beside it."""
+    return f"{precision} · draft {short(draft)}" if draft else str(precision)
 
 
 def short(model_id: str) -> str:

@@ -35,7 +35,7 @@ from localspec.machine.recommend import Card
 from localspec.options import LoadOptions, RemoteServer
 from localspec.record.api_keys import MOST_CHARACTERS
 from localspec.record.rows import RecentGain
-from localspec.web.live import short
+from localspec.web.live import precision_words, short
 from localspec.web.markup import macros
 
 READ_AGAIN_S = 15.0
@@ -175,7 +175,7 @@ class ModelsController:
             {
                 "id": card.id,
                 "name": short(card.name),
-                "words": " · ".join(filter(None, (str(card.plan.precision), _draft_words(card)))),
+                "words": precision_words(card.plan.precision, card.plan.draft_name),
                 "is_loaded": card.id == target,
             }
             for card in self.cards()
@@ -338,10 +338,6 @@ def _entry_of(server: RemoteServer, loaded: Description | None) -> dict[str, Any
     is_loaded = loaded is not None and loaded.server is not None
     name = short(loaded.target) if loaded is not None and is_loaded else "Server"
     return {"id": server.url, "name": name, "words": server.url, "is_loaded": is_loaded}
-
-
-def _draft_words(card: Card) -> str:
-    return f"draft {short(card.plan.draft_name)}" if card.plan.draft_name else ""
 
 
 def controller_of(service: ChatService) -> ModelsController:
