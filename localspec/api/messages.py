@@ -59,7 +59,11 @@ class AnthropicMessage(Fields):
             for one in parts
             if one.type == "tool_result"
         ]
-        calls = tuple(_earlier_call(one) for one in parts if one.type == "tool_use")
+        calls = tuple(
+            ToolCall(one.id, one.name, json.dumps(one.input, ensure_ascii=False))
+            for one in parts
+            if one.type == "tool_use"
+        )
         rest = [one for one in parts if one.type not in APART]
         text = text_of(self.content if isinstance(self.content, str) else rest, param)
         if answers and not text:
@@ -163,10 +167,6 @@ class MessageHead:
         self, content: list[dict[str, Any]], usage: dict[str, int], **more: Any
     ) -> dict[str, Any]:
         return {**self._fields, "content": content, **self.ending(None), "usage": usage, **more}
-
-
-def _earlier_call(block: Block) -> ToolCall:
-    return ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -96,13 +96,10 @@ class RunningTurn:
 
 
 def stats_before(request: Request, start: Start) -> TurnStats:
+    digest = hashlib.sha256(repr(start.prompt).encode()).hexdigest()
     return TurnStats(
         len(start.prompt),
         exact=request.sampling.leniency is None,
-        prompt_fingerprint=_fingerprint(start.prompt),
+        prompt_fingerprint=digest[:FINGERPRINT_LENGTH],
         continued_from=start.source,
     )
-
-
-def _fingerprint(prompt: tuple[int, ...]) -> str:
-    return hashlib.sha256(repr(prompt).encode()).hexdigest()[:FINGERPRINT_LENGTH]
