@@ -33,25 +33,6 @@ Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits
 WAIT_COLUMNS = ("Waits", *(f"P{100 * share:.0f}" for share in SHARES), "tokens")
 
-TURN_COLUMNS = (
-    "Turn",
-    "Drafter",
-    "Gain, whole reply",
-    "Gain, decoding",
-    "Tokens",
-    "Decoding",
-    "Tokens / s",
-    "First token",
-    "Whole reply",
-    "Guesses right",
-    "Guessed of the text",
-    "Mean length",
-    "γ",
-    "Temperature",
-    "Kind",
-    "Ended",
-    "Checked",
-)
 MAX_LINES = 100  # of the table
 
 
@@ -156,34 +137,34 @@ def reached_acceptance(rounds: Sequence[Row]) -> float | None:
     return ratio(accepted, accepted + refused)
 
 
-def turn_table(rows: Sequence[Row]) -> list[list[Any]]:
-    """One line a turn, newest first, at most MAX_LINES, in the order of TURN_COLUMNS. Tokens by the
-    time of decoding are the tokens per second."""
+def turn_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One line a turn, newest first, at most MAX_LINES. Tokens by the time of decoding are the
+    tokens per second."""
     newest = reversed(rows[-MAX_LINES:])
     return [_line(len(rows) - place, row) for place, row in enumerate(newest)]
 
 
-def _line(turn: int, row: Row) -> list[Any]:
-    workload, reason = row["workload"], row["finish_reason"]
-    return [
-        turn,
-        drafters_of(row),
-        number(row["speedup"], " ×", 2),
-        number(row["decode_speedup"], " ×", 2),
-        DASH if row["num_output_tokens"] is None else row["num_output_tokens"],
-        took(row["decode_ms"]),
-        number(row["tokens_per_second"]),
-        took(row["ttft_ms"]),
-        took(row["reply_ms"]),
-        percent(row["acceptance_rate"]),
-        percent(row["draft_share"]),
-        number(row["mean_accepted_length"], digits=2),
-        number(row["mean_num_draft_tokens"]),
-        number(row["temperature"], digits=2),
-        kind_words(workload) if workload else DASH,
-        ENDED.get(reason, "not ended"),
-        DASH if row["exact"] is None else badge(row) or "exact",
-    ]
+def _line(turn: int, row: Row) -> dict[str, Any]:
+    workload, num_tokens = row["workload"], row["num_output_tokens"]
+    return {
+        "Turn": turn,
+        "Drafter": drafters_of(row),
+        "Gain, whole reply": number(row["speedup"], " ×", 2),
+        "Gain, decoding": number(row["decode_speedup"], " ×", 2),
+        "Tokens": DASH if num_tokens is None else num_tokens,
+        "Decoding": took(row["decode_ms"]),
+        "Tokens / s": number(row["tokens_per_second"]),
+        "First token": took(row["ttft_ms"]),
+        "Whole reply": took(row["reply_ms"]),
+        "Guesses right": percent(row["acceptance_rate"]),
+        "Guessed of the text": percent(row["draft_share"]),
+        "Mean length": number(row["mean_accepted_length"], digits=2),
+        "γ": number(row["mean_num_draft_tokens"]),
+        "Temperature": number(row["temperature"], digits=2),
+        "Kind": kind_words(workload) if workload else DASH,
+        "Ended": ENDED.get(row["finish_reason"], "not ended"),
+        "Checked": DASH if row["exact"] is None else badge(row) or "exact",
+    }
 
 
 def arm(row: Row) -> str:

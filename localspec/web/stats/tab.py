@@ -99,5 +99,5 @@ def fill(service: ChatService, selection: Selection) -> list[str]:
         PANELS.verdict(*verdict, summary, saved_ms, num_apart),
         PANELS.plots(plots, MAIN),
         PANELS.folded("All figures", all_figures) if rows else "",
-        PANELS.turns(stats.TURN_COLUMNS, stats.turn_table(rows), len(rows)),
+        PANELS.turns(stats.turn_table(rows), len(rows)),
     ]

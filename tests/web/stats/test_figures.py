@@ -144,21 +144,21 @@ def test_without_a_comparison_the_verdict_says_why() -> None:
 
 def test_of_many_turns_the_table_has_the_newest() -> None:
     rows = [ROW] * (stats.MAX_LINES + 7)
-    shown = PANELS.turns(stats.TURN_COLUMNS, stats.turn_table(rows), len(rows))
+    shown = PANELS.turns(stats.turn_table(rows), len(rows))
     assert f"Newest {stats.MAX_LINES} of {stats.MAX_LINES + 7} turns" in shown
     assert shown.count("<tr>") == stats.MAX_LINES + 1
 
 
 def test_the_table_shows_newest_first_with_dashes_for_unknown() -> None:
     table = stats.turn_table([ROW, OFF, NOTHING])
-    assert [line[0] for line in table] == [3, 2, 1]
-    by_name = dict(zip(stats.TURN_COLUMNS, table[1], strict=True))
+    assert [line["Turn"] for line in table] == [3, 2, 1]
+    by_name = table[1]
     assert (by_name["Gain, whole reply"], by_name["Guesses right"], by_name["Tokens / s"]) == (
         "–",
         "–",
         "30.0",
     )
-    assert "0" not in table[0][1:]
+    assert "0" not in table[0].values()
 
 
 def test_the_verdict_says_how_many_turns_it_stands_on() -> None:
@@ -175,10 +175,7 @@ def test_lenient_turns_are_counted_marked_and_compared_apart() -> None:
     assert "1 turn was lenient: 7 of 100 tokens would have been refused" in shown
     exact = stats.summarise([ROW, NOTHING])
     assert "lenient" not in PANELS.verdict("good", "said", exact, None) + PANELS.figures(exact)
-    lines = [
-        dict(zip(stats.TURN_COLUMNS, line, strict=True))
-        for line in stats.turn_table([NOTHING, ROW, LENIENT])
-    ]
+    lines = stats.turn_table([NOTHING, ROW, LENIENT])
     assert [line["Checked"] for line in lines] == [
         "lenient: 7 of 100 tokens would have been refused",
         "exact",

@@ -338,10 +338,10 @@ def test_the_page_and_the_report_write_what_the_steps_say(
     service: ChatService, expected: dict[int, Figures]
 ) -> None:
     rows = service.turn_rows()
-    table = {line[0]: line for line in stats.turn_table(rows)}
+    table = {line["Turn"]: line for line in stats.turn_table(rows)}
     for place, row in enumerate(rows, 1):
         wanted = expected[row["turn_id"]]
-        line = dict(zip(stats.TURN_COLUMNS, table[place], strict=True))
+        line = table[place]
         assert line["Gain, whole reply"] == number(wanted["speedup"], " ×", 2)
         assert line["Gain, decoding"] == number(wanted["decode_speedup"], " ×", 2)
         assert line["Guesses right"] == percent(wanted["acceptance_rate"])
