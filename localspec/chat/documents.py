@@ -41,10 +41,8 @@ def read_file(name: str, data: bytes) -> ReadFile:
     if not data:
         raise RequestError(f"{name} is empty, so it was not attached.")
     if len(data) > MAX_DOCUMENT_BYTES:
-        raise RequestError(
-            f"{name} has {len(data):,} bytes, but a file may have {MAX_DOCUMENT_BYTES:,}. Attach "
-            "the part that matters."
-        )
+        most = f"a file may have {MAX_DOCUMENT_BYTES:,}"
+        raise _too_much(name, f"has {len(data):,} bytes, but {most}")
     if b"%PDF-" in data[:1024]:
         found = _guarded(name, data, _pdf)
     elif data.startswith(b"PK\x03\x04") and b"word/document.xml" in data:
@@ -52,11 +50,13 @@ def read_file(name: str, data: bytes) -> ReadFile:
     else:
         found = ReadFile(name, text_of(name, data))
     if (num_bytes := len(found.text.encode("utf-8", "replace"))) > MAX_FILE_BYTES:
-        raise RequestError(
-            f"{name} holds {num_bytes:,} bytes of text, but a file may have {MAX_FILE_BYTES:,}. "
-            "Attach the part that matters."
-        )
+        held = f"holds {num_bytes:,} bytes of text"
+        raise _too_much(name, f"{held}, but a file may have {MAX_FILE_BYTES:,}")
     return found
+
+
+def _too_much(name: str, what: str) -> RequestError:
+    return RequestError(f"{name} {what}. Attach the part that matters.")
 
 
 def _guarded(name: str, data: bytes, read: Callable[[str, bytes], ReadFile]) -> ReadFile:
@@ -83,18 +83,12 @@ def _pdf(name: str, data: bytes) -> ReadFile:
         )
     num_pages = len(reader.pages)
     if num_pages > MAX_PAGES:
-        raise RequestError(
-            f"{name} has {num_pages:,} pages, but at most {MAX_PAGES} are read. Attach the part "
-            "that matters."
-        )
+        raise _too_much(name, f"has {num_pages:,} pages, but at most {MAX_PAGES} are read")
     texts = []
     for page in reader.pages:
         texts.append(page.extract_text().strip())
         if time.monotonic() - started_s > MAX_READ_S:
-            raise RequestError(
-                f"{name} takes longer than {MAX_READ_S:.0f} s to read. Attach the part that "
-                "matters."
-            )
+            raise _too_much(name, f"takes longer than {MAX_READ_S:.0f} s to read")
     pages = counted(num_pages, "page")
     if not any(texts):
         raise RequestError(
@@ -111,10 +105,8 @@ def _docx(name: str, data: bytes) -> ReadFile:
     with zipfile.ZipFile(io.BytesIO(data)) as packed:
         num_bytes = sum(part.file_size for part in packed.infolist())
     if num_bytes > MAX_UNPACKED_BYTES:
-        raise RequestError(
-            f"{name} unpacks to {num_bytes:,} bytes, but at most {MAX_UNPACKED_BYTES:,} are read. "
-            "Attach the part that matters."
-        )
+        most = f"at most {MAX_UNPACKED_BYTES:,} are read"
+        raise _too_much(name, f"unpacks to {num_bytes:,} bytes, but {most}")
     blocks = [block for block in _blocks(docx.Document(io.BytesIO(data))) if block.strip()]
     if not blocks:
         raise RequestError(f"{name} holds no text, so it was not attached.")
