@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
-from localspec.core import AUTO, FinishReason, SamplingParams, Step
+from localspec.core import AUTO, LARGEST_INTEGER, FinishReason, SamplingParams, Step
 from localspec.errors import LocalspecError, RequestError
 from localspec.off_code import OffCode
 from localspec.precisions import PRECISIONS
@@ -96,6 +96,9 @@ class Request:
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise RequestError(f"max tokens is {self.max_tokens}, but a reply needs at least 1.")
+        for name in ("max_tokens", "thinking_budget"):
+            if (value := getattr(self, name) or 0) > LARGEST_INTEGER:
+                raise RequestError(f"{name} is {value}, but it must be smaller than 2^63.", name)
         if "" in self.stop:
             raise RequestError("A stop string is empty. Remove it, or enter a text.")
         if not 0 <= (self.num_draft_tokens or 0) <= LARGEST_FIXED_LENGTH:

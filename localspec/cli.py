@@ -19,11 +19,11 @@ import typer
 
 from localspec.bench.commands import app as bench_app
 from localspec.cluster_command import cluster
+from localspec.core import LARGEST_INTEGER
 from localspec.errors import ConfigError, StoreError
 from localspec.flags import HomeFlag, JsonFlag, finish, loading, run_app
 from localspec.generate_command import generate, open_log_of
 from localspec.options import LoadOptions
-from localspec.record.rows import LARGEST_INTEGER
 from localspec.serve_command import keys as keys_app
 from localspec.serve_command import serve
 from localspec.training.commands import app as train_app

@@ -29,7 +29,7 @@ OFF = "off"  # the name of plain decoding as an arm
 AUTO = "auto"  # the name of the controller's free choice
 
 COLDEST = 1e-40  # the lowest temperature above 0
-TOO_LARGE_A_SEED = 2**63  # the log takes smaller ones
+LARGEST_INTEGER = 2**63 - 1  # that the log can hold
 # Of the fields of SamplingParams, the smallest and the largest value.
 RANGES: Mapping[str, tuple[float, float]] = {
     "temperature": (0, 5), "top_k": (0, 1_000_000), "top_p": (1e-6, 1), "min_p": (0, 1),
@@ -71,7 +71,7 @@ class SamplingParams:
                 f"the likeliest token always, or at least {COLDEST}.",
                 "temperature",
             )
-        if self.seed is not None and not abs(self.seed) < TOO_LARGE_A_SEED:
+        if self.seed is not None and abs(self.seed) > LARGEST_INTEGER:
             raise RequestError(f"seed is {self.seed}, but it must be smaller than 2^63.", "seed")
 
 

@@ -25,7 +25,6 @@ from localspec.turn_stats import TurnStats
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
 MOST_OTHERS = 15  # combinations whose learnt state is kept beside the one that is saved
-LARGEST_INTEGER = 2**63 - 1
 MAX_TITLE_LENGTH = 200
 CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
 PAGE, API = "page", "api"  # where a conversation was held

@@ -129,6 +129,8 @@ def test_parts_of_text_are_joined(client: OpenAI) -> None:
         ({"extra_body": {"workload": "poems"}}, "workload", "no kind of text called 'poems'"),
         ({"extra_body": {"best_of": 3}}, "best_of", "does not know the field"),
         ({"extra_body": {"top_k": -2}}, "top_k", "top_k is -2, but it must lie between 0"),
+        ({"extra_body": {"thinking_budget": 2**63}}, "thinking_budget", "must be smaller than 2"),
+        ({"max_tokens": 2**63}, "max_tokens", "must be smaller than 2"),
         ({"extra_body": {"topK": 3}}, "topK", "does not know the field 'topK'"),
         (
             {"messages": [{"role": "user", "content": [{"text": "hi"}]}]},

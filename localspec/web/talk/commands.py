@@ -17,6 +17,7 @@ from typing import Any
 
 from localspec.chat.attachments import Attachment
 from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage, clean
+from localspec.core import LARGEST_INTEGER
 from localspec.errors import LocalspecError, RequestError
 from localspec.record.conversations import PROMPT
 from localspec.web.talk.form import Form, panel
@@ -305,6 +306,6 @@ class Command:
 
     def _number(self, name: str) -> int:
         value = self.asked.get(name)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > LARGEST_INTEGER:
             raise RequestError("The page asked for something that is not there. Reload it.")
         return value

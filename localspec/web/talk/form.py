@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from localspec.backend import LARGEST_FIXED_LENGTH
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.core import AUTO, RANGES, TOO_LARGE_A_SEED, SamplingParams
+from localspec.core import AUTO, LARGEST_INTEGER, RANGES, SamplingParams
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import RequestError
 from localspec.files import parsed
@@ -45,7 +45,7 @@ DRAWN = {
     "temperature": "The temperature", "top_k": "Top-k", "top_p": "Top-p", "min_p": "Min-p",
     "repetition_penalty": "The repetition penalty",
 }  # fmt: skip
-MOST_SEED = TOO_LARGE_A_SEED - 1
+SEEDS = (-LARGEST_INTEGER, LARGEST_INTEGER)
 MOST_STOPS, LONGEST_STOP = 16, 200  # looked for in every token's text
 N = TypeVar("N", int, float)
 TEMPLATE_SIGNS = str.maketrans({sign: f"&#{ord(sign)};" for sign in "$`{}\\"})
@@ -95,7 +95,7 @@ class Form:
 
     def settings(self) -> ReplySettings:
         """Raises RequestError for a value out of range."""
-        drawn = dict[str, Any](seed=_number(int, "The seed", self.seed, -MOST_SEED, MOST_SEED))
+        drawn = dict[str, Any](seed=_number(int, "The seed", self.seed, *SEEDS))
         for name, said in DRAWN.items():
             kind = type(getattr(SamplingParams, name))
             found = _number(kind, said, getattr(self, name), *RANGES[name])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.chat.attachments import Attachment, with_attachments
+from localspec.core import LARGEST_INTEGER
 from localspec.errors import ContextOverflow, RequestError
 from localspec.files import parsed
 
@@ -69,7 +70,7 @@ def _file(data: dict[str, Any]) -> Attachment:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and value > 0 else None
+    return value if isinstance(value, int) and 0 < value <= LARGEST_INTEGER else None
 
 
 def overflow(error: ContextOverflow) -> dict[str, Any]:

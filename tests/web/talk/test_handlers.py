@@ -522,6 +522,13 @@ def test_the_address_chooses_the_conversation_else_the_newest(service: ChatServi
         assert handlers.choose(other) is None
 
 
+def test_a_number_that_the_log_cannot_hold_is_refused(service: ChatService) -> None:
+    asked = {"do": "when_full", "handle": 2**63}
+    shown = asyncio.run(Command(Handlers(service), "page", None, asked, FORM).answer())
+    assert shown.warning is not None and "is not there" in shown.warning
+    assert Extras.from_data({"edits": 2**63, "left_out": 2**63}) == Extras()
+
+
 def test_a_page_that_names_no_chat_is_passed_on_as_it_is() -> None:
     passed = list[Any]()
 
