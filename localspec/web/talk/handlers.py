@@ -85,7 +85,6 @@ class Handlers:
         self._listing = threading.Lock()
         self._left_out: dict[int, int] = {}
         self._unsent: Form | None = None
-        self._model: str | None = None
 
     # conversations
 
@@ -163,11 +162,9 @@ class Handlers:
 
     @property
     def model(self) -> str | None:
-        """The name of the model that is loaded, or was loaded last."""
-        loaded = self.service.status().description
-        if loaded is not None:
-            self._model = loaded.target
-        return self._model
+        """The name of the model that is loaded, or that the next message loads again."""
+        known = self.service.lifecycle.known
+        return None if known is None else known.target
 
     def settings(self, handle: int | None) -> Form:
         """What was kept for the conversation; of a new one what its page held last, else the
