@@ -92,9 +92,8 @@ def with_interfaces(
     page: App, service: ChatService, host: str, port: int, origins: Sequence[str] = ()
 ) -> App:
     """The application with the interfaces for programs beside it."""
-    hosts = Hosts(allowed_hosts(host, port), port)
     api = make_api(ProgramService(service))
-    return ProgramGuard(api, page, service.api_keys.opens, hosts, origins)
+    return ProgramGuard(api, page, service.api_keys.opens, hosts_of(host, port), origins)
 
 
 def _end_well_at_once() -> None:
@@ -211,15 +210,15 @@ def make_app(
         theme=theme(),
         head=HEAD,
     )
-    hosts = allowed_hosts(host, port)
-    return Guard(Arrivals(with_page, presence), token, port, hosts, password, ticket=ticket)
+    hosts = hosts_of(host, port)
+    return Guard(Arrivals(with_page, presence), token, hosts, password, ticket=ticket)
 
 
-def allowed_hosts(host: str, port: int) -> frozenset[str]:
+def hosts_of(host: str, port: int) -> Hosts:
     """Names by which a browser may call this server: this machine, and where the person asked
     for another address than loopback, that one and the machine's own name. (The guard adds the
     number that each connection was made to.)"""
     names = {*LOOPBACK, f"[{host}]" if ":" in host else host}
     if host in ("0.0.0.0", "::"):
         names |= {socket.gethostname(), f"{socket.gethostname()}.local"}
-    return frozenset(f"{name.lower()}:{port}" for name in names)
+    return Hosts(frozenset(f"{name.lower()}:{port}" for name in names), port)

@@ -113,30 +113,28 @@ class Hosts:
 
 
 class Guard:
-    """The wrapper. hosts: every `name:port` by which this server may be called, beside the
-    address a connection was made to. password: None while only loopback is served. ticket: good in
-    the token's place, once."""
+    """The wrapper. password: None while only loopback is served. ticket: good in the token's place,
+    once."""
 
     def __init__(
         self,
         app: App,
         token: str,
-        port: int,
-        hosts: frozenset[str],
+        hosts: Hosts,
         password: Password | None = None,
         bodies: Bodies | None = None,
         ticket: str | None = None,
     ) -> None:
         self._app = app
         self._token = token
-        self._hosts = Hosts(hosts, port)
+        self._hosts = hosts
         self._password = password
         self._tries = Tries()
         self._bodies = bodies or Bodies()
         self._ticket = ticket
         self._ticket_until_s = time.monotonic() + TICKET_S
         self._guest_key = secrets.token_urlsafe(24)
-        self._cookie = f"localspec_{port}"  # cookies ignore the port: two servers, two names
+        self._cookie = f"localspec_{hosts.port}"  # cookies ignore the port: two servers, two names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

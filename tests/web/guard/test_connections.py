@@ -14,7 +14,7 @@ from uvicorn import Server
 
 from localspec.web.guard import bodies, connections
 from localspec.web.guard.connections import server_of
-from localspec.web.guard.security import Guard
+from localspec.web.guard.security import Guard, Hosts
 from tests.waiting import WAIT_S
 from tests.web.conftest import TOKEN, until
 
@@ -57,8 +57,8 @@ def guarded(read: bodies.Bodies) -> Iterator[tuple[Connect, Server]]:
     bound = socket.socket()
     bound.bind(("127.0.0.1", 0))
     port = bound.getsockname()[1]
-    hosts = frozenset({"ours"})
-    guard = Guard(inner, TOKEN, port, hosts, bodies=read)
+    hosts = Hosts(frozenset({"ours"}), port)
+    guard = Guard(inner, TOKEN, hosts, bodies=read)
     server = server_of(guard, lifespan="off", timeout_graceful_shutdown=1, limit_concurrency=20)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()

@@ -21,7 +21,7 @@ from localspec.web.guard.password import (
     password_in,
 )
 from localspec.web.guard.security import Guard
-from localspec.web.server import allowed_hosts, serve
+from localspec.web.server import hosts_of, serve
 
 WORDS = "correct horse battery"
 TOKEN = "the-token-of-this-launch"
@@ -38,8 +38,8 @@ class Remote:
     """A browser on another machine, before one guard that listens everywhere."""
 
     def __init__(self, address: str = "192.0.2.99") -> None:
-        hosts = allowed_hosts("0.0.0.0", 7860)
-        self.guard = Guard(Inner(), TOKEN, 7860, hosts, Password(WORDS))
+        hosts = hosts_of("0.0.0.0", 7860)
+        self.guard = Guard(Inner(), TOKEN, hosts, Password(WORDS))
         self.address = address
 
     def ask(
@@ -125,7 +125,7 @@ def test_a_name_that_a_stranger_made_point_here_is_refused() -> None:
 
 def test_without_a_password_there_is_no_door() -> None:
     remote = Remote("127.0.0.1")
-    remote.guard = Guard(Inner(), TOKEN, 7860, allowed_hosts("127.0.0.1", 7860))
+    remote.guard = Guard(Inner(), TOKEN, hosts_of("127.0.0.1", 7860))
     assert remote.log_in(WORDS, host="127.0.0.1:7860", origin="http://127.0.0.1:7860")[0] == 401
 
 

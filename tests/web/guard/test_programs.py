@@ -10,8 +10,7 @@ import pytest
 
 from localspec.web.guard.bodies import Bodies
 from localspec.web.guard.programs import ProgramGuard
-from localspec.web.guard.security import Hosts
-from localspec.web.server import allowed_hosts
+from localspec.web.server import hosts_of
 
 KEY = "sk-right"
 HOST = "127.0.0.1:7860"
@@ -50,7 +49,7 @@ def call(headers: dict[str, str], path: str = "/v1/models", body: bytes = b"{}")
             "client": ("127.0.0.1", 50000),
             "server": ("127.0.0.1", 7860),
         }
-        hosts = Hosts(allowed_hosts("127.0.0.1", 7860), 7860)
+        hosts = hosts_of("127.0.0.1", 7860)
         guard = ProgramGuard(
             api,
             page,

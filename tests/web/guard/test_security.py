@@ -10,8 +10,8 @@ import pytest
 from localspec.web.guard.bodies import Bodies
 from localspec.web.guard.policy import content_policy, script_hashes
 from localspec.web.guard.routes import MESSAGE_BYTES, SMALL_BYTES
-from localspec.web.guard.security import Guard
-from localspec.web.server import allowed_hosts
+from localspec.web.guard.security import Guard, Hosts
+from localspec.web.server import hosts_of
 
 TOKEN = "right-token"
 HOST = "127.0.0.1:7860"
@@ -77,8 +77,8 @@ def call(
             "client": ("127.0.0.1", 50000),
             "server": ("127.0.0.1", 7860),
         }
-        hosts = allowed_hosts("127.0.0.1", 7860)
-        made = Guard(inner, TOKEN, 7860, hosts, bodies=Bodies(body_s=0.2))
+        hosts = hosts_of("127.0.0.1", 7860)
+        made = Guard(inner, TOKEN, hosts, bodies=Bodies(body_s=0.2))
         await (inner if isinstance(inner, Guard) else made)(scope, receive, send)
 
     asyncio.run(run())
@@ -176,7 +176,7 @@ def test_the_token_becomes_a_strict_cookie_and_leaves_the_address() -> None:
 
 def test_a_ticket_opens_the_page_once_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     def guard() -> Guard:
-        return Guard(Inner(), TOKEN, 7860, frozenset({HOST}), ticket="once")
+        return Guard(Inner(), TOKEN, Hosts(frozenset({HOST}), 7860), ticket="once")
 
     new = guard()
     status, headers, _ = call(new, {}, "/", query="token=once")
@@ -308,7 +308,7 @@ def test_only_so_many_bodies_are_read_at_once() -> None:
             "query_string": b"",
             "headers": headers,
         }
-        guard = Guard(Inner(), TOKEN, 7860, frozenset({HOST}), bodies=bodies)
+        guard = Guard(Inner(), TOKEN, Hosts(frozenset({HOST}), 7860), bodies=bodies)
         await asyncio.gather(*(guard(scope, never, send) for _ in range(5)))
         return sent
 
@@ -376,7 +376,7 @@ def test_a_stream_is_not_held_back() -> None:
             "query_string": b"",
             "headers": [(b"host", HOST.encode()), (b"cookie", COOKIE["cookie"].encode())],
         }
-        guard = Guard(stream, TOKEN, 7860, frozenset({HOST}))
+        guard = Guard(stream, TOKEN, Hosts(frozenset({HOST}), 7860))
         await guard(scope, nothing, send)
         return passed
 
@@ -393,7 +393,7 @@ def test_web_sockets_are_refused() -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        guard = Guard(inner, TOKEN, 7860, frozenset({HOST}))
+        guard = Guard(inner, TOKEN, Hosts(frozenset({HOST}), 7860))
         await guard({"type": "websocket", "path": "/", "headers": []}, receive, send)
 
     asyncio.run(run())
@@ -401,5 +401,5 @@ def test_web_sockets_are_refused() -> None:
 
 
 def test_serving_at_another_address_allows_that_one_too() -> None:
-    assert "192.0.2.7:7860" in allowed_hosts("192.0.2.7", 7860)
-    assert "192.0.2.7:7860" not in allowed_hosts("127.0.0.1", 7860)
+    assert "192.0.2.7:7860" in hosts_of("192.0.2.7", 7860).names
+    assert "192.0.2.7:7860" not in hosts_of("127.0.0.1", 7860).names
