@@ -164,8 +164,8 @@ def _without_memory(hardware: Hardware) -> Hardware:
 def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[AvailableModel]:
     """The models to offer as targets; sentences about entries that cannot be used go to `wrong`."""
     shapes = dict[str, ModelShape]()
-    listed = [(each, p.title) for p in profiles.values() for each in p.models.values()]
-    for entry, _ in listed:
+    listed = [entry for profile in profiles.values() for entry in profile.models.values()]
+    for entry in listed:
         try:
             shapes[entry.id] = shape_from_entry(entry)
         except (ConfigError, ModelError) as error:
@@ -175,14 +175,13 @@ def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[Av
         AvailableModel(
             shape=shapes[entry.id],
             license=entry.license,
-            family=title,
             drafts=tuple(DraftCandidate(shapes[d]) for d in entry.drafts if d in shapes),
             gated=entry.gated,
             terms=entry.terms,
             page=None if entry.folder is not None else entry.page,
             note=entry.note,
         )
-        for entry, title in listed
+        for entry in listed
         if entry.id in offered
     ]
 
@@ -192,7 +191,7 @@ def cached_model(cached: CachedModel) -> AvailableModel:
     return AvailableModel(
         shape=shape_to_load(cached.folder, cached.id),
         license=None,
-        family="from the cache",
+        origin="from the cache",
         page=f"https://huggingface.co/{cached.id}",
         note="No profile knows this model: no draft model is known for it.",
     )
@@ -203,13 +202,11 @@ def folder_model(folder: Path, name: str | None = None) -> AvailableModel:
     one that cannot be loaded."""
     file, shown = gguf_of(folder), name or str(folder)
     shape = shape_to_load(folder, shown) if file is None else shape_of_gguf(file, shown)
-    family = "a folder of yours" if file is None else "a file of yours"
     note = f"Its weights are kept as {shape.stored_as}." if shape.stored_as else ""
     files = weight_files(folder) if file is None else parts_of(file)
     return AvailableModel(
         shape=shape,
         license=None,
-        family=family,
         note=note,
         place=str(file or folder),
         num_bytes=sum(each.stat().st_size for each in files),
@@ -226,7 +223,7 @@ def of_other_programs() -> tuple[list[AvailableModel], list[OtherModel]]:
             continue
         try:
             found = folder_model(each.place, each.name)
-            models.append(replace(found, family=f"from {each.program}"))
+            models.append(replace(found, origin=f"from {each.program}"))
         except ModelError as error:
             rest.append(replace(each, reason=str(error)))
     return models, rest

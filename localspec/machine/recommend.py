@@ -56,12 +56,13 @@ MOST_LOOKUP_GAIN = 2.0
 
 @dataclass(frozen=True)
 class AvailableModel:
-    """A model that can be loaded or downloaded. page: on the hub, None for what ships or is in a
-    folder. place: the path to load it by, where its name is none, and num_bytes of its weights."""
+    """A model that can be loaded or downloaded. origin: where it was found, "" for what a profile
+    lists or a person named. page: on the hub, None for what ships or is in a folder. place: the
+    path to load it by, where its name is none, and num_bytes of its weights."""
 
     shape: ModelShape
     license: str | None
-    family: str
+    origin: str = ""
     drafts: tuple[DraftCandidate, ...] = ()
     gated: bool | None = None
     terms: str | None = None
