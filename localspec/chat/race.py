@@ -21,7 +21,6 @@ from typing import Literal
 from localspec.backend import Backend, Message, Request, chunks_of
 from localspec.chat.audit import Difference, explain, first_difference
 from localspec.core import OFF, FinishReason, SamplingParams
-from localspec.errors import LocalspecError
 from localspec.speculation import speedup
 from localspec.turn_stats import TurnStats
 from localspec.workloads import recognise
@@ -30,7 +29,7 @@ NUM_RUNS = 3  # of each lane
 
 Name = Literal["plain", "speculative"]
 LanePhase = Literal["waiting", "reading", "writing", "done"]
-RacePhase = Literal["waiting", "warming", "running", "done", "cancelled", "failed"]
+RacePhase = Literal["waiting", "warming", "running", "done"]
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,13 @@ class Gains:
 @dataclass(frozen=True)
 class RaceView:
     """The race at one moment. difference: the first one, None until all are done and where all runs
-    wrote the same tokens. error: the sentence to show."""
+    wrote the same tokens. A race that is stopped or fails stays in the phase in which it was."""
 
     is_greedy: bool
     plain: Lane = Lane("plain")
     speculative: Lane = Lane("speculative")
     phase: RacePhase = "waiting"
     difference: Difference | None = None
-    error: str | None = None
 
     @property
     def gains(self) -> Gains | None:
@@ -115,25 +113,19 @@ class Race:
         self.view = RaceView(request.sampling.temperature == 0.0)
 
     def run(self, backend: Backend, cancel: threading.Event) -> None:
-        """The job. A fault ends the race with its sentence and is raised again, for the queue."""
-        try:
-            self.view = replace(self.view, phase="warming")
-            for _ in chunks_of(backend, replace(self._request, drafter=OFF, max_tokens=1), cancel):
-                pass
-            self.view = replace(self.view, phase="running")
-            for number in range(NUM_RUNS):
-                is_plain_first = self._is_plain_first is (number % 2 == 0)
-                for is_plain in (is_plain_first, not is_plain_first):
-                    if not cancel.is_set():
-                        self._run_lane(is_plain, backend, cancel)
-            if cancel.is_set():
-                self.view = replace(self.view, phase="cancelled")
-            else:
-                self._compare(backend)
-                self.view = replace(self.view, phase="done")
-        except LocalspecError as error:
-            self.view = replace(self.view, phase="failed", error=str(error))
-            raise
+        """The job."""
+        self.view = replace(self.view, phase="warming")
+        for _ in chunks_of(backend, replace(self._request, drafter=OFF, max_tokens=1), cancel):
+            pass
+        self.view = replace(self.view, phase="running")
+        for number in range(NUM_RUNS):
+            is_plain_first = self._is_plain_first is (number % 2 == 0)
+            for is_plain in (is_plain_first, not is_plain_first):
+                if not cancel.is_set():
+                    self._run_lane(is_plain, backend, cancel)
+        if not cancel.is_set():
+            self._compare(backend)
+            self.view = replace(self.view, phase="done")
 
     def _run_lane(self, is_plain: bool, backend: Backend, cancel: threading.Event) -> None:
         request = replace(self._request, drafter=OFF) if is_plain else self._request

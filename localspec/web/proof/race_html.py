@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from localspec.chat.audit import describe
-from localspec.chat.race import NUM_RUNS, Gains, Lane, RacePhase, RaceRun, RaceView
+from localspec.chat.race import NUM_RUNS, Gains, Lane, RaceRun, RaceView
 from localspec.record.markdown import ENDED
 from localspec.turn_stats import TurnStats
 from localspec.units import DASH, took
@@ -20,21 +20,25 @@ from localspec.web.words import number
 
 LANES = {"plain": "Without drafting", "speculative": "With drafting"}
 PHASES = {"waiting": "waiting", "reading": "reading the prompt", "writing": "writing"}
+UNDER_WAY = {
+    "waiting": "Waiting for the model.",
+    "warming": "Reading the prompt, for both.",
+    "running": "Running.",
+}
 IDLE = (
     '<p class="ls-empty">The same prompt is answered without and with drafting, by turns, '
     f"{NUM_RUNS} times each, with one seed. None of it is logged.</p>"
 )
 
 
-def race_html(view: RaceView) -> str:
-    """Both lanes and the verdict."""
-    boxes = "".join(_lane(lane, view.phase) for lane in (view.plain, view.speculative))
-    return f'<div class="ls-lanes">{boxes}</div>{_verdict(view)}'
+def race_html(view: RaceView, is_over: bool = False, error: str | None = None) -> str:
+    """Both lanes and the verdict. is_over: it has ended, as it should or not. error: why not."""
+    boxes = "".join(_lane(lane, is_over) for lane in (view.plain, view.speculative))
+    return f'<div class="ls-lanes">{boxes}</div>{_verdict(view, is_over, error)}'
 
 
-def _lane(lane: Lane, race_phase: RacePhase) -> str:
+def _lane(lane: Lane, is_over: bool) -> str:
     stats, runs = lane.stats, lane.runs
-    is_over = race_phase in ("failed", "cancelled")
     is_cut = is_over and len(runs) < NUM_RUNS
     phase = PHASES.get(lane.phase) or ENDED.get(lane.finish_reason or "", "")
     if is_cut:
@@ -101,17 +105,11 @@ def _middle(values: Sequence[float], say: Callable[[float | None], str]) -> str:
     return f"{say(median(values))} <small>{low} to {high}</small>"
 
 
-def _verdict(view: RaceView) -> str:
-    if view.phase == "failed":
-        return _failure(view.error)
-    words = {
-        "waiting": "Waiting for the model.",
-        "warming": "Reading the prompt, for both.",
-        "running": "Running.",
-        "cancelled": "Stopped.",
-    }
-    if view.phase in words:
-        return f'<p class="ls-verdict">{words[view.phase]}</p>'
+def _verdict(view: RaceView, is_over: bool, error: str | None) -> str:
+    if error is not None:
+        return f'<p class="ls-verdict" data-band="low">{html.escape(error)}</p>'
+    if view.phase != "done":
+        return f'<p class="ls-verdict">{"Stopped." if is_over else UNDER_WAY[view.phase]}</p>'
     found = view.difference
     is_fault = found is not None and view.is_greedy and not found.is_tie
     band = "good" if found is None else "low" if is_fault else "none"
@@ -136,10 +134,6 @@ def _times(gains: Gains) -> str:
     verb = "as fast" if gains.middle >= 1 else "the speed"
     spread = f"{gains.lowest:.2f} to {gains.highest:.2f} in {NUM_RUNS} runs"
     return f"{gains.middle:.2f} times {verb} ({spread})"
-
-
-def _failure(error: str | None) -> str:
-    return f'<p class="ls-verdict" data-band="low">{html.escape(error or "It failed.")}</p>'
 
 
 def _sameness(view: RaceView) -> str:

@@ -80,8 +80,7 @@ class Runs:
             task.cancel.set()
             if self.tasks.get(page) is task:
                 del self.tasks[page]
-        never_ran = task.error is not None and race.view.phase == "waiting"
-        yield PANELS.warning(str(task.error)) if never_ran else race_html(race.view)
+        yield race_html(race.view, is_over=True, error=task.error)
 
 
 def add_tab(blocks: gr.Blocks, service: ChatService) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from localspec.backend import Server
 from localspec.chat.race import Lane, RaceRun, RaceView
-from localspec.errors import ConfigError, RequestError
+from localspec.errors import ConfigError, LocalspecError, RequestError
 from localspec.turn_stats import TurnStats
 from localspec.web.proof.race_html import race_html
+from localspec.web.proof.race_tab import Runs
+from tests.chat.services import close, open_service
+from tests.fakes import Script
+from tests.waiting import WAIT_S
 from tests.web.conftest import Open, Site, Visit, until
 
 
@@ -118,10 +124,37 @@ def test_a_race_loads_a_model_that_was_let_go_or_says_why_there_is_none(
         page.wait_for(said, "#ls-race")
 
 
+@pytest.mark.parametrize(
+    ("script", "is_stopped", "said"),
+    [
+        (Script(fault=ValueError("odd"), fail_at_round=2), False, "an unexpected fault"),
+        (Script(fault=LocalspecError("The GPU is gone."), fail_at_round=2), False, "GPU is gone"),
+        (Script(), True, "Stopped."),
+    ],
+)
+def test_however_a_race_ends_the_tab_says_so(
+    tmp_path: Path, script: Script, is_stopped: bool, said: str
+) -> None:
+    service, _ = open_service(tmp_path, script)
+    runs = Runs(service)
+    before = service.enqueue("before it", lambda backend, cancel: cancel.wait(WAIT_S) and None)
+
+    async def last_shown() -> str:
+        seen = list[str]()
+        async for shown in runs.follow("page", runs.race("hi", 0.0, 8, "auto")):
+            seen.append(shown)
+            if is_stopped:  # while it waits
+                runs.stop("page")
+            before.cancel.set()
+        return seen[-1]
+
+    shown = asyncio.run(last_shown())
+    close(service)
+    assert said in shown and "Running" not in shown and "Waiting" not in shown
+
+
 @pytest.mark.slow
 def test_who_begins_alternates(site: Site) -> None:
-    from localspec.web.proof.race_tab import Runs
-
     until(lambda: site.service.status().phase == "ready")
     runs, first = Runs(site.service), []
     for _ in range(4):
