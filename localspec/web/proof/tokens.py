@@ -223,8 +223,8 @@ class Audits:
         known = self._kept.get(message_id)
         if known is None or known[1].done.is_set():
             replay = self._service.replay(message_id, drafter)
-            refusal = self._refusal(replay)
-            if refusal is not None:
+            model = self._service.lifecycle.known  # else it is looked at when it is loaded
+            if model is not None and (refusal := audit.why_not(replay.row, model.target)):
                 return {"state": "refused", "text": refusal}
             task = self._service.enqueue("making a reply again", replay.run)
             self._kept[message_id] = replay, task
@@ -250,9 +250,3 @@ class Audits:
         if known is not None:
             known[1].cancel.set()
         return self.state(message_id)
-
-    def _refusal(self, replay: audit.Replay) -> str | None:
-        loaded = self._service.status().description
-        if loaded is None:
-            return "No model is loaded. Wait until it is, then try again."
-        return audit.why_not(replay.row, loaded.target)

@@ -91,6 +91,16 @@ def test_a_reply_of_a_log_without_seeds_says_why_it_cannot_be_made_again(
     assert state["state"] == "refused" and "its seed was not logged" in state["text"]
 
 
+def test_a_replay_loads_a_model_that_was_let_go(site: Site) -> None:
+    _, message = answer(site, "and once more")
+    site.service.unload()
+    until(lambda: site.service.status().phase == "unloaded")
+    audits = Audits(site.service)
+    assert audits.start(message, "off")["state"] == "running"
+    until(lambda: audits.state(message)["state"] != "running")
+    assert audits.state(message)["state"] == "identical"
+
+
 @pytest.mark.slow
 def test_a_replay_that_nobody_waits_for_any_more_is_stopped(site: Site) -> None:
     """As where its window is closed."""
