@@ -81,10 +81,10 @@ def gather(
     """Load everything the source names beside the target. places: for a draft model, the preferred
     first."""
     from localspec.drafters.parts import Parts
-    from localspec.forward.recurrent import RecurrentLM
+    from localspec.forward.recurrent import refusal_of
 
-    if isinstance(target, RecurrentLM) and not target.reads_pieces:
-        return Gathered(Parts(target, draft_refusal=target.refusal), (), ())
+    if (why := refusal_of(target)) is not None:
+        return Gathered(Parts(target, draft_refusal=why), (), ())
     draft, refusal, code = _draft(source, target, places, report)
     stranger = source.draft if code == "incompatible_vocabulary" else None
     foreign, foreign_refusal = _foreign(source, stranger, target, places, report)
@@ -119,13 +119,12 @@ def build_drafters(
 ) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
     """Every registered drafter that can be built, and a status for each that is known."""
     from localspec.drafters.registry import REGISTRY, drafter_class
-    from localspec.forward.recurrent import RecurrentLM
+    from localspec.forward.recurrent import refusal_of
 
     built, statuses = dict[str, Drafter](), list[DrafterStatus]()
     for name, info in REGISTRY.items():
-        if isinstance(parts.target, RecurrentLM) and not parts.target.suits(info.sends_chains):
-            reason = parts.target.refusal
-            statuses.append(DrafterStatus(name, False, reason, code=parts.draft_code))
+        if (why := refusal_of(parts.target, info.sends_chains)) is not None:
+            statuses.append(DrafterStatus(name, False, why, code=parts.draft_code))
             continue
         report(f"preparing {info.label}")
         try:

@@ -241,7 +241,7 @@ def _target(
     options: LoadOptions, source: Source, place: Place, report: Report
 ) -> tuple[LanguageModel, list[str]]:
     """The loaded target, and what a person should know of it."""
-    from localspec.forward.recurrent import RecurrentLM
+    from localspec.forward.recurrent import refusal_of
 
     report(f"loading {source.target_name}")
     short = check_target(source.target, place, options.anyway)
@@ -249,8 +249,7 @@ def _target(
     target = opened.model
     slower = "transformers' own forward is used, which is slower."
     own = None if opened.notice is None else f"{slower} {opened.notice}"
-    drafts_none = isinstance(target, RecurrentLM) and not target.reads_pieces
-    is_told = not opened.has_invariant_rows and not drafts_none
+    is_told = not opened.has_invariant_rows and refusal_of(target) is None
     is_by_library = place.device.type != "cpu" or opened.notice is not None
     rounded = OF_ROUNDED_ROWS if place.bits == 8 and is_by_library else EQUAL_WITHIN_ROUNDING
     head = QUANTISED_HEAD if place.quantises_head else None

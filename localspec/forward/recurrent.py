@@ -28,7 +28,7 @@ from localspec.errors import ModelError
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import Features
-from localspec.forward.model import AGREEMENT, PREFILL_CHUNK, ModuleLM
+from localspec.forward.model import AGREEMENT, PREFILL_CHUNK, LanguageModel, ModuleLM
 from localspec.forward.upload import indices
 
 PIECES = (6, 3)  # tokens that are read at once and in pieces
@@ -64,10 +64,6 @@ class RecurrentLM(ModuleLM):
         self.reads_pieces = family not in TOKEN_BY_TOKEN
         self._compare_pieces()
         self.refusal = chains_for(family) if self.reads_pieces else no_drafts_for(family)
-
-    def suits(self, sends_chains: bool) -> bool:
-        """Whether a drafter can draft for it. sends_chains: see registry.DrafterInfo."""
-        return self.reads_pieces and sends_chains
 
     @torch.inference_mode()
     def forward(
@@ -159,6 +155,14 @@ class RecurrentLM(ModuleLM):
 
     def follow(self, layers: Sequence[int]) -> Features:
         raise ModelError(self.refusal)
+
+
+def refusal_of(model: LanguageModel, sends_chains: bool = True) -> str | None:
+    """Why no drafter can draft for this model; None where one can. sends_chains: of a drafter, see
+    registry.DrafterInfo."""
+    if isinstance(model, RecurrentLM) and not (model.reads_pieces and sends_chains):
+        return model.refusal
+    return None
 
 
 def _copied(state: Any) -> Any:
