@@ -162,9 +162,9 @@ def _off(code: OffCode, why: str) -> DraftPlan:
 
 def why_drafting(option: Option, shapes_itself: bool, is_chosen: bool) -> str:
     """shapes_itself: the drafter decides how much it drafts. is_chosen: a person named it."""
-    about = "" if shapes_itself else f" about {counted(option.num_draft_tokens, 'token')} a round"
+    about = "" if shapes_itself else f", about {counted(option.num_draft_tokens, 'token')} a round"
     why = "as you chose" if is_chosen else "the most promising when this round began"
-    return f"{option.drafter} drafts{about}, {why}."
+    return f"Drafting with {option.drafter}{about}: {why}."
 
 
 def why_exploring(option: Option, length: int, shapes_itself: bool) -> str:

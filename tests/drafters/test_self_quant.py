@@ -197,7 +197,7 @@ def test_a_cheap_quantised_step_is_chosen_and_the_output_stays() -> None:
     *looks, plan = (policy.plan(turn()) for _ in range(3))
     assert all(one.drafter == OFF for one in looks), "plain decoding is looked at first"
     assert plan.drafter == NAME and plan.num_draft_tokens >= 1 and not plan.is_probe
-    assert plan.reason.startswith(f"{NAME} drafts ")
+    assert plan.reason.startswith(f"Drafting with {NAME}, ")
     learning = Engine(engine.target, controller.drafters)
     assert decoded(learning, policy_of(controller, SamplingParams(), AUTO, None)) == plain
 

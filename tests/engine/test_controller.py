@@ -121,7 +121,7 @@ def test_a_reason_promises_no_gain_that_the_rounds_after_it_may_contradict() -> 
     world.run(60, COLD)
     drafters["d"].rate = drafters["e"].rate = 0.1
     world.run(120, COLD)
-    assert any(said.startswith("d drafts about") for said in world.reasons)
+    assert any(said.startswith("Drafting with d, about ") for said in world.reasons)
     promised = [re.search(r"([0-9.]+)x|[0-9]+ ?%", said) for said in world.reasons]
     assert all(found[1] and float(found[1]) < 1.0 for found in promised if found), world.reasons
 
