@@ -67,7 +67,7 @@ def content_policy(scripts: tuple[str, ...] = ()) -> str:
 
 def with_headers(send: Send, policy: str | None = None, cache: str | None = "no-store") -> Send:
     """A `send` that adds the fixed headers and drops every permission for other origins. cache:
-    whether a browser may keep an answer without a fault; None: as the answer itself says."""
+    see Route."""
 
     async def wrapped(message: MessageDict) -> None:
         if message["type"] == "http.response.start":

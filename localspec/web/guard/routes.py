@@ -19,6 +19,8 @@ READ_PATH = "/read"
 MESSAGE_BYTES = 16 * 2**20
 FILE_BYTES = 64_000_000  # as chat/importing takes at most, which says so in words
 SMALL_BYTES = 64 * 2**10
+# Of files whose name holds a hash of their content: the page of the next start asks for none.
+FOR_GOOD = "private, max-age=31536000, immutable"
 NAME = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}"
 
 
@@ -26,7 +28,8 @@ NAME = r"[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,127}"
 class Route:
     """A path that is answered. max_bytes: of a request's body. query: the parameters that are
     passed on; None: all. is_file: the body is a file's content, never taken for anything of
-    Gradio's."""
+    Gradio's. cache: whether a browser may keep an answer without a fault, None: as the answer
+    itself says."""
 
     method: str
     path: str
@@ -34,6 +37,7 @@ class Route:
     max_bytes: int = 0
     query: frozenset[str] | None = None
     is_file: bool = False
+    cache: str | None = "no-store"
 
     def takes(self, path: str) -> bool:
         return re.fullmatch(_pattern(self.path), path) is not None
@@ -56,7 +60,7 @@ OPEN = (
     Route("GET", "/report", "figures and plots, as a file without any text of a message"),
     Route("POST", IMPORT_PATH, "conversations out of a file", FILE_BYTES, is_file=True),
     Route("POST", READ_PATH, "the text of a file to attach", FILE_BYTES, is_file=True),
-    Route("GET", "/localspec/{name}", "our script, style and icon"),
+    Route("GET", "/localspec/{name}", "our script, style and icon", cache=None),
     Route("GET", "/models", "what the Models tab shows"),
     Route("POST", "/models", "what a button of that tab asks", SMALL_BYTES),
     # Gradio's. Its page also knows ?deep_link=, which names a folder on the disk.
@@ -64,8 +68,8 @@ OPEN = (
     Route("GET", "/config", "the page's parts, read again after a lost connection"),
     Route("GET", "/theme.css", "colours"),
     Route("GET", "/favicon.ico", "asked for by browsers themselves"),
-    Route("GET", "/assets/{path:path}", "Gradio's scripts and styles; one folder, plain names"),
-    Route("GET", "/static/js/{path:path}", "a script that Gradio's page names"),
+    Route("GET", "/assets/{path:path}", "Gradio's scripts and styles, plain names", cache=FOR_GOOD),
+    Route("GET", "/static/js/{path:path}", "a script that Gradio's page names", cache=None),
     Route("GET", "/gradio_api/app_id", "whether the server was restarted"),
     Route("GET", "/gradio_api/heartbeat/{session_hash}", "tells when a page is closed"),
     Route("GET", "/gradio_api/queue/data", "the event stream"),

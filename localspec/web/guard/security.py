@@ -52,9 +52,6 @@ from localspec.web.guard.routes import HEALTH_PATH, LOGIN_PATH, Route, route_of
 SAFE_METHODS = ("GET", "HEAD")
 LOGIN_BYTES = 4 * 2**10
 TICKET_S = 120.0  # for a browser to start
-# What a browser may keep: for good where the name holds a hash of the content, so that the page of
-# the next start asks for none of its 70 scripts, else as the answer says.
-KEPT = {"/assets/": "private, max-age=31536000, immutable", "/static/": None, "/localspec/": None}
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">{head}
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>localspec</title>
 <body style="font:16px/1.6 system-ui,sans-serif;margin:20vh auto;max-width:34rem;padding:0 1rem">
@@ -254,8 +251,7 @@ class Guard:
         if scope["path"] == "/":
             await self._send_page(inner, receive, send)
         else:
-            folder = scope["path"][: scope["path"].find("/", 1) + 1]
-            await self._app(inner, receive, with_headers(send, cache=KEPT.get(folder, "no-store")))
+            await self._app(inner, receive, with_headers(send, cache=route.cache))
 
     async def _send_page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The one page is held back until complete: its policy lists the hashes of its scripts, and
