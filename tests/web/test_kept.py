@@ -133,7 +133,8 @@ def test_back_leads_to_the_chat_before_and_forward_to_the_next(page: Visit) -> N
 def test_an_address_that_is_told_late_takes_no_step_out_of_the_history(page: Visit) -> None:
     """After Back or Forward the page hears of the address again; a chat may be chosen by then."""
     ask(page, "echo told late", 1)
-    page.page.wait_for_function("/c=[0-9]/.test(location.search)")
+    handle = page.site.service.conversations("told late")[0].id
+    page.page.wait_for_url(f"**/?c={handle}")
     page.page.evaluate(
         """() => {
           [...document.querySelectorAll('#ls-chat a.ls-fork')].at(-1).click();
