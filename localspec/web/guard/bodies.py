@@ -2,7 +2,8 @@
 
 Contract: a body is no longer than its route allows, arrives within BODY_S, and at most
 MAX_AT_ONCE are being read at a time, so that neither long nor slow nor many bodies fill the memory
-or block the server. The application gets a body as one message. A body that names a file is
+or block the server. The application gets a body as one message. JSON is parsed here once, and the
+application gets our own text of the value, so both read the same. A value that names a file is
 refused: Gradio would copy the file of that path, or fetch that address, for any of its components
 (processing_utils.async_move_files_to_cache).
 
@@ -12,6 +13,7 @@ Not here: slow headers (connections).
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 from localspec.files import parsed
@@ -99,18 +101,17 @@ async def _collected(
     return None if is_long else b"".join(parts)
 
 
-def refuse_files(body: bytes) -> None:
-    """Raises BodyRefused for JSON that holds what Gradio takes for a file. Only bodies that could
-    are read: a key may be written with escapes."""
-    is_suspect = (b"meta" in body and b"path" in body) or b"\\u" in body
-    if not is_suspect:
-        return
+def own_json(body: bytes) -> bytes:
+    """Return our own text of a JSON body. Raise BodyRefused for what is no JSON in UTF-8, and for
+    a value that holds what Gradio takes for a file."""
     try:
-        found = _has_file(parsed(body))
-    except ValueError:
-        found = True  # nothing that our page would send
-    if found:
+        value = parsed(body.decode("utf-8"))  # bytes would be read as UTF-16 and UTF-32 too
+        text = json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        raise BodyRefused(400, "This is no JSON in UTF-8, which this path takes.") from None
+    if _has_file(value):
         raise BodyRefused(403, "This names a file. localspec takes none by its path.")
+    return text.encode()
 
 
 def _has_file(data: Any) -> bool:

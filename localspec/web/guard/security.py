@@ -35,7 +35,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from localspec.options import is_loopback
-from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, refuse_files, replayed
+from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, own_json, replayed
 from localspec.web.guard.password import FORM, Password, Tries, password_in
 from localspec.web.guard.policy import (
     App,
@@ -72,6 +72,7 @@ SINGLE = (
     "host", "origin", "content-length", "transfer-encoding", "cookie", "sec-fetch-site",
     "authorization", "x-api-key",
 )  # fmt: skip
+NOT_PASSED_ON = (b"forwarded", b"accept-encoding", b"content-length")
 NOT_HERE = "localspec answers only under its own address."
 NOT_OURS = "Another page asked for this. localspec answers only its own."
 NO_KEY = (
@@ -231,8 +232,8 @@ class Guard:
         try:
             length = Headers(scope=scope).get("content-length")
             body = await self._bodies.read(receive, length, max_bytes)
-            if not may_be_file:
-                refuse_files(body)
+            if body and not may_be_file:
+                body = own_json(body)
         except Gone:
             return None
         except BodyRefused as refused:
@@ -303,11 +304,12 @@ def _is_same(candidate: str, secret: str) -> bool:
 def _as_passed_on(scope: Scope, route: Route) -> Scope:
     """The request without what only a proxy would say (Gradio believes X-Forwarded-Host and
     X-Gradio-Server without asking) and without parameters the route does not know. Nothing is
-    compressed: on one machine that costs more than half of the time to answer."""
+    compressed: on one machine that costs more than half of the time to answer. The body may have
+    another length by now."""
     kept = [
         pair
         for pair in scope["headers"]
-        if not pair[0].startswith(b"x-") and pair[0] not in (b"forwarded", b"accept-encoding")
+        if not pair[0].startswith(b"x-") and pair[0] not in NOT_PASSED_ON
     ]
     query: bytes = scope["query_string"]
     if route.query is not None:

@@ -104,7 +104,7 @@ def test_a_whole_request_is_answered_and_the_server_says_nothing_of_itself(
     one = connect()
     one.sendall(
         head(one, "POST /gradio_api/cancel HTTP/1.1", content_length="5", connection="close")
-        + b"hello"
+        + b"12345"
     )
     answer = read_all(one)
     assert answer.startswith(b"HTTP/1.1 200") and b"\r\n\r\n1\r\n5\r\n" in answer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -251,8 +252,44 @@ def test_the_page_gets_only_the_parameters_it_knows() -> None:
 
 def test_a_body_within_the_limit_arrives_whole() -> None:
     inner = Inner()
-    assert call(inner, POSTED, JOIN, "POST", parts=(b"one ", b"two ", b"three"))[0] == 200
-    assert inner.received[0]["body"] == b"one two three" and not inner.received[0]["more_body"]
+    assert call(inner, POSTED, JOIN, "POST", parts=(b"[1,", b" 2,", b" 3]"))[0] == 200
+    assert inner.received[0]["body"] == b"[1, 2, 3]" and not inner.received[0]["more_body"]
+
+
+WIDE = ("utf-16", "utf-16-le", "utf-16-be", "utf-32")
+NAMED_FILE = {"data": [{"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (json.dumps(NAMED_FILE).encode(), 403),
+        (json.dumps(NAMED_FILE).replace("path", "\\u0070ath").encode(), 403),
+        *((json.dumps(NAMED_FILE).encode(name), 400) for name in WIDE),
+        (json.dumps(NAMED_FILE).encode("utf-8-sig"), 400),
+        (b'{"data": "\x00"}', 400),
+        (b'{"data": "\xff"}', 400),
+        (b'{"data": NaN}', 400),
+        (b"[" * 100_000, 400),
+        (b"data=1", 400),
+    ],
+)
+def test_what_could_name_a_file_does_not_pass(body: bytes, status: int) -> None:
+    inner = Inner()
+    assert call(inner, POSTED, JOIN, "POST", parts=(body,))[0] == status
+    assert inner.calls == 0
+
+
+def test_the_application_reads_the_value_that_the_guard_read() -> None:
+    inner = Inner()
+    body = '{"data": ["é 😀 \\ud800"], "data": ["the second"], "n": 1.50}'.encode()
+    length = {"content-length": str(len(body))}
+    assert call(inner, {**POSTED, **length}, JOIN, "POST", parts=(body,))[0] == 200
+    assert inner.received[0]["body"] == b'{"data": ["the second"], "n": 1.5}'
+    assert b"content-length" not in dict(inner.scope["headers"]), "the length may be another"
+    body = '["é 😀 \\ud800"]'.encode()
+    assert call(inner, POSTED, JOIN, "POST", parts=(body,))[0] == 200
+    assert json.loads(inner.received[1]["body"]) == ["é 😀 \ud800"]
 
 
 @pytest.mark.parametrize(
@@ -268,8 +305,8 @@ def test_a_length_that_is_too_much_or_no_number_is_refused(length: str) -> None:
     ("path", "limit"), [(JOIN, MESSAGE_BYTES), ("/gradio_api/cancel", SMALL_BYTES)]
 )
 def test_a_body_without_a_length_is_counted(path: str, limit: int) -> None:
-    inner, half = Inner(), bytes(limit // 2)
-    assert call(inner, POSTED, path, "POST", parts=(half, half))[0] == 200
+    inner, half = Inner(), b"1".rjust(limit // 2)
+    assert call(inner, POSTED, path, "POST", parts=(half, b" " * len(half)))[0] == 200
     assert call(inner, POSTED, path, "POST", parts=(half, half, b"x"))[0] == 413
     assert inner.calls == 1
 
