@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import chain
 from typing import Any
 
@@ -22,7 +21,7 @@ from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.record.conversations import Imported
 from localspec.record.export import EXPORT_VERSION
-from localspec.record.rows import Conversation, StoredMessage, now, title_line
+from localspec.record.rows import Conversation, StoredMessage, now, time_from, title_line
 
 MAX_BYTES = 64_000_000
 MAX_PARTS = 3_000_000  # objects and lists: each takes many times its length in memory
@@ -64,12 +63,12 @@ class _Table:
         return value
 
     def time(self) -> str:
-        """When it was made; now, where the file does not say."""
+        """Return when the object was made; the present time if the file does not say."""
         value = self.values.get("created_at_utc")
         if value is None:
             return now()
         try:
-            return datetime.fromisoformat(str(value)).isoformat(timespec="milliseconds")
+            return time_from(value)
         except ValueError:
             raise self.wrong('no time under "created_at_utc"') from None
 

@@ -11,6 +11,7 @@ Not here: SQL.
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,9 @@ MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
 MOST_OTHERS = 15  # combinations whose learnt state is kept beside the one that is saved
 MAX_TITLE_LENGTH = 200
 CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
+EARLIEST_TIME = datetime(1970, 1, 1, tzinfo=UTC)  # No chat with a program of this kind is older.
+# Numbers above this are times in milliseconds: as seconds they would lie after the year 5000.
+MAX_SECONDS = 100_000_000_000
 PAGE, API = "page", "api"  # where a conversation was held
 STATE_AFTER: Mapping[str, MessageState] = {
     "cancelled": "stopped",
@@ -186,6 +190,25 @@ class TurnEnd:
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def logged_time(at: datetime) -> str:
+    """Return the time as the log holds it: ISO 8601 in UTC, no earlier than 1970 and no later than
+    now. A time without an offset is taken as UTC."""
+    at = at if at.tzinfo else at.replace(tzinfo=UTC)
+    bounded = min(max(at, EARLIEST_TIME), datetime.now(UTC))
+    return bounded.astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+def time_from(value: object) -> str:
+    """Return the logged time of a text in ISO 8601, or of seconds or milliseconds since 1970.
+    Raise ValueError for anything else."""
+    if isinstance(value, str):
+        return logged_time(datetime.fromisoformat(value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError("it is no time")
+    seconds = value / 1000 if value > MAX_SECONDS else value
+    return logged_time(datetime.fromtimestamp(min(max(seconds, 0), MAX_SECONDS), UTC))
 
 
 def clean(text: str) -> str:

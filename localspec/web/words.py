@@ -57,8 +57,18 @@ def rate(tokens_per_second: float) -> str:
     return f"{tokens_per_second:.{0 if tokens_per_second >= 20 else 1}f}"
 
 
+def local_time(at_utc: str) -> datetime | None:
+    """Return a logged time by this machine's clock; None if it is no time that a clock can show."""
+    try:
+        return datetime.fromisoformat(at_utc).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
 def time_of_day(at_utc: str, now: datetime | None = None) -> str:
     """By this machine's clock, with the day where it is not today."""
-    here = datetime.fromisoformat(at_utc).astimezone()
+    here = local_time(at_utc)
+    if here is None:
+        return DASH
     is_today = here.date() == (now or datetime.now(UTC)).astimezone().date()
     return f"{here:%H:%M}" if is_today else f"{here.day} {here:%b %Y, %H:%M}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,31 @@ def test_a_wrong_file_is_refused_with_its_place_and_brings_in_nothing(
 def test_a_file_that_is_too_large_is_refused_unread() -> None:
     with pytest.raises(RequestError, match="64,000,000"):
         read_conversations(b" " * (MAX_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("time", "read_as"),
+    [
+        ("0001-01-01T00:00:00+14:00", "1970-01-01T00:00:00.000+00:00"),
+        ("2026-01-02T01:30:00+02:00", "2026-01-01T23:30:00.000+00:00"),
+        ("2026-01-02T01:30:00", "2026-01-02T01:30:00.000+00:00"),
+        ("9999-12-31T23:59:59.999-14:00", None),
+    ],
+)
+def test_times_come_in_as_utc_between_1970_and_now(
+    tmp_path: Path, time: str, read_as: str | None
+) -> None:
+    """The list of chats and the messages are drawn with them."""
+    service, _ = open_service(tmp_path)
+    lines = (record("conversation", created_at_utc=time), record("message", created_at_utc=time))
+    (handle,) = service.import_conversations(jsonl(*lines))
+    (row,) = service.conversations()
+    (message,) = service.store.messages(handle)
+    today = datetime.now(UTC).isoformat()[:10]
+    (conversation,) = service.store.conversations()
+    for value in (row.updated_at_utc, message.created_at_utc, conversation.created_at_utc):
+        assert value == read_as or (read_as is None and value.startswith(today))
+    close(service)
 
 
 def test_a_tip_that_is_not_there_becomes_the_newest_message() -> None:

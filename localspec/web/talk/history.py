@@ -15,9 +15,13 @@ from itertools import groupby
 
 from localspec.chat.service import clean
 from localspec.record.conversations import ConversationRow, Folder
+from localspec.units import DASH
 from localspec.web.markup import macros
+from localspec.web.words import local_time
 
 MAX_SHOWN_CONVERSATIONS = 200
+# Headings of the list in their order. The dash stands over chats whose time cannot be shown.
+HEADINGS = ("Pinned", "Today", "Yesterday", "Last 7 days", "Older", DASH)
 LIST = macros("history.html", clean=clean)
 
 
@@ -32,9 +36,13 @@ def history_html(
     today, words = (now or datetime.now(UTC)).astimezone(), search.strip()
     known = {} if words else {one.id: one for one in folders}
     lying = [row for row in rows if row.folder_id not in known]
-    groups = groupby(
-        lying[:MAX_SHOWN_CONVERSATIONS], key=lambda row: "Found" if words else _age(row, today)
-    )
+    headed = [("Found" if words else _age(row, today), row) for row in lying]
+    if not words:  # an imported chat stands under its own day
+        headed.sort(key=lambda pair: HEADINGS.index(pair[0]))
+    groups = [
+        (heading, [row for _, row in pairs])
+        for heading, pairs in groupby(headed[:MAX_SHOWN_CONVERSATIONS], key=lambda pair: pair[0])
+    ]
     inside = [(one, [row for row in rows if row.folder_id == one.id]) for one in known.values()]
     num_more = len(lying) - MAX_SHOWN_CONVERSATIONS
     made: str = LIST.chats(inside, groups, current, num_more, clean(words))
@@ -47,7 +55,10 @@ def _age(row: ConversationRow, today: datetime) -> str:
         return "Pinned"
     if not row.updated_at_utc:
         return "Today"
-    day = datetime.fromisoformat(row.updated_at_utc).astimezone(today.tzinfo).date()
+    here = local_time(row.updated_at_utc)
+    if here is None:
+        return DASH
+    day = here.date()
     if day >= today.date():  # a clock that was set back must not hide a chat
         return "Today"
     if day == today.date() - timedelta(days=1):

@@ -19,6 +19,8 @@ from localspec.chat.service import ChatService
 from localspec.chat.turn import ShownMessage
 from localspec.core import SamplingParams
 from localspec.errors import RequestError
+from localspec.record.conversations import Imported
+from localspec.record.rows import Conversation, StoredMessage
 from localspec.record.store import Store
 from localspec.web.talk.commands import Command
 from localspec.web.talk.form import Form, form_html, panel
@@ -520,6 +522,19 @@ def test_the_address_chooses_the_conversation_else_the_newest(service: ChatServi
     assert handlers.choose(str(ids[0])) == ids[0]
     for other in ("new", "999", "9" * 5000):
         assert handlers.choose(other) is None
+
+
+def test_a_log_that_an_import_damaged_with_a_date_opens_and_lists(service: ChatService) -> None:
+    handlers = Handlers(service)
+    for time in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"):
+        message = StoredMessage(1, 0, None, "user", "hi", "complete", time)
+        conversation = Conversation(1, "strange", time, 1)
+        (handle,) = service.store.conversation_list.add_imported(
+            [Imported(conversation, (message,))]
+        )
+        shown = asyncio.run(handlers.open("page", handle))
+        assert "strange" in (shown.history or "")
+        assert "hi" in str(shown.chat) and "–" in str(shown.chat)
 
 
 def test_a_number_that_the_log_cannot_hold_is_refused(service: ChatService) -> None:

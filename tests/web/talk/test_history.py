@@ -54,6 +54,16 @@ def test_chats_stand_under_their_day_and_a_clock_set_back_hides_none() -> None:
     assert all(row.title in html for row in rows)
 
 
+def test_a_time_that_cannot_be_shown_is_a_dash_at_the_end_of_the_list() -> None:
+    early, late = "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"
+    times = [at(40), early, at(0), late, "soon", at(41)]
+    rows = [Row(9 - place, f"chat {place}", False, time) for place, time in enumerate(times)]
+    html = history_html(rows, None, now=NOON)
+    groups = [part.split("<")[0] for part in html.split('class="ls-group">')[1:]]
+    assert groups == ["Today", "Older", "–"]
+    assert [part[0] for part in html.split('dir="auto">chat ')[1:]] == list("205134")
+
+
 def test_a_long_list_says_that_it_goes_on_and_a_folder_is_whole() -> None:
     rows = [Row(n, f"chat {n}", False, "") for n in range(1250, 0, -1)]
     rows[-1] = replace(rows[-1], folder_id=7)
