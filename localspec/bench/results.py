@@ -52,7 +52,7 @@ class PromptResult:
         return share is not None and share > MAX_REPETITION
 
 
-@dataclass
+@dataclass(eq=False)
 class Results:
     """What a comparison has gathered so far. refused: arms without replies, each with the reason.
     skipped: prompts that do not fit, each with the reason."""

@@ -79,7 +79,7 @@ class Finding:
         return self.outcome == "differs" and bool(self.changes)
 
 
-@dataclass
+@dataclass(eq=False)
 class Replay:
     """The replay of one logged reply; `run` is a job for `ChatService.enqueue`. messages: what it
     answered, and the reply that it continued, whose ids are begun_tokens. row: of its turn. tokens:

@@ -79,7 +79,7 @@ class _Table:
         )
 
 
-@dataclass
+@dataclass(eq=False)
 class _Draft:
     """A conversation while the file is read. messages: by their numbers. continued: numbers of the
     replies that another one continues."""

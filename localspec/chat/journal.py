@@ -36,7 +36,7 @@ Change = Callable[[ConversationList, int], None]  # of a stored conversation, by
 log = logging.getLogger(__name__)
 
 
-@dataclass
+@dataclass(eq=False)
 class OpenConversation:
     """A conversation of this process. handle: 0 until its first turn is added, then negative where
     the store gave no id yet. tip: the turn at the end of the branch in use, None where the store
@@ -62,7 +62,7 @@ def without_half_a_character(text: str) -> str:
     return text.rstrip("\N{REPLACEMENT CHARACTER}")
 
 
-@dataclass
+@dataclass(eq=False)
 class PendingTurn:
     """One turn on its way into the log.
 

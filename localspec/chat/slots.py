@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
 FINGERPRINT_LENGTH = 16  # hex digits
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """engine, controller: its own. baselines: what its turns are compared with, of greedy rounds
     and of drawing ones."""
@@ -74,7 +74,7 @@ def best_slot(slots: Several[Slot], drafter: str, prompt: Several[int]) -> Slot 
     return next(iter(free), None)
 
 
-@dataclass
+@dataclass(eq=False)
 class RunningTurn:
     """One reply under way. stats: of what was decoded so far."""
 

@@ -138,7 +138,7 @@ def tokens_per_ms(agreement: float, step_ms: float, plain_ms: float) -> float:
     return best_length([agreement], round_ms)[1]
 
 
-@dataclass
+@dataclass(eq=False)
 class Tally:
     """What is known of one exit. agreed, tried: counts of positions, older ones faded."""
 

@@ -84,7 +84,7 @@ class Ranked:
         return None
 
 
-@dataclass
+@dataclass(eq=False)
 class Node:
     """A drafted token. parent: index, ROOT for a child of the last accepted token."""
 

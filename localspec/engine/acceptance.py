@@ -81,7 +81,7 @@ def _first_position() -> list[float]:
     return [0.0]
 
 
-@dataclass
+@dataclass(eq=False)
 class Counts:
     """Of one drafter, signal and situation, in rounds; each round multiplies what was counted
     before by `discount`.

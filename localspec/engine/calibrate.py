@@ -58,7 +58,7 @@ class StandIn:
         pass
 
 
-@dataclass
+@dataclass(eq=False)
 class _AtWidths:
     """A policy that plans each of these widths once and keeps what it cost."""
 

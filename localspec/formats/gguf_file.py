@@ -197,7 +197,7 @@ def _require_apart(file: Path, tensors: Sequence[GGUFTensor]) -> None:
             raise damaged(file, f"{one.name} and {other.name} share bytes")
 
 
-@dataclass
+@dataclass(eq=False)
 class _Reader:
     data: mmap.mmap
     place: int

@@ -67,7 +67,7 @@ class CatalogueState:
     free_bytes: int | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Catalogue:
     """settings: where profiles and the list of downloads are. probe: reads the machine. measured:
     what earlier runs measured, at a context length. asked: what the program was started with, of

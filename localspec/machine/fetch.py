@@ -177,7 +177,7 @@ def _ask_for_rest(found: Survey, part: Path, file: HubFile, start: int, report: 
         )
 
 
-@dataclass
+@dataclass(eq=False)
 class _Bar:
     """What http_get takes for its progress bar."""
 

@@ -17,7 +17,7 @@ UNTITLED = "(text not recorded)"
 Kept = TypeVar("Kept")
 
 
-@dataclass
+@dataclass(eq=False)
 class UnloggedTexts:
     """texts (each with the thought before it), ends (for tokens and drafts): by message id. titles,
     system_prompts: by conversation id. Single assignments and look-ups only, which are safe between

@@ -167,7 +167,7 @@ class _Engine:
             os._exit(0)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Stream:
     """The items of one call. waiting: those that are not sent yet."""
 

@@ -44,7 +44,7 @@ NOT_ALONE = (
 FINISHED: Mapping[str, FinishReason] = {"stop": "eos", "length": "length"}
 
 
-@dataclass
+@dataclass(eq=False)
 class RemoteTurn:
     """One reply under way. stats: so far."""
 

@@ -89,7 +89,7 @@ class LoopSettings:
     seed: int = 1
 
 
-@dataclass
+@dataclass(eq=False)
 class TrainProgress:
     """What a run has done, kept in the checkpoint. place: of the next batch in the epoch.
     num_worse: judgements since the best. skipped: share of the budget left out."""

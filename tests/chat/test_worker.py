@@ -645,23 +645,28 @@ def test_several_answers_that_would_be_the_same_are_refused(
     assert service.running(asked.handle) is None
 
 
-@pytest.mark.slow
-def test_of_one_conversation_of_a_program_two_replies_are_written_at_the_same_time(
+def test_equal_requests_of_a_program_are_answered_at_once_and_end_in_any_order(
     world: World, gate: threading.Event
 ) -> None:
-    """Each of its requests has all that the reply needs."""
-    service = beside(world, 2, gate)
+    """Each request has all that its reply needs, and each turn is logged as its own."""
+    service = beside(world, 4, gate)
     programs, said = ProgramService(service), (Message("user", "hi"), Message("assistant", REPLY))
     gate.set()
     first = programs.answer(Request(said[:1], workload="auto"))
     assert first.done.wait(WAIT_S)
     gate.clear()
     asked = Request((*said, Message("user", "and then?")), workload="auto")
-    both = [programs.answer(asked) for _ in range(2)]
-    begun(*both)
-    assert {one.handle for one in both} == {first.handle}
+    replies = [programs.answer(asked) for _ in range(4)]
+    begun(*replies)
+    assert {one.handle for one in replies} == {first.handle}
+    for reply in replies[:0:-1]:
+        service.stop(reply)
     gate.set()
-    assert all(one.done.wait(WAIT_S) for one in both)
+    for reply in reversed(replies):
+        assert reply.done.wait(WAIT_S) and service.flush()
+    assert service.journal.notice is None
+    reasons = [row["finish_reason"] for row in service.turn_rows()]
+    assert sorted(reasons) == ["cancelled"] * 3 + [first.view.finish_reason] * 2
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ ON_A_SERVER = (
 TO_START = "() => { document.querySelector('#ls-race-start').focus(); return []; }"
 
 
-@dataclass
+@dataclass(eq=False)
 class Runs:
     """What runs for the pages of this server. num_races: decides which lane runs first."""
 
