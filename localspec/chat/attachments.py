@@ -86,17 +86,25 @@ def shown_name(name: str) -> str:
     return " ".join(kept.replace("`", "'").split())[:MAX_NAME_LENGTH] or "file"
 
 
+def check_size(name: str, num_bytes: int) -> None:
+    """Raise RequestError for a text of more bytes than a file may have."""
+    if num_bytes > MAX_FILE_BYTES:
+        raise too_much(
+            name, f"holds {num_bytes:,} bytes of text, but a file may have {MAX_FILE_BYTES:,}"
+        )
+
+
+def too_much(name: str, what: str) -> RequestError:
+    return RequestError(f"{name} {what}. Attach the part that matters.")
+
+
 def _refuse_too_much(files: Sequence[Attachment]) -> None:
     if len(files) > MAX_FILES:
         raise RequestError(
             f"{len(files)} files are attached, but a message takes {MAX_FILES}. Remove some."
         )
     for file in files:
-        if file.num_bytes > MAX_FILE_BYTES:
-            raise RequestError(
-                f"{shown_name(file.name)} has {file.num_bytes:,} bytes, but a file may have "
-                f"{MAX_FILE_BYTES:,}. Attach the part that matters."
-            )
+        check_size(shown_name(file.name), file.num_bytes)
     total = sum(file.num_bytes for file in files)
     if total > MAX_TOTAL_BYTES:
         raise RequestError(

@@ -12,8 +12,10 @@ Not here: who may ask, and what a browser may keep (guard).
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -145,10 +147,14 @@ class _Routes:
 
     async def read(self, request: Request) -> Response:
         name, body = request.query_params.get("name", "file"), await request.body()
+        stop = threading.Event()
+        watch = asyncio.create_task(_set_when_gone(request, stop))
         try:
-            return JSONResponse(await run_in_threadpool(_read, self._service, name, body))
+            return JSONResponse(await run_in_threadpool(_read, self._service, name, body, stop))
         except LocalspecError as error:  # an answer: the person's file is as it is
             return JSONResponse({"error": str(error)})
+        finally:
+            watch.cancel()
 
     def show_models(self, request: Request) -> Response:
         return JSONResponse(self._models.view())
@@ -170,9 +176,16 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 409)
 
 
-def _read(service: ChatService, name: str, data: bytes) -> dict[str, Any]:
+async def _set_when_gone(request: Request, stop: threading.Event) -> None:
+    """Set `stop` when the browser no longer waits for the answer."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    stop.set()
+
+
+def _read(service: ChatService, name: str, data: bytes, stop: threading.Event) -> dict[str, Any]:
     """A file to attach: its name, its text, and what was read in words."""
-    found = read_file(name, data)
+    found = read_file(name, data, stop)
     num_tokens = service.num_tokens(found.text)
     tokens = "" if num_tokens is None else counted(num_tokens, "token")
     said = ", ".join(part for part in (found.said, tokens) if part)

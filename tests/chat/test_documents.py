@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import zipfile
 
 import docx
@@ -12,6 +13,7 @@ from pypdf.generic import DictionaryObject, NameObject, StreamObject
 
 from localspec.chat import documents
 from localspec.chat.documents import read_file
+from localspec.chat.limited_child import Limits
 from localspec.errors import RequestError
 
 
@@ -84,19 +86,61 @@ def test_what_cannot_be_read_is_refused_with_the_reason(name: str, data: bytes, 
         read_file(name, data)
 
 
+def packed_docx(body: str) -> bytes:
+    """A DOCX file of nothing but this body."""
+    space = "http://schemas.openxmlformats.org"
+    kind = "application/vnd.openxmlformats"
+    parts = {
+        "[Content_Types].xml": f'<Types xmlns="{space}/package/2006/content-types"><Default '
+        f'Extension="rels" ContentType="{kind}-package.relationships+xml"/><Override PartName='
+        f'"/word/document.xml" ContentType="{kind}-officedocument.wordprocessingml.document.main'
+        '+xml"/></Types>',
+        "_rels/.rels": f'<Relationships xmlns="{space}/package/2006/relationships"><Relationship '
+        f'Id="r" Type="{space}/officeDocument/2006/relationships/officeDocument" '
+        'Target="word/document.xml"/></Relationships>',
+        "word/document.xml": f'<w:document xmlns:w="{space}/wordprocessingml/2006/main"><w:body>'
+        f"{body}</w:body></w:document>",
+    }
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name, text in parts.items():
+            packed.writestr(name, text)
+    return out.getvalue()
+
+
+# A table whose one cell says that it is a thousand million cells wide: 0.9 kB.
+ENDLESS = packed_docx(
+    '<w:tbl><w:tr><w:tc><w:tcPr><w:gridSpan w:val="999999999"/></w:tcPr><w:p/></w:tc></w:tr>'
+    "</w:tbl>"
+)
+
+
+def test_a_document_that_asks_for_everything_is_refused() -> None:
+    few = Limits(seconds=30.0, num_bytes=160 * 2**20)
+    reason = "takes too much memory|took more than 160 MiB of memory"
+    with pytest.raises(RequestError, match=rf"endless\.docx cannot be read: it ({reason})"):
+        read_file("endless.docx", ENDLESS, limits=few)
+    assert read_file("letter.docx", word("Dear all,")).text.startswith("Dear all,")
+
+
+def test_reading_ends_when_it_is_stopped() -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(RequestError, match=r"endless\.docx cannot be read: it was stopped"):
+        read_file("endless.docx", ENDLESS, stop)
+
+
 @pytest.mark.slow
 def test_limits_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MAX_PAGES", 1)
-    with pytest.raises(RequestError, match="has 2 pages, but at most 1 are read"):
-        read_file("long.pdf", pdf("a", "b"))
-    monkeypatch.setattr(documents, "MAX_READ_S", -1.0)
-    with pytest.raises(RequestError, match="takes longer than"):
-        read_file("slow.pdf", pdf("a"))
+    with pytest.raises(RequestError, match="has 501 pages, but at most 500 are read"):
+        read_file("long.pdf", pdf(*["a"] * 501))
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("word/document.xml", bytes(101_000_000))
     with pytest.raises(RequestError, match="unpacks to 101,000,000 bytes"):
         read_file("bomb.docx", bomb.getvalue())
+    with pytest.raises(RequestError, match="holds 1,200,012 bytes of text, but a file may have"):
+        read_file("book.docx", word("a" * 1_200_000))
     monkeypatch.setattr(documents, "MAX_DOCUMENT_BYTES", 10)
     with pytest.raises(RequestError, match="has 11 bytes, but a file may have 10"):
         read_file("a.txt", b"hello world")

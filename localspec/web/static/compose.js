@@ -12,7 +12,7 @@ const GAUGE_MS = 350;
 
 const isBox = (element) => element?.matches?.("#ls-message textarea");
 
-let files = []; // {name, size, said, text}; text is null until the server has read it
+let files = []; // {name, size, said, text, stop}; text is null until the server has read it, and `stop` ends that
 let decided = {}; // left_out, max_tokens: answers to an overflow, for one sending
 // What is being sent, {text, files}, as it stood when a person sent it: Gradio reads the box only a
 // moment later, and what is typed meanwhile stays there. null while nothing is being sent.
@@ -63,9 +63,9 @@ function showChips() {
       make("small", { textContent: file.said || inWords(file.size) }),
       make("button", {
         type: "button",
-        ariaLabel: `Remove ${file.name}`,
+        ariaLabel: file.text === null ? `Stop reading ${file.name}` : `Remove ${file.name}`,
         textContent: "×",
-        onclick: () => { files = files.filter((one) => one !== file); showChips(); messageBox()?.focus(); },
+        onclick: () => { file.stop?.(); files = files.filter((one) => one !== file); showChips(); messageBox()?.focus(); },
       }),
     ),
   );
@@ -87,12 +87,15 @@ async function attach(blobs) {
   for (const blob of blobs) {
     const why = refusal(blob.name, blob.size);
     if (why) { toast(why); continue; }
-    const file = { name: blob.name, size: 0, said: "reading", text: null };
+    const request = new AbortController();
+    const file = { name: blob.name, size: 0, said: "reading", text: null, stop: () => request.abort() };
     files.push(file);
     showChips();
-    const told = await ask(`/read?name=${encodeURIComponent(blob.name)}`, post(blob, "application/octet-stream"),
+    const options = { ...post(blob, "application/octet-stream"), signal: request.signal };
+    const told = await ask(`/read?name=${encodeURIComponent(blob.name)}`, options,
       `localspec refused ${blob.name}. Reload the page and attach it again.`,
       `${blob.name} could not be read. A folder cannot be attached; choose the files in it.`);
+    if (!files.includes(file)) continue; // its reading was stopped
     if (told.error) {
       files = files.filter((one) => one !== file);
       toast(told.error);
