@@ -94,6 +94,9 @@ THOUGHT_IS_TEXT = (
 )
 THREADS = re.compile(r" \| \d+ threads")  # in what earlier versions called a combination
 KERNELS_KEPT = 256  # of some 0.6 MB; the thousand that are usual come with prompts of all lengths
+# oneDNN's largest instruction set for `same-bits`. Its kernels with AMX give a row other bits from
+# 33 rows on, so a reply would depend on how its prompt is read. Those with AVX-512 and bf16 do not.
+SAME_BITS_ISA = "AVX512_CORE_BF16"
 SPENT_ON_SLOTS = 0.25  # of the free memory, where nobody asked for slots
 
 
@@ -158,7 +161,7 @@ def _opened(
     from localspec.forward.fingerprint import fingerprint
 
     template_process()  # starts beside the import of torch
-    torch = quiet_torch(report)
+    torch = quiet_torch(report, options.kernels)
     begun = _begun(options, report, past, beside_page, torch)
     found, place = begun.found, begun.place
     drafters, statuses = build_drafters(found.parts, report)
@@ -220,13 +223,21 @@ def _begun(
     return _Begun(source, place, target, threads, template, found, (*of_machine, *notices, *told))
 
 
-def quiet_torch(report: Report) -> Any:
-    """torch, with the libraries around it kept from printing, and from filling the memory: on a
-    processor they make a kernel for each number of rows, and keep as many as these settings say,
-    which they read while they are loaded."""
+def library_settings(kernels: str | None) -> dict[str, str]:
+    """Environment variables that torch's libraries read when they are loaded. On a processor they
+    make a kernel for each number of rows, and would fill the memory with them. kernels: as in
+    LoadOptions."""
+    limits = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    settings = dict.fromkeys(limits, str(KERNELS_KEPT))
+    return settings if kernels == FASTEST else {**settings, "ONEDNN_MAX_CPU_ISA": SAME_BITS_ISA}
+
+
+def quiet_torch(report: Report, kernels: str | None) -> Any:
+    """Import torch with `library_settings`, and keep the libraries around it from printing. A
+    variable that is set already stays as it is."""
     report("starting torch")
-    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-        os.environ.setdefault(name, str(KERNELS_KEPT))
+    for name, value in library_settings(kernels).items():
+        os.environ.setdefault(name, value)
     import torch
     import transformers
 

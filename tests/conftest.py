@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from localspec.load import library_settings
+from localspec.options import SAME_BITS
 from localspec.web.quick_gradio import without_type_stubs
 from tests.tally import PROPERTY, Tally
 
@@ -22,6 +24,9 @@ from tests.tally import PROPERTY, Tally
 # took ten times as long where they did not. It stands here because torch reads it when imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# The tests compute with the instructions that the product computes with.
+for name, value in library_settings(SAME_BITS).items():
+    os.environ.setdefault(name, value)
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "tests" / "web"

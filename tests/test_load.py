@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from localspec.core import SamplingParams, Sequence
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY
 from localspec.errors import ConfigError, MemoryShortage, ModelError
-from localspec.load import open_local_backend
+from localspec.load import library_settings, open_local_backend
 from localspec.options import LoadOptions
 from tests.forward.test_unpack import LAYOUTS, packed_folder
 from tests.machine.folders import VOCAB_SIZE, save_model, save_tokenizer
@@ -348,12 +349,35 @@ def test_a_draft_that_does_not_fit_is_told_from_one_that_is_not_there(
     assert "9 GiB" in status(backend, "draft_model").reason
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kernels", [None, "same-bits"])
+def test_same_bits_leaves_out_the_kernels_that_change_with_the_rows(kernels: str | None) -> None:
+    """A processor with AMX changes kernels at 33 rows; oneDNN names what it uses."""
+    code = f"""
+from localspec.load import quiet_torch
+torch = quiet_torch(lambda phrase: None, {kernels!r})
+torch.nn.functional.linear(torch.ones(4, 64).bfloat16(), torch.ones(64, 64).bfloat16())
+"""
+    environment = {n: v for n, v in os.environ.items() if n != "ONEDNN_MAX_CPU_ISA"}
+    environment["ONEDNN_VERBOSE"] = "1"
+    run = [sys.executable, "-c", code]
+    ended = subprocess.run(run, capture_output=True, text=True, timeout=300, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    (instructions,) = [line for line in ended.stdout.splitlines() if ",info,cpu,isa:" in line]
+    assert "AMX" not in instructions.upper() and "INTEL AVX" in instructions.upper()
+
+
+def test_the_fastest_kernels_may_use_all_instructions() -> None:
+    assert library_settings("same-bits")["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
+    assert "ONEDNN_MAX_CPU_ISA" not in library_settings("fastest")
+
+
 @NEEDS_BF16
 def test_prompts_of_all_lengths_do_not_fill_the_memory_with_kernels() -> None:
     code = """
 import psutil
 from localspec.load import quiet_torch
-torch = quiet_torch(lambda phrase: None)
+torch = quiet_torch(lambda phrase: None, None)
 from localspec.forward.weight_layout import PackedLinear
 weight, rows = torch.ones(256, 256).bfloat16(), torch.ones(900, 256).bfloat16()
 layer = PackedLinear(weight, None)

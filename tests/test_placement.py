@@ -29,7 +29,7 @@ from transformers import (
 from localspec import placement
 from localspec.config import SHIPPED_PROFILES, load_profiles
 from localspec.errors import ConfigError, MemoryShortage
-from localspec.forward import own_bits, weight_layout
+from localspec.forward import nf4, weight_layout
 from localspec.forward.decoder import Decoder
 from localspec.forward.layer_files import return_cached
 from localspec.forward.weights import Bits
@@ -140,7 +140,7 @@ def test_the_same_of_a_processor_that_computes_in_fp32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was published in 16 bits is kept in 16, but for the embedding."""
-    monkeypatch.setattr(own_bits, "has_kernel", lambda device: False)
+    monkeypatch.setattr(nf4.library().functional, "has_avx512bf16", lambda: False)
     folder = make(tmp_path / "model")
     there = Place(probe(), torch.device("cpu"), torch.float32, bits, 128)
     model = load_at(folder, there).model

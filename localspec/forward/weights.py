@@ -34,6 +34,7 @@ from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_stat
 from localspec.forward.own_bits import in_groups, left_whole, weights_missing
 from localspec.forward.quantise import ends_refused, quantise_ends
 from localspec.forward.recurrent import RecurrentLM
+from localspec.forward.row_check import has_invariant_rows
 from localspec.forward.stored import stored_weights
 from localspec.forward.weight_layout import tune
 
@@ -41,7 +42,6 @@ Bits = Literal[4, 8]
 Lent = Callable[[torch.nn.Module], AbstractContextManager[Any]]  # see take_over
 PROBED = (6, 1)  # tokens at once and one after them, compared with transformers
 CHECKED = (6, 3)  # tokens at once and several after them, as a draft is checked
-COMPARED_WIDTHS = (1, 2, 5, 9)
 NO_ATTENTION = "scaled_dot_product_attention"  # in transformers' message for a family without it
 CANNOT_LOAD = (
     "cannot be loaded",
@@ -102,7 +102,7 @@ def load_model(
         tuned = partial(_fastest, spare_bytes=spare_bytes) if is_fastest else None
         native, refusal = _taken_over(module, lent, cache, wanted, bound, tuned)
         if native is not None:
-            return Opened(native, None, _has_invariant_rows(native), repacked)
+            return Opened(native, None, has_invariant_rows(native), repacked)
         del cache, lent
         if quantises_head:
             raise ends_refused()
@@ -231,15 +231,6 @@ def _answers(model: LanguageModel, *widths: int) -> torch.Tensor:
     logits = torch.cat([model.forward(piece) for piece in pieces])
     model.cache.rollback(0)
     return logits
-
-
-def _has_invariant_rows(model: Decoder) -> bool:
-    """On a processor the shapes are chosen for it, and compared here. On a GPU another width may
-    take another kernel at any context, so nothing is promised."""
-    if model.device.type != "cpu" or model.is_fastest:
-        return False
-    at_once = _answers(model, sum(COMPARED_WIDTHS))
-    return torch.equal(at_once, _answers(model, *COMPARED_WIDTHS))
 
 
 def load_module(

@@ -17,11 +17,13 @@ from torch import nn
 from localspec.errors import MemoryShortage, ModelError
 from localspec.formats.folder_files import SINGLE
 from localspec.formats.native import KNOWN_AS
-from localspec.forward import nf4, weights
+from localspec.forward import nf4, weight_layout, weights
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.model import CausalLM
+from localspec.forward.row_check import has_invariant_rows
+from localspec.forward.weight_layout import PackedLinear
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from tests.formats.test_folder_files import in_shards, own_code, with_config
@@ -213,6 +215,52 @@ def test_a_model_that_is_known_runs_natively(good: Path) -> None:
     opened = load_model(good, torch.float32, CPU, 32)
     assert isinstance(opened.model, Decoder) and opened.notice is None
     assert opened.has_invariant_rows
+
+
+@pytest.mark.parametrize("first_other", [5, 33, 65, 500])
+def test_a_kernel_that_changes_with_the_number_of_rows_is_noticed_at_load(
+    first_other: int, good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As oneDNN's do on a processor with AMX from 33 rows on."""
+    product = PackedLinear.__call__
+
+    def rounds_otherwise(layer: Any, rows: torch.Tensor) -> torch.Tensor:
+        result = product(layer, rows)
+        return result * (1.0 + 1e-6) if rows.shape[0] >= first_other else result
+
+    monkeypatch.setattr(weight_layout, "_suits_fp16", lambda weight: False)
+    assert load_model(good, torch.float32, CPU, 1024).has_invariant_rows
+    monkeypatch.setattr(PackedLinear, "__call__", rounds_otherwise)
+    assert not load_model(good, torch.float32, CPU, 1024).has_invariant_rows
+
+
+def test_blocks_of_other_kernels_are_checked_as_well(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose last block alone has such a kernel."""
+    model = load_model(good, torch.float32, CPU, 64).model
+    assert isinstance(model, Decoder)
+    assert has_invariant_rows(model)
+    *before, last = model.weights.blocks
+    changed = last.with_linears(_RoundsOtherwise)
+    weights = replace(model.weights, blocks=(*before, changed))
+    assert not has_invariant_rows(Decoder(weights, model.cache))
+
+
+class _RoundsOtherwise:
+    """A linear layer that gives more than 32 rows other bits."""
+
+    has_invariant_rows = True
+
+    def __init__(self, layer: Any) -> None:
+        self._layer, self.weight_bytes = layer, layer.weight_bytes
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self._layer(rows)
+        return result * (1.0 + 1e-6) if rows.shape[0] > 32 else result
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual + self(rows)
 
 
 @pytest.mark.slow

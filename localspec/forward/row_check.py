@@ -1,0 +1,104 @@
+"""Check at load that a row of a forward has the same bits whatever rows run beside it.
+
+A processor's library chooses a kernel by the shapes of a product, so the check runs the shapes that
+a conversation really runs: single rows, drafts, pieces of a prompt up to PREFILL_CHUNK rows, and
+several sequences in one forward. Weights do not choose a kernel. One block of each set of shapes
+therefore stands for all blocks, and a large model costs little more to check than a small one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import torch
+
+from localspec.forward.block import Block, Weights
+from localspec.forward.cache import KVShape, native_cache
+from localspec.forward.decoder import Decoder, run_together
+from localspec.forward.model import PREFILL_CHUNK, Rows
+
+# Rows of the forwards that are compared with one forward of all rows. Libraries change kernels at
+# multiples of 8, 16 and 32 rows, so the widths lie on both sides of those.
+WIDTHS = (1, 2, 5, 9, 17, 33, 64)
+HEAD_ROWS = 64  # most rows of the output head in one forward: several sequences check a draft
+
+
+@torch.inference_mode()
+def has_invariant_rows(model: Decoder) -> bool:
+    """True if every compared width gives a row the bits of one wide forward.
+
+    Only for a decoder on a processor whose kernels were chosen for it. On a GPU another width may
+    take another kernel at any context length, so nothing is promised there."""
+    if model.device.type != "cpu" or model.is_fastest:
+        return False
+    weights = replace(model.weights, blocks=distinct_blocks(model.weights.blocks))
+    capacity = min(PREFILL_CHUNK, weights.cos.shape[0])
+    tokens = [(7 * place + 1) % model.vocab_size for place in range(capacity)]
+    whole = _hidden([Rows(_probe(weights, capacity), tokens, None, 1)])[0]  # [n, d]
+    return (
+        torch.equal(_in_pieces(weights, tokens), whole)
+        and _is_same_beside(weights, tokens, whole)
+        and _is_same_in_head(model, whole[:HEAD_ROWS])
+    )
+
+
+def distinct_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
+    """Return one block for each set of kernels: layer types, weight sizes, window, rotation."""
+    kinds = {
+        (
+            tuple((type(linear), linear.weight_bytes) for linear in block.linears),
+            block.window,
+            block.rotation,
+        ): block
+        for block in blocks
+    }
+    return tuple(kinds.values())
+
+
+def _probe(weights: Weights, capacity: int) -> Decoder:
+    """A decoder of these blocks with a small cache of its own."""
+    sizes = (len(weights.blocks), weights.num_kv_heads, weights.head_dim, capacity)
+    dtype = weights.cos.dtype
+    return Decoder(weights, native_cache(KVShape(*sizes), dtype, weights.cos.device))
+
+
+def _hidden(parts: Sequence[Rows]) -> list[torch.Tensor]:
+    """States after the last block, [n, d] of each part."""
+    model = parts[0].model
+    assert isinstance(model, Decoder)
+    last = len(model.weights.blocks) - 1
+    return [output.hidden[last] for output in run_together(parts, (last,))]
+
+
+def _in_pieces(weights: Weights, tokens: Sequence[int]) -> torch.Tensor:
+    """States of the tokens read in pieces of WIDTHS, the rest at once: [n, d]."""
+    probe, ends = _probe(weights, len(tokens)), list(accumulate(WIDTHS))
+    bounds = [0, *(end for end in ends if end < len(tokens)), len(tokens)]
+    pieces = [tokens[start:end] for start, end in pairwise(bounds)]
+    return torch.cat([_hidden([Rows(probe, piece, None, 1)])[0] for piece in pieces])
+
+
+def _is_same_beside(weights: Weights, tokens: Sequence[int], whole: torch.Tensor) -> bool:
+    """True if a draft that is checked beside another sequence's prompt, or beside another draft,
+    has the bits of the wide forward."""
+    length = len(tokens) // 2
+    draft = slice(length, length + 5)
+    for other in (tokens, tokens[:3]):
+        first, second = _probe(weights, len(tokens)), _probe(weights, len(tokens))
+        first.forward(tokens[:length], num_logits=1)
+        parts = (Rows(second, other, None, 1), Rows(first, tokens[draft], None, 1))
+        of_other, of_draft = _hidden(parts)
+        same_draft = torch.equal(of_draft, whole[draft])
+        if not (same_draft and torch.equal(of_other, whole[: len(other)])):
+            return False
+    return True
+
+
+def _is_same_in_head(model: Decoder, rows: torch.Tensor) -> bool:
+    """True if the output head gives each row the same logits at every width."""
+    normed = model.weights.final_norm(rows)
+    whole = model.head(normed)  # [n, V]
+    widths = [width for width in WIDTHS if width < rows.shape[0]]
+    return all(torch.equal(model.head(normed[:width]), whole[:width]) for width in widths)
