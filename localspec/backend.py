@@ -68,7 +68,8 @@ class Request:
     grammar: what the reply is held to (see chat.grammars), "" for any text.
     thinks: whether the model may think first; None: as its chat format says. thinking_budget: ends
     a thought, sooner where the context is full, and at 0 there is none; max_tokens is then of the
-    answer alone.
+    answer alone. is_ceiling: max_tokens is of the whole reply, and may be more than the context has
+    room for; the reply then ends with the context.
     """
 
     messages: tuple[Message, ...]
@@ -88,6 +89,7 @@ class Request:
     grammar: str = ""
     thinks: bool | None = None
     thinking_budget: int | None = None
+    is_ceiling: bool = False
 
     @property
     def system_prompt(self) -> str:

@@ -1,7 +1,8 @@
 """The thought and the answer of one reply by their tokens: which is being written, where it ends.
 
 Contract: `ReplyParts` follows a reply token by token, so whatever drafts, a thought ends at its
-budget exactly. With a budget, max_tokens are those of the answer; without one both share them.
+budget exactly. With a budget, max_tokens are those of the answer, unless the limit says that
+thought and answer share them; without one they do.
 
 Not here: the text of both (chat.thinking), the loop (engine).
 """
@@ -18,7 +19,8 @@ class ThoughtLimit:
 
     opening: what a reply with a thought begins with. close: the token that ends one. closing: what
     ends one early. budget: tokens of a thought, None: no limit of its own. num_begun: of a thought
-    that has begun in the prompt, None where none has.
+    that has begun in the prompt, None where none has. shares_max_tokens: max_tokens are those of
+    thought and answer together, also with a budget.
     """
 
     opening: tuple[int, ...]
@@ -26,6 +28,7 @@ class ThoughtLimit:
     closing: tuple[int, ...]
     budget: int | None = None
     num_begun: int | None = None
+    shares_max_tokens: bool = False
 
 
 class ReplyParts:
@@ -77,4 +80,5 @@ class ReplyParts:
     def _answer(self, limit: ThoughtLimit, num_tokens: int) -> None:
         self.is_thinking, self._limit = False, None
         if limit.budget is not None:
-            self.end = num_tokens + self._max_tokens
+            start = self._prompt_length if limit.shares_max_tokens else num_tokens
+            self.end = start + self._max_tokens

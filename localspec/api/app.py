@@ -116,7 +116,8 @@ class _Interfaces:
 
     async def message(self, http: HttpRequest) -> Response:
         fields = await self._read(http, messages.MessagesFields)
-        head = messages.MessageHead(await self._answering(fields.model), fields.stop_sequences)
+        model = await self._answering(fields.model)
+        head = messages.MessageHead(model, fields.stop_sequences, fields.max_tokens)
         answer = partial(messages.answer, head=head)
         events = partial(messages.events, head=head)
         return await self._replied(http, fields, fields.requests(), answer, events)

@@ -140,11 +140,9 @@ class Common(Fields):
         if not messages:
             raise refusal("There is no message to answer.", "messages")
         drafter, budget = self.drafter or AUTO, self.thinking_budget
-        if budget is not None and max_tokens is not None:  # which counts both here
-            if budget >= max_tokens:
-                why = f"but must be less than the {max_tokens} tokens of the whole reply."
-                raise refusal(f"thinking_budget is {budget}, {why}", "thinking_budget")
-            max_tokens -= budget
+        if budget is not None and max_tokens is not None and budget >= max_tokens:
+            why = f"but must be less than the {max_tokens} tokens of the whole reply."
+            raise refusal(f"thinking_budget is {budget}, {why}", "thinking_budget")
         if drafter not in (AUTO, OFF, *REGISTRY):
             known = ", ".join((AUTO, OFF, *REGISTRY))
             raise refusal(f"There is no drafter called {drafter!r}. Known: {known}.", "drafter")
@@ -159,6 +157,7 @@ class Common(Fields):
             continues=messages[-1].role == "assistant",
             thinks=self.thinks,
             thinking_budget=budget,
+            is_ceiling=True,
         )
 
 

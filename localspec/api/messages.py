@@ -21,7 +21,7 @@ from pydantic_core import from_json
 from localspec.api.accounts import speculation_of
 from localspec.api.fields import Common, Fields, Part, StopText, refuse_unless, role_of, text_of
 from localspec.api.formats import called, held, schema_of
-from localspec.api.pieces import Ending, pieces, whole
+from localspec.api.pieces import Ending, Piece, pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import tool_of
 from localspec.backend import Message, Request, ToolCall
@@ -147,9 +147,9 @@ class MessagesFields(CountFields):
 
 
 class MessageHead:
-    """What the message is, before and after its text. stops: of the request."""
+    """What the message is, before and after its text. stops, max_tokens: of the request."""
 
-    def __init__(self, model: str, stops: list[str] | None) -> None:
+    def __init__(self, model: str, stops: list[str] | None, max_tokens: int) -> None:
         self._fields = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -157,16 +157,23 @@ class MessageHead:
             "model": model,
         }
         self._only_stop = stops[0] if stops is not None and len(stops) == 1 else None
+        self._max_tokens = max_tokens
 
-    def ending(self, reason: Ending | None) -> dict[str, Any]:
-        """Which of several stop strings it was is not known."""
+    def ending(self, last: Piece) -> dict[str, Any]:
+        """Return why the reply ended. Which of several stop strings ended it is not known."""
+        reason = last.finish_reason
         text = self._only_stop if reason == "stop" else None
-        return {"stop_reason": STOPPED.get(reason), "stop_sequence": text}
+        stop_reason = STOPPED.get(reason)
+        num_tokens = last.stats.told("num_output_tokens")
+        if reason == "length" and num_tokens is not None and num_tokens < self._max_tokens:
+            stop_reason = "model_context_window_exceeded"
+        return {"stop_reason": stop_reason, "stop_sequence": text}
 
     def message(
         self, content: list[dict[str, Any]], usage: dict[str, int], **more: Any
     ) -> dict[str, Any]:
-        return {**self._fields, "content": content, **self.ending(None), "usage": usage, **more}
+        ending = {"stop_reason": None, "stop_sequence": None}
+        return {**self._fields, "content": content, **ending, "usage": usage, **more}
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,8 +199,7 @@ async def answer(asked: Asked, head: MessageHead) -> dict[str, Any]:
     content += [_use(call) for call in found.calls]
     speculation = speculation_of(asked.replies[0], found.stats)
     usage = _usage(found.stats)
-    ending = head.ending(found.finish_reason)
-    return {**head.message(content, usage, speculation=speculation), **ending}
+    return {**head.message(content, usage, speculation=speculation), **head.ending(found)}
 
 
 async def events(asked: Asked, head: MessageHead) -> AsyncGenerator[bytes | None]:
@@ -232,7 +238,7 @@ async def events(asked: Asked, head: MessageHead) -> AsyncGenerator[bytes | None
                     yield _event("content_block_stop", index=index)
                 yield _event(
                     "message_delta",
-                    delta=head.ending(piece.finish_reason),
+                    delta=head.ending(piece),
                     usage=_usage(piece.stats),
                     speculation=speculation_of(reply, piece.stats),
                 )

@@ -30,6 +30,7 @@ from localspec.chat.turn import SAMPLED, prompt_messages
 from localspec.core import OFF, SamplingParams
 from localspec.errors import StoreError
 from localspec.precisions import PRECISIONS
+from localspec.record.rows import API
 from localspec.record.store import Store
 from localspec.units import counted, enumerated
 
@@ -122,6 +123,7 @@ class Replay:
             thinking_budget=budget,
             is_raw=bool(self.row["is_raw"]),
             grammar=self.row["grammar"] or "",
+            is_ceiling=self.row["source"] == API,
         )
 
     def _compared(self, backend: Backend, loaded: Description, cancel: threading.Event) -> Finding:

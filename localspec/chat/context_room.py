@@ -31,9 +31,11 @@ def max_tokens_of(
     backend: Backend, request: Request, num_prompt_tokens: int, context_length: int
 ) -> int:
     """How many tokens the reply may take. Raises ContextOverflow where the context has not as many
-    left."""
+    left; a ceiling is lowered to what it has."""
     room = context_length - num_prompt_tokens
     wanted = max(1, room) if request.max_tokens is None else request.max_tokens
+    if request.is_ceiling:
+        wanted = min(wanted, max(1, room))
     if wanted > room:
         num_system = _num_system_tokens(backend, request.messages)
         raise ContextOverflow(num_prompt_tokens, wanted, context_length, num_system)

@@ -292,7 +292,7 @@ def thought_limit_of(
     limit = template.thought_limit
     if limit is None or not text.may_think:
         return None
-    limit = replace(limit, budget=request.thinking_budget)
+    limit = replace(limit, budget=request.thinking_budget, shares_max_tokens=request.is_ceiling)
     if not text.is_thinking:
         return limit
     num_marks = 0 if start.has_thought else len(limit.opening)
@@ -322,6 +322,9 @@ def limited(
     budget = 0 if request.thinks is False else request.thinking_budget
     if budget is None or not text.may_think:
         return replace(request, max_tokens=max_tokens, thinking_budget=None)
+    if request.is_ceiling:
+        most = max(0, max_tokens - template.num_mark_tokens - 1)  # the answer has a token at least
+        return replace(request, max_tokens=max_tokens, thinking_budget=min(budget, most))
     num_before = len(start.prompt) + template.num_mark_tokens
     room = context_length - num_before
     if room < 1:

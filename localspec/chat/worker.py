@@ -350,7 +350,9 @@ class Worker:
         """The backend can free no more: load a shorter context, or offer a smaller model."""
         lifecycle, stats, error = self._lifecycle, reply.view.stats, reply.view.error
         used = 0 if stats is None else stats.num_prompt_tokens + stats.num_output_tokens
-        options = lifecycle.shorter(used + (reply.settings.max_tokens or 0))
+        is_ceiling = reply.request is not None and reply.request.is_ceiling
+        wanted = 0 if is_ceiling else reply.settings.max_tokens or 0
+        options = lifecycle.shorter(used + wanted)
         if options is None:
             self._finish(reply, "error", f"{error} {lifecycle.offer_smaller()}")
             return

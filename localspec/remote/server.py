@@ -23,7 +23,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -154,7 +154,7 @@ class ServerBackend:
         if self._must_look:
             self._found = servers.look_at(self._server, self._asks)
             self._must_look = False
-        fields = fields_of(self._found, request)
+        fields = fields_of(self._found, self._with_room(request))
         return self._chunks(RemoteTurn(request, cancel), fields)
 
     def _chunks(self, turn: RemoteTurn, fields: dict[str, Any]) -> Iterator[Chunk]:
@@ -186,6 +186,18 @@ class ServerBackend:
             reading.cancel()
         turn.count(self._drafts(turn, before))
         yield turn.last(error)
+
+    def _with_room(self, request: Request) -> Request:
+        """Return the request with a ceiling that the context has room for, where the server tells
+        the context and the length of a prompt."""
+        length, is_chat = self._found.context_length, not request.is_raw
+        if length is None or request.max_tokens is None or not (request.is_ceiling and is_chat):
+            return request
+        num_prompt_tokens = self.count_tokens(request.messages, request.tools)
+        if num_prompt_tokens is None:
+            return request
+        room = max(1, length - num_prompt_tokens)
+        return replace(request, max_tokens=min(request.max_tokens, room))
 
     def _drafts(self, turn: RemoteTurn, before: Counters | None) -> Drafts | str:
         """What was drafted for the whole reply, or why that is not known."""

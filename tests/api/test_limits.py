@@ -6,6 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -231,6 +232,52 @@ def test_what_is_no_json_is_refused_before_anything_is_decoded(doors: Doors) -> 
     assert all("Invalid JSON: " in one.json()["error"]["message"] for one in answers)
     assert all("body is no JSON object" in one.json()["error"]["message"] for one in others)
     assert doors.fake.requests == []
+
+
+COUNTED = ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")
+NEARLY_FULL = "echo" + 4080 * " a"  # of a context of 4,096 tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "place", "whole", "cut"),
+    [
+        ("chat/completions", "max_tokens", "finish_reason", "stop", "length"),
+        ("chat/completions", "max_completion_tokens", "finish_reason", "stop", "length"),
+        ("completions", "max_tokens", "finish_reason", "stop", "length"),
+        ("responses", "max_output_tokens", "status", "completed", "incomplete"),
+        ("messages", "max_tokens", "stop_reason", "end_turn", "model_context_window_exceeded"),
+    ],
+)
+def test_a_limit_beyond_the_context_ends_the_reply_with_the_context(
+    doors: Doors, path: str, name: str, place: str, whole: str, cut: str
+) -> None:
+    def ended(text: str, **fields: object) -> tuple[str, dict[str, Any]]:
+        text_field = {"completions": "prompt", "responses": "input"}.get(path)
+        message = {"role": "user", "content": text}
+        asked: dict[str, object] = {text_field: text} if text_field else {"messages": [message]}
+        answer = http.post(f"/v1/{path}", json=asked | fields)
+        assert answer.status_code == 200, answer.text
+        (found,) = answer.json().get("choices", [answer.json()])
+        return found[place], answer.json()["usage"]
+
+    with doors.http() as http:
+        assert ended("Count.", **{name: 128_000})[0] == whole
+        reason, usage = ended(NEARLY_FULL, **{name: 4096})
+        short, _ = ended("Count.", **{name: 3})
+    assert reason == cut and short == ("max_tokens" if path == "messages" else cut)
+    assert sum(usage[part] for part in usage if part in COUNTED) == 4096
+
+
+def test_the_length_that_a_model_is_listed_with_can_be_asked_for(doors: Doors) -> None:
+    asked = {"messages": [{"role": "user", "content": "Count."}]}
+    with doors.http() as http:
+        version = {"anthropic-version": "2023-06-01"}
+        listed = http.get("/v1/models", headers=version).json()["data"][0]
+        answer = http.post("/v1/messages", json={**asked, "max_tokens": listed["max_tokens"]})
+        assert answer.json()["stop_reason"] == "end_turn"
+        length = http.get("/v1/models").json()["data"][0]["max_model_len"]
+        answer = http.post("/v1/chat/completions", json={**asked, "max_tokens": length})
+    assert answer.json()["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ ROW: dict[str, Any] = {
     "thinking_budget": None,
     "is_raw": None,
     "grammar": None,
+    "source": "page",
 }
 HELLO = (Message("user", "hello"),)
 GO = threading.Event()

@@ -184,3 +184,13 @@ def test_a_budget_gives_way_where_the_context_has_no_room() -> None:
     stats = ask(backend, thinking_budget=10_000, max_tokens=20)[-1].stats
     assert stats.num_prompt_tokens + stats.num_output_tokens <= 256
     assert stats.num_thinking_tokens > 150
+
+
+def test_what_a_thought_leaves_of_a_ceiling_is_the_answers() -> None:
+    """As Anthropic's clients ask for it: a budget of nearly all that the reply may have."""
+    backend = backend_of(template_of(QWEN3), RAW[QWEN3])
+    chunks = ask(backend, thinking_budget=31_999, max_tokens=32_000, is_ceiling=True)
+    assert said(chunks) == (THOUGHT, ANSWER) and chunks[-1].finish_reason == "eos"
+    chunks = ask(backend, thinking_budget=4, max_tokens=20, is_ceiling=True)
+    stats = chunks[-1].stats
+    assert (stats.num_thinking_tokens, stats.num_output_tokens) == (4, 20)

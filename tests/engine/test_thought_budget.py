@@ -97,8 +97,10 @@ def test_a_thought_that_ends_before_its_budget_is_left_alone(sampling: SamplingP
     limit = replace(LIMIT, budget=9)
     plain, sources = reply_of(6, limit, sampling, None)
     free, _ = reply_of(6, LIMIT, replace(sampling), None)
+    shared, _ = reply_of(6, replace(limit, shares_max_tokens=True), sampling, None)
     assert plain[:8] == free[:8] and plain.index(CLOSE) == 7 and FORCED not in sources
     assert len(plain) == 8 + 8 and len(free) == 8, "without a budget both share max_tokens"
+    assert shared == plain[: len(shared)] and len(shared) == 8, "also where the limit says so"
     assert reply_of(6, limit, sampling, plain)[0] == plain
 
 

@@ -107,6 +107,11 @@ def test_a_reply_is_asked_for_whole_and_streams(stub: Stub, open_it: Any) -> Non
     ]
 
 
+def test_a_ceiling_is_lowered_to_what_the_servers_context_leaves(stub: Stub, open_it: Any) -> None:
+    chunks(open_it(stub), max_tokens=32_000, is_ceiling=True)
+    assert stub.bodies[-1]["max_tokens"] == 512 - 9
+
+
 @pytest.mark.slow
 def test_what_was_accepted_is_the_difference_of_its_counters(stub: Stub, open_it: Any) -> None:
     backend = open_it(stub)
