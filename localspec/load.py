@@ -265,7 +265,7 @@ def _target(
     rounded = OF_ROUNDED_ROWS if place.bits == 8 and is_by_library else EQUAL_WITHIN_ROUNDING
     head = QUANTISED_HEAD if place.quantises_head else None
     repacked = _repacked(source, place, opened)
-    told = (short, own, repacked, rounded if is_told else None, head)
+    told = (short, own, repacked, rounded if is_told else None, head, opened.unread)
     return target, [notice for notice in told if notice is not None]
 
 

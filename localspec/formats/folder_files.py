@@ -10,7 +10,7 @@ Not here: reading the weights (forward.weights), what a header says (safetensors
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from localspec.errors import ModelError
 from localspec.files import read_json
 from localspec.formats.gguf_file import POINTER, parts_of
 from localspec.formats.native import KNOWN_AS
-from localspec.formats.safetensors_file import check_safetensors
+from localspec.formats.safetensors_file import check_safetensors, has_separate_head
 from localspec.formats.stored import Stored, stored_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -88,7 +88,19 @@ def check_folder(folder: Path) -> ModelFolder:
     if gguf_file(folder) is None:
         for file in files:
             check_safetensors(file, is_packed=stored is not None)
+        config = with_true_head(config, files)
     return ModelFolder(folder, config, stored, tuple(files))
+
+
+def with_true_head(config: dict[str, Any], files: Sequence[Path]) -> dict[str, Any]:
+    """Return the settings with an untied head if the .safetensors files hold a head of its own.
+    Some programs train a head apart and leave the config.json of the model they began with."""
+    text = config.get("text_config")
+    settings = [part.get("tie_word_embeddings") for part in (config, text or {})]
+    if (False in settings and True not in settings) or not has_separate_head(files):
+        return config
+    untied = {**config, "tie_word_embeddings": False}
+    return {**untied, "text_config": {**text, "tie_word_embeddings": False}} if text else untied
 
 
 def name_of(folder: Path) -> str:

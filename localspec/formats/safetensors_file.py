@@ -1,11 +1,16 @@
 """What the headers of .safetensors files say: the sizes of tensors, and whether a file is whole.
 
-Contract: no tensor is read. ModelError for a file that is damaged.
+Contract: no tensor is read but an output head and the embedding that it is compared with.
+ModelError for a file that is damaged.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +21,9 @@ from localspec.errors import damaged, first_line
 
 WHOLE_NUMBERS = frozenset(("BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"))
 PACKED = frozenset(("I8", "U8"))  # of these, the types of weights that are quantised
+PACKED_PARTS = ("qweight", "weight_packed")  # of a layer; those of MXFP4 end in _blocks
+HEAD, EMBEDDING = "lm_head", "embed_tokens"  # the layers' own names, in families that tie them
+PIECE_BYTES = 2**20  # of two tensors that are compared at once
 POINTER_OF_LFS = b"version "  # how one begins, which a clone without Git LFS holds
 
 
@@ -38,6 +46,52 @@ def tensor_bytes(file: Path) -> dict[str, int]:
     return {
         name: num_bytes_of(prod(shape), dtype) for name, (shape, dtype) in _entries(file).items()
     }
+
+
+def has_separate_head(files: Sequence[Path]) -> bool:
+    """True if the files hold an output head whose bytes are not those of the embedding, whatever
+    config.json says. Two that are equal are read whole, once. Raises ModelError."""
+    stamps = tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return _has_separate_head(stamps)
+
+
+@lru_cache(maxsize=256)
+def _has_separate_head(stamps: tuple[tuple[Path, int, int], ...]) -> bool:
+    """stamps: each file with its size and time, so that a file that changed is read again."""
+    tensors = {name: file for file, _, _ in stamps for name in tensor_shapes(file)}
+    parts = {name: name.split(".")[-2:] for name in sorted(tensors, key=len)}
+    embedding = next((name for name, part in parts.items() if part == [EMBEDDING, "weight"]), None)
+    head = next((name for name, part in parts.items() if part == [HEAD, "weight"]), None)
+    if head is None or embedding is None:
+        return any([HEAD, part] in parts.values() for part in PACKED_PARTS)
+    return _Bytes.of(tensors[head], head).differ_from(_Bytes.of(tensors[embedding], embedding))
+
+
+class _Bytes(NamedTuple):
+    """Where a tensor lies in its file."""
+
+    file: Path
+    start: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, file: Path, name: str) -> _Bytes:
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            start, end = json.loads(stream.read(size))[name]["data_offsets"]
+        return cls(file, 8 + size + start, end - start)
+
+    def differ_from(self, other: _Bytes) -> bool:
+        if self.num_bytes != other.num_bytes:
+            return True
+        with self.file.open("rb") as mine, other.file.open("rb") as theirs:
+            mine.seek(self.start)
+            theirs.seek(other.start)
+            for read in range(0, self.num_bytes, PIECE_BYTES):
+                size = min(PIECE_BYTES, self.num_bytes - read)
+                if mine.read(size) != theirs.read(size):
+                    return True
+        return False
 
 
 def check_safetensors(file: Path, is_packed: bool = True) -> None:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,9 @@ from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from accelerate.utils import OffloadedWeightsLoader, PrefixedDataset, align_module_device
 from torch import nn
 
+from localspec.formats.folder_files import ModelFolder
 from localspec.formats.safetensors_file import tensor_shapes
+from localspec.forward.completeness import require_read
 from localspec.forward.own_bits import empty_module
 
 
@@ -38,10 +39,11 @@ def return_cached(device: torch.device) -> None:
         library.malloc_trim(0)
 
 
-def opened_by_layers(known: Any, files: Sequence[Path], dtype: torch.dtype) -> Any:
+def opened_by_layers(found: ModelFolder, known: Any, dtype: torch.dtype) -> Any:
     """The module; None where names or shapes in the files are others than the module's, or no
     module can be made, of which transformers' own loading says why. known: the config of a native
-    family, as transformers reads it."""
+    family, as transformers reads it. Raises ModelError for tensors that a part of the module
+    lacks."""
     try:
         module = empty_module(known, dtype)
     except MemoryError:
@@ -49,13 +51,14 @@ def opened_by_layers(known: Any, files: Sequence[Path], dtype: torch.dtype) -> A
     except Exception:  # unknown values in transformers' code: any type is possible
         return None
     shapes, index = dict[str, tuple[int, ...]](), dict[str, dict[str, str]]()
-    for file in files:
+    for file in found.files:
         for name, shape in tensor_shapes(file).items():
             shapes[name] = shape
             index[name] = {"safetensors_file": str(file), "dtype": str(dtype).partition(".")[2]}
     wanted = {name: tuple(each.shape) for name, each in module.named_parameters()}
     if any(shapes.get(name) != shape for name, shape in wanted.items()):
         return None
+    require_read(found, module, shapes.keys() - module.state_dict().keys())
     _hook(module, OffloadedWeightsLoader(index=index))
     return module.eval()
 

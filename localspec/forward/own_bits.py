@@ -26,6 +26,7 @@ from localspec.formats.folder_files import ModelFolder
 from localspec.formats.native import LAYOUTS
 from localspec.formats.safetensors_file import tensor_shapes
 from localspec.forward import nf4
+from localspec.forward.completeness import require_read, weights_missing
 from localspec.forward.grouped import CPU, MOST_REPACKING_ERROR, Grouped, Int4Linear, has_kernel
 from localspec.forward.quantise import GROUP, suits
 from localspec.forward.stored import Dense, stored_weights
@@ -64,7 +65,7 @@ def in_groups(
     ends = (module.get_input_embeddings(), module.get_output_embeddings())
     staying = {path for path, each in module.named_modules() if ends_may_stay and each in ends}
     dense = {k: v if _path(k) in staying else v.to(device) for k, v in dense.items()}
-    return _assembled(found.name, module, layers, dense)
+    return _assembled(found, module, layers, dense)
 
 
 def _rounded_rest(
@@ -91,7 +92,7 @@ def _rounded(found: ModelFolder, known: Any, dtype: torch.dtype) -> Any:
             layers[path] = Int4Linear.of_weight(Grouped.rounded(tensor, GROUP), None)
         else:
             dense[place] = tensor.to(dtype)
-    return _assembled(found.name, module, layers, dense)
+    return _assembled(found, module, layers, dense)
 
 
 def empty_module(known: Any, dtype: torch.dtype, device: torch.device = CPU) -> Any:
@@ -107,7 +108,10 @@ def empty_module(known: Any, dtype: torch.dtype, device: torch.device = CPU) -> 
 
 
 def _assembled(
-    name: str, module: Any, layers: Mapping[str, Int4Linear], dense: dict[str, torch.Tensor]
+    found: ModelFolder,
+    module: Any,
+    layers: Mapping[str, Int4Linear],
+    dense: dict[str, torch.Tensor],
 ) -> Any:
     """The module with these layers in their places and all other weights. Raises ModelError."""
     for path, layer in layers.items():
@@ -116,14 +120,15 @@ def _assembled(
         if not layer.error <= MOST_REPACKING_ERROR:  # NaN too
             raise ModelError(
                 f"The 4-bit kernel of this machine answers {layer.error:.1%} off for {path} in "
-                f"{name}. Load it with --dtype bf16."
+                f"{found.name}. Load it with --dtype bf16."
             )
         module.set_submodule(path, layer)
-    module.load_state_dict(dense, strict=False, assign=True)
+    unread = module.load_state_dict(dense, strict=False, assign=True).unexpected_keys
     module.tie_weights()
     missing = [place for place, tensor in module.named_parameters() if tensor.is_meta]
     if missing:
-        raise weights_missing(name, missing)
+        raise weights_missing(found.name, missing)
+    require_read(found, module, unread)
     return module.eval().requires_grad_(False)
 
 
@@ -151,9 +156,3 @@ def _read(files: Sequence[Path]) -> Iterator[tuple[str, torch.Tensor]]:
     for file in files:
         with safe_open(file, framework="pt") as opened:
             yield from ((name, opened.get_tensor(name)) for name in opened.keys())  # noqa: SIM118
-
-
-def weights_missing(name: str, names: list[str]) -> ModelError:
-    return ModelError(
-        f"{name} lacks some of its weights: {len(names)}, first {names[0]}. Fetch the model again."
-    )

@@ -9,7 +9,7 @@ Not here: which model, whether it fits (machine), fetching it (machine.sources).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,12 +26,13 @@ from localspec.formats.folder_files import ModelFolder, check_folder
 from localspec.formats.native import KNOWN_AS, LAYOUTS, TOWERS
 from localspec.forward import nf4
 from localspec.forward.cache import KVCache, KVShape, native_cache
+from localspec.forward.completeness import require_every_weight, unread_notice
 from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.layer_files import lent, opened_by_layers
 from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_state, kv_shape
-from localspec.forward.own_bits import in_groups, left_whole, weights_missing
+from localspec.forward.own_bits import in_groups, left_whole
 from localspec.forward.quantise import ends_refused, quantise_ends
 from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.row_check import has_invariant_rows
@@ -60,12 +61,14 @@ class Opened:
     has_invariant_rows: whether a row's logits have the same bits whatever rows run beside it, as
     compared while loading; elsewhere one row and several are equal within rounding.
     repacking_error: of the file's own 4-bit weights, how far a layer's output lies off at most, by
-    its norm; None where there are none."""
+    its norm; None where there are none. unread: which tensors of its files nothing reads, as a
+    sentence; None where all are read or known to be needless."""
 
     model: LanguageModel
     notice: str | None
     has_invariant_rows: bool
     repacking_error: float | None = None
+    unread: str | None = None
 
 
 def load_model(
@@ -89,12 +92,13 @@ def load_model(
     found = check_folder(folder)
     with _saying_what_does_not_fit(found):
         module, lent = _to_take_over(found, dtype, device, bits, quantises_head)
+        unread = unread_notice(module)
         if quantises_head:
             quantise_ends(module, device)
         if has_state(module.config):
             with _saying(found, *CANNOT_RUN):
                 recurrent = RecurrentLM(module, context_length)
-            return Opened(recurrent, recurrent.refusal, False)
+            return Opened(recurrent, recurrent.refusal, False, unread=unread)
         shape, repacked = kv_shape(module.config, context_length), _repacking_error(found, module)
         wanted = _reference(found, module, shape, device)
         cache = native_cache(shape, module.dtype, device)
@@ -102,7 +106,7 @@ def load_model(
         tuned = partial(_fastest, spare_bytes=spare_bytes) if is_fastest else None
         native, refusal = _taken_over(module, lent, cache, wanted, bound, tuned)
         if native is not None:
-            return Opened(native, None, has_invariant_rows(native), repacked)
+            return Opened(native, None, has_invariant_rows(native), repacked, unread)
         del cache, lent
         if quantises_head:
             raise ends_refused()
@@ -112,7 +116,7 @@ def load_model(
         model = CausalLM(module, KVCache(shape, module.dtype, device))
         with _saying(found, *CANNOT_RUN):
             _require_checking(model)
-        return Opened(model, refusal, False, repacked)
+        return Opened(model, refusal, False, repacked, unread)
 
 
 def _to_take_over(
@@ -126,7 +130,7 @@ def _to_take_over(
     if not bits and device.type == "cpu" and found.stored is None:
         known = _config_of(found)
         if known.model_type in LAYOUTS and not has_state(known):
-            module = opened_by_layers(known, found.files, dtype)
+            module = opened_by_layers(found, known, dtype)
             if module is not None:
                 return module, lent
     return load_module(found.path, dtype, device, bits, quantises_head), nullcontext
@@ -271,7 +275,7 @@ def _by_transformers(
                 dtype=dtype,
                 attn_implementation=attention,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # _require_all names them
+                ignore_mismatched_sizes=True,  # require_every_weight names them
             )
 
     try:
@@ -283,21 +287,9 @@ def _by_transformers(
         if not getattr(known.get_text_config(), "rope_parameters", None) and not has_state(known):
             raise ModelError(cannot_check(known.model_type)) from error
         module, info = opened("eager")
-    _require_all(found, info)
+    require_every_weight(found, module, info)
     drop_towers(module)
     return module
-
-
-def _require_all(found: ModelFolder, info: Mapping[str, Any]) -> None:
-    """Raises ModelError for weights that transformers would fill with noise."""
-    if missing := sorted(info["missing_keys"]):
-        raise weights_missing(found.name, missing)
-    if unlike := sorted(info["mismatched_keys"]):
-        name, held, wanted = unlike[0]
-        raise ModelError(
-            f"{len(unlike)} weights of {found.name} have another shape than its config.json says, "
-            f"first {name}: {list(held)}, not {list(wanted)}. Fetch the model again."
-        )
 
 
 @contextmanager
@@ -377,7 +369,7 @@ def read_config(folder: Path) -> Any:
 
 
 def _config_of(found: ModelFolder) -> Any:
-    """Of a family of KNOWN_AS under its name there."""
+    """Of a family of KNOWN_AS under its name there. The head is as the files hold it."""
     from transformers import AutoConfig
 
     family = KNOWN_AS.get(str(found.config.get("model_type")))
@@ -387,4 +379,8 @@ def _config_of(found: ModelFolder) -> Any:
         if family is not None:
             return AutoConfig.for_model(family, **settings)
         where = {"local_files_only": True, "trust_remote_code": False}
-        return AutoConfig.from_pretrained(str(found.path), **where)
+        known: Any = AutoConfig.from_pretrained(str(found.path), **where)
+        if found.config.get("tie_word_embeddings") is False:
+            for part in (known, known.get_text_config()):
+                part.tie_word_embeddings = False
+        return known

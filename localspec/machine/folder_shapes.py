@@ -33,11 +33,12 @@ from localspec.formats.folder_files import (
     read_config_json,
     require_tokenizer,
     weight_files,
+    with_true_head,
 )
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.native import SIZED, TOWERS, why_not_native
-from localspec.formats.safetensors_file import tensor_bytes, tensor_shapes
+from localspec.formats.safetensors_file import PACKED_PARTS, tensor_bytes, tensor_shapes
 from localspec.formats.stored import stored_of
 from localspec.machine.shapes import (
     Counted,
@@ -52,7 +53,6 @@ NAMES: Mapping[str, Sequence[str]] = {
     "num_attention_heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
 }
 Shapes = Mapping[str, tuple[int, ...]]
-PACKED = ("qweight", "weight_packed")  # of a layer; those of MXFP4 end in _blocks
 BESIDE_PACKED = frozenset(
     ("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point",
      "weight_shape", "weight_g_idx", "input_scale", "activation_scale")
@@ -62,7 +62,7 @@ OUTER = ("embed", "wte", "wpe", "lm_head", "output.weight")  # in names outside 
 
 def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
     """The shape of the model in `folder`. Raises ModelError when its config cannot be read."""
-    config = read_config_json(folder)
+    config = with_true_head(read_config_json(folder), [*folder.glob("model*.safetensors")])
     try:
         return _shape_of(config, folder, name or name_of(folder))
     except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
@@ -129,8 +129,8 @@ def _unpacked(tensors: Shapes, per_word: int) -> Shapes:
     found = dict[str, tuple[int, ...]]()
     for name, shape in tensors.items():
         layer, _, part = name.rpartition(".")
-        if part in PACKED or part.endswith("_blocks"):
-            part = "weight" if part in PACKED else part.removesuffix("_blocks")
+        if part in PACKED_PARTS or part.endswith("_blocks"):
+            part = "weight" if part in PACKED_PARTS else part.removesuffix("_blocks")
             found[f"{layer}.{part}"] = (*shape[:-1], shape[-1] * per_word)
         elif part not in BESIDE_PACKED and not part.endswith("_scales"):
             found[name] = shape

@@ -90,6 +90,53 @@ def test_tied_head_is_not_missing(tmp_path: Path) -> None:
     assert load(tmp_path).vocab_size == 40
 
 
+def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(str(folder / SINGLE))
+    change(tensors)
+    save_file(tensors, str(folder / SINGLE), metadata={"format": "pt"})
+
+
+@pytest.mark.filterwarnings("ignore")  # transformers tells of the head as well
+@pytest.mark.parametrize("is_other", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [(torch.float32, None), (torch.bfloat16, None), (torch.float32, 4)]
+)
+def test_the_head_in_the_files_is_used_whatever_the_config_says(
+    is_other: bool, dtype: torch.dtype, bits: weights.Bits | None, tmp_path: Path
+) -> None:
+    """Some programs train a head apart and leave the config of the model that they began with."""
+    module = llama_of(tmp_path, 64, 128, 1)
+    tensors = load_file(str(module / SINGLE))
+    if not is_other:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        save_file(tensors, str(tmp_path / SINGLE), metadata={"format": "pt"})
+    with_config(tmp_path, tie_word_embeddings=True)
+    model = load_model(tmp_path, dtype, CPU, 32, bits=bits).model
+    assert isinstance(model, Decoder)
+    wanted = tensors["lm_head.weight"].to(model.weights.embedding.dtype)
+    rows = torch.eye(64, dtype=wanted.dtype)
+    assert torch.allclose(model.head(rows), wanted.T.float(), atol=1e-2)
+    assert shape_from_folder(tmp_path).is_tied is not is_other
+
+
+def test_a_tensor_that_the_model_would_miss_is_refused(folder: Path) -> None:
+    """A bias of zeros, as programs that quantise write it, changes nothing."""
+    name = "model.layers.1.self_attn.q_proj.bias"
+    rewritten(folder, lambda tensors: tensors.update({name: torch.zeros(64)}))
+    assert load_model(folder, torch.float32, CPU, 32).unread is None
+    rewritten(folder, lambda tensors: tensors.update({name: torch.ones(64)}))
+    with pytest.raises(ModelError, match=r"holds 1 tensor that a llama model.*layers.1.*q_proj"):
+        load(folder)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_a_tensor_that_nothing_reads_is_told(bits: weights.Bits | None, folder: Path) -> None:
+    more = {"score.weight": torch.ones(2, 64), "model.mtp_layers.0.norm.weight": torch.ones(64)}
+    rewritten(folder, lambda tensors: tensors.update(more))
+    said = load_model(folder, torch.float32, CPU, 32, bits=bits).unread
+    assert said is not None and "1 tensor " in said and "score.weight" in said
+
+
 def truncated(folder: Path) -> None:
     truncated_file(folder / SINGLE)
 
