@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localspec.errors import ModelError
+from localspec.units import enumerated
 
 GGUF_IN_GROUPS = ("Q4_0", "Q4_K")  # of 32 weights of 4 bits
 GROUP_SIZES = (32, 64, 128, 256)  # of torch's kernels for 4 bits in groups
 WORD = 32  # bits of a number that holds packed weights
 PACKED_BITS = (2, 4, 8)  # of a weight, so that whole weights fill a WORD
+OF_LAYERS = ("bits", "group_size", "desc_act", "sym")  # what GPTQ may say of a layer alone
 AWQ_NAMES = (("bits", "w_bit"), ("group_size", "q_group_size"))  # the second ones are AutoAWQ's
 COMPRESSED_FORMATS = {
     "pack-quantized": "int",
@@ -30,6 +32,8 @@ INSTEAD = (
     "Fetch the model itself, or its copy as GGUF, AWQ, GPTQ, compressed-tensors, FP8 or "
     "bitsandbytes."
 )
+
+ONE_PRECISION = f"Layers of different bits are read from GGUF files only. {INSTEAD}"
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,22 @@ def _gptq(given: Mapping[str, Any]) -> Stored:
         raise _refused(f"GPTQ packed into {given['pack_dtype']}", "numbers packed into int32")
     order = ", inputs out of order" if given.get("desc_act") else ""
     bits, size = int(given["bits"]), int(given["group_size"])
+    _require_one_kind(given, f"GPTQ, {bits}-bit, {_groups(size)}")
     kept = _kept(size) if bits == 4 and not order else 0
     title = f"GPTQ, {bits}-bit, {_groups(size)}{order}"
     return Stored("gptq", title, per_word=WORD // bits, group_size=kept)
+
+
+def _require_one_kind(given: Mapping[str, Any], kind: str) -> None:
+    """Raise _Unread if some layers are packed otherwise than the others. kind: of the others."""
+    rules = dict(given.get("dynamic") or {})  # GPTQModel's: "-:" begins those that are not packed
+    own = [each for pattern, each in rules.items() if not str(pattern).startswith("-:")]
+    own += (given.get("extra_config") or {}).values()  # AutoRound's, whole ones with 16 bits
+    for rule in own:
+        changed = [name for name in OF_LAYERS if rule.get(name, given.get(name)) != given.get(name)]
+        if changed and int(rule.get("bits", 0)) < 16:
+            what = ", ".join(f"{name} {rule[name]}" for name in changed)
+            raise _refused(f"{kind}, and some layers with {what}", "one kind for all layers")
 
 
 def _compressed(given: Mapping[str, Any]) -> Stored:
@@ -124,8 +141,13 @@ def _compressed(given: Mapping[str, Any]) -> Stored:
         size = weights.get("group_size") or -1
         per_word = WORD // bits if layout == "pack-quantized" else 1
         found.add((kind, bits, int(size) if weights["strategy"] == "group" else 0, per_word))
-    if len(found) > 1 or (given.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        raise _refused("compressed-tensors of several kinds, or sparse", "one kind for all layers")
+    if len(found) > 1:
+        kinds = enumerated(
+            sorted(f"{kind}{bits}, {_groups(size)}" for kind, bits, size, _ in found)
+        )
+        raise _refused(f"compressed-tensors of several kinds ({kinds})", "one kind for all layers")
+    if (given.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise _refused("compressed-tensors that are sparse", "those that are dense")
     ((kind, bits, size, per_word),) = found
     title = f"compressed {f'{bits}-bit' if kind == 'int' else 'FP8'}"
     title += f", {_groups(size)}" if size else ""

@@ -24,9 +24,17 @@ from localspec.errors import ModelError, first_line
 from localspec.formats.folder_files import ModelFolder, name_of
 from localspec.formats.gguf_file import GGUFTensor, read_header
 from localspec.formats.gguf_settings import family_of, tensor_names
-from localspec.formats.stored import Stored
+from localspec.formats.stored import ONE_PRECISION, Stored
 from localspec.forward.grouped import Grouped
-from localspec.forward.unpack import GGUF_GROUPS, Unpack, awq, compressed_tensors, fp8, gptq
+from localspec.forward.unpack import (
+    GGUF_GROUPS,
+    OtherBits,
+    Unpack,
+    awq,
+    compressed_tensors,
+    fp8,
+    gptq,
+)
 
 PIECE_BYTES = 64 * 2**20  # of a tensor's stored bytes that are unpacked to fp32 at once
 
@@ -81,6 +89,11 @@ def packed_weights(
                 if isinstance(weight, Grouped):
                     _require_groups(weight, stored.group_size)
                     weight = weight if keep is not None and weight.is_kept else weight.dense()
+            except OtherBits as error:
+                raise ModelError(
+                    f"{name_of(files[0].parent)} keeps its layers in different bits: {layer} is "
+                    f"{error}, as its config.json says of all. {ONE_PRECISION}"
+                ) from error
             except (KeyError, ValueError, RuntimeError) as error:
                 raise ModelError(
                     f"The packed weight {layer} in {name_of(files[0].parent)} is not laid out as "

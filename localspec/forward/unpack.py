@@ -27,6 +27,10 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each four bits of a word
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
+class OtherBits(ValueError):
+    """A layer holds its weights in another number of bits than the config.json says of all."""
+
+
 def fields(words: torch.Tensor, bits: int, axis: int) -> torch.Tensor:
     """The unsigned numbers of `bits` in 32-bit words, the lowest first, along `axis`."""
     words = words.movedim(axis, -1)
@@ -35,10 +39,18 @@ def fields(words: torch.Tensor, bits: int, axis: int) -> torch.Tensor:
     return found.flatten(-2).movedim(-1, axis)
 
 
+def _require_bits(bits: int, num_words: int, num_values: int) -> None:
+    """Raise OtherBits if so many values in so many 32-bit words have another number of bits."""
+    held, left = divmod(32 * num_words, num_values)
+    if held != bits and not left:
+        raise OtherBits(f"in {held} bits, not {bits}")
+
+
 def awq(parts: Parts, settings: Settings) -> Grouped | None:
     """qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]."""
     if "qweight" not in parts:
         return None
+    _require_bits(4, parts["qweight"].shape[1], parts["scales"].shape[1])
     values, zeros = (_in_order(fields(parts[name], 4, 1)) for name in ("qweight", "qzeros"))
     return Grouped.with_zeros(values.T, zeros.T, parts["scales"].T, 4)
 
@@ -51,12 +63,19 @@ def _in_order(values: torch.Tensor) -> torch.Tensor:
 
 def gptq(parts: Parts, settings: Settings) -> Grouped | None:
     """qweight [in / n, out], qzeros [groups, out / n], scales [groups, out], with n numbers in a
-    word; g_idx [in] says which group an input belongs to, where they are not in a row."""
+    word; g_idx [in] says which group an input belongs to, where they are not in a row. The zero of
+    symmetric weights is the middle, whatever the file holds and whichever version it names: some
+    programs write the middle itself under the name of the version that keeps one less."""
     if "qweight" not in parts:
         return None
     bits = int(settings["bits"])
+    _require_bits(bits, parts["qzeros"].shape[1], parts["scales"].shape[1])
     values, zeros = fields(parts["qweight"], bits, 0), fields(parts["qzeros"], bits, 1)
-    if settings.get("checkpoint_format", "gptq") == "gptq":  # the first version keeps one less
+    if settings.get("sym") is True:
+        if (zeros != zeros.flatten()[0]).any():
+            raise ValueError("symmetric weights with several zeros")
+        zeros = torch.full_like(zeros, 1 << (bits - 1))
+    elif settings.get("checkpoint_format", "gptq") == "gptq":  # the first version keeps one less
         zeros = (zeros + 1) & ((1 << bits) - 1)
     return Grouped.with_zeros(values.T, zeros.T, parts["scales"].T, bits, parts.get("g_idx"))
 
@@ -71,6 +90,7 @@ def compressed_tensors(parts: Parts, settings: Settings) -> Grouped | torch.Tens
     bits = int(_weights_of(settings)["num_bits"])
     offset = 1 << (bits - 1)
     rows, columns = (int(size) for size in parts["weight_shape"])
+    _require_bits(bits, parts["weight_packed"].shape[1], columns)
     values = fields(parts["weight_packed"], bits, 1)[:rows, :columns] - offset
     scales, groups = parts["weight_scale"], parts.get("weight_g_idx")
     zeros = torch.zeros_like(scales, dtype=torch.int32)

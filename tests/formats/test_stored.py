@@ -19,6 +19,12 @@ COMPRESSED: dict[str, Any] = {
 ROTATION = {"type": "hadamard", "apply": [{"targets": ["re:.*down_proj$"], "location": "input"}]}
 
 
+def test_layers_that_are_left_whole_are_read() -> None:
+    rules = {"dynamic": {"-:.*gate$": {}}, "extra_config": {"model.layers.0.mlp": {"bits": 16}}}
+    given = {"quantization_config": GPTQ}
+    assert stored_of({"quantization_config": GPTQ | rules}, "Tiny") == stored_of(given, "Tiny")
+
+
 def test_empty_transforms_and_sparsity_are_nothing() -> None:
     given = COMPRESSED | {"transform_config": {}, "sparsity_config": {}}
     found = stored_of({"quantization_config": given}, "Tiny")
@@ -36,6 +42,18 @@ def test_empty_transforms_and_sparsity_are_nothing() -> None:
             "rotated while they compute",
         ),
         ({"quantization_config": GPTQ | {"pack_dtype": "int64"}}, "packed into int64"),
+        (
+            {"quantization_config": GPTQ | {"dynamic": {
+                "-:.*experts.*": {}, "+:.*down_proj.*": {"bits": 8, "group_size": 128}
+            }}},
+            "GPTQ, 4-bit, groups of 128, and some layers with bits 8; .* one kind for all",
+        ),
+        (
+            {"quantization_config": COMPRESSED | {"config_groups": {
+                "group_0": {"weights": WEIGHTS}, "group_1": {"weights": WEIGHTS | {"num_bits": 8}}
+            }}},
+            r"several kinds \(int4, groups of 128 and int8, groups of 128\)",
+        ),
         ({"quantization": {"group_size": 64, "bits": 4}}, "in the format mlx"),
         (
             {"quantization": {"bits": 4}, "quantization_config": {"group_size": 64, "bits": 4}},

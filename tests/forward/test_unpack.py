@@ -15,6 +15,7 @@ from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.nf4 import has_kernel
+from localspec.forward.unpack import fields, gptq
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.plans import PlanRequest, Room
@@ -84,6 +85,24 @@ def as_gptq(bits: int = 4, less: int = 1, is_shuffled: bool = False) -> Pack:
         }, dense(numbers, zeros, scales)[:, back]
 
     return pack
+
+
+@pytest.mark.parametrize("stored", [7, 8])
+@pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
+def test_the_zero_of_symmetric_gptq_is_the_middle(stored: int, version: str) -> None:
+    """Qwen3.5-27B-GPTQ-Int4 names version 1, which keeps 7, and keeps 8."""
+    parts, _ = as_gptq()(torch.randn(64, 64, generator=torch.Generator().manual_seed(0)))
+    settings = {"bits": 4, "group_size": GROUP, "sym": True, "checkpoint_format": version}
+    parts["qzeros"] = words(torch.full((2, 64), stored), 4)
+    numbers = fields(parts["qweight"], 4, 0).T
+    found = gptq(parts, settings)
+    assert found is not None
+    assert torch.equal(
+        found.dense(), dense(numbers, torch.full((64, 2), 8), parts["scales"].T.float())
+    )
+    parts["qzeros"][0, 0] += 1
+    with pytest.raises(ValueError, match="several zeros"):
+        gptq(parts, settings)
 
 
 def as_compressed(bits: int = 4, is_symmetric: bool = False, size: int = GROUP) -> Pack:
@@ -298,6 +317,20 @@ def test_scales_that_do_not_belong_to_the_weights_are_refused(
 
     packed_folder(tmp_path, pack, settings)
     with pytest.raises(ModelError, match=f"not laid out as its config.json says .{said}"):
+        load_model(tmp_path, torch.float32, CPU, 32)
+
+
+@pytest.mark.parametrize("layout", ["gptq of 8 bits", "compressed int4"])
+def test_layers_in_different_bits_are_refused_by_name(layout: str, tmp_path: Path) -> None:
+    """The config.json names one number of bits, and a layer's sizes tell another."""
+    real, settings, _ = LAYOUTS[layout]
+    of_layer = iter([real, as_gptq(4) if "gptq" in layout else as_compressed(8)])
+
+    def pack(weight: torch.Tensor) -> Packed:
+        return next(of_layer, real)(weight)
+
+    packed_folder(tmp_path, pack, settings)
+    with pytest.raises(ModelError, match=r"different bits: model.layers.0.*_proj is in [48] bits"):
         load_model(tmp_path, torch.float32, CPU, 32)
 
 
