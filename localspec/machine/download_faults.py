@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from localspec.errors import LocalspecError, first_line
+from localspec.errors import ConfigError, LocalspecError, first_line
 
 # What ends a remedy of a download, and of a question, after which nothing has arrived.
 OF_DOWNLOAD = {"Again": "Continue", "again": "continue", "kept": "; what has arrived is kept"}
@@ -129,7 +129,7 @@ class DownloadFault:
     page: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.text} {self.remedy}"
+        return f"{self.text} {self.remedy}".strip()
 
 
 class DownloadError(LocalspecError):
@@ -157,6 +157,8 @@ def fault_of(error: BaseException, model_id: str, is_question: bool = False) -> 
 
     if isinstance(error, DownloadError):
         return error.fault
+    if isinstance(error, ConfigError):
+        return DownloadFault("proxy", str(error), "")
     code, below = _code_of(error), error.__cause__ or error.__context__
     if code is None and below is not None:
         return fault_of(below, model_id, is_question)

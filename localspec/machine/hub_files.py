@@ -15,6 +15,7 @@ from typing import Any
 
 from localspec.formats.native import NATIVE
 from localspec.formats.safetensors_file import num_bytes_of
+from localspec.proxies import require_usable_proxies
 
 WANTED_FILES = (
     "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
@@ -103,6 +104,7 @@ def survey(model_id: str) -> Survey:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
+    require_usable_proxies()
     api = HfApi()
     commit = str(api.model_info(model_id, revision="main").sha)
     listed = [
@@ -144,6 +146,7 @@ def search(words: str, most_params: str) -> list[HubModel]:
     from huggingface_hub import HfApi, ModelInfo, get_session, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+    require_usable_proxies()
     asked: dict[str, Any] = {
         "filter": "safetensors",
         "pipeline_tag": "text-generation",

@@ -322,7 +322,7 @@ def _fetched(hub_id: str, say: Say) -> Path:
     was_offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
         folder = fetch(hub_id, lambda found: None, report)
-    except (OSError, ValueError, httpx2.HTTPError, DownloadError) as error:
+    except (OSError, ValueError, httpx2.HTTPError, ConfigError, DownloadError) as error:
         raise ModelError(
             f"{hub_id} is not on this machine and could not be fetched. {fault_of(error, hub_id)}"
         ) from error

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 from localspec.backend import Message
 from localspec.errors import ConfigError, first_line
 from localspec.options import RemoteServer, is_loopback
+from localspec.proxies import require_usable_proxies
 
 if TYPE_CHECKING:
     import httpx2
@@ -164,10 +165,12 @@ class Found:
 
 
 def client_of(server: RemoteServer) -> httpx2.Client:
-    """For short questions, with the key."""
+    """For short questions, with the key. Raises ConfigError for a proxy that cannot be used."""
     import httpx2
 
     url = server.address
+    if uses_proxies(url):
+        require_usable_proxies()
     return httpx2.Client(
         base_url=url,
         headers={"authorization": f"Bearer {server.key}"} if server.key else {},

@@ -1,4 +1,4 @@
-"""Gradio, imported without what only its authors need.
+"""Gradio, imported without what only its authors need, and without the proxies of the environment.
 
 Contract: `without_type_stubs` is around the first import of Gradio, and around what makes classes
 of its own (quick_blocks). Whenever the class of a component or of blocks is made, Gradio parses its
@@ -10,10 +10,24 @@ Not here: settings of Gradio that come from the environment (guard.environment).
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+
+def import_httpx_without_proxies() -> None:
+    """Import httpx, which Gradio alone uses here, so that it asks no proxy. Gradio makes a client
+    as it is imported, and that raises for a proxy which it cannot use, or for an IPv6 address among
+    the exceptions; and here it calls nobody."""
+    request: Any = urllib.request
+    getproxies, request.getproxies = request.getproxies, dict
+    try:
+        importlib.import_module("httpx")
+    finally:
+        request.getproxies = getproxies
 
 
 @contextmanager

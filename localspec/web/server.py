@@ -29,7 +29,7 @@ from localspec.web.guard.password import Password
 from localspec.web.guard.policy import App
 from localspec.web.guard.programs import ProgramGuard, nothing_else
 from localspec.web.guard.security import Guard, Hosts
-from localspec.web.quick_gradio import without_type_stubs
+from localspec.web.quick_gradio import import_httpx_without_proxies, without_type_stubs
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 SCRIPTS = ("queue", "live", "strip", "keys", "settings", "stats", "models")
@@ -174,6 +174,7 @@ def make_app(
     """The whole guarded application."""
     settle(os.environ)  # Gradio reads most of what it could be opened by on import
 
+    import_httpx_without_proxies()
     with without_type_stubs():
         import gradio
         from fastapi import FastAPI

@@ -49,8 +49,9 @@ HOSTILE = {
     "DO_NOT_TRACK": "0",
     "USE_HUB_KERNELS": "1",
     "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
-    "NO_PROXY": "intranet.test",
+    "NO_PROXY": "intranet.test,[::1],fd07:b51a:cc66:f0::/64",
     "http_proxy": "http://127.0.0.1:9",
+    "ALL_PROXY": "socks://127.0.0.1:9/",
 }
 
 
@@ -58,7 +59,7 @@ def test_what_could_open_the_page_is_gone_and_the_rest_stays() -> None:
     environment = {**HOSTILE, "PATH": "/bin", "HF_TOKEN": "mine", "HF_HOME": "/models"}
     settle(environment)
     gone = {name for name in HOSTILE if name not in environment}
-    assert gone == set(HOSTILE) - set(FIXED) - {"NO_PROXY", "http_proxy"}
+    assert gone == set(HOSTILE) - set(FIXED) - {"NO_PROXY", "http_proxy", "ALL_PROXY"}
     assert {name: environment[name] for name in FIXED} == FIXED
     assert environment["PATH"] == "/bin" and environment["HF_TOKEN"] == "mine"
     assert environment["http_proxy"] == "http://127.0.0.1:9", "downloads may need it"
