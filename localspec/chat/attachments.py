@@ -52,7 +52,7 @@ class Attachment:
 def with_attachments(text: str, files: Sequence[Attachment]) -> str:
     """The message followed by the files; the message itself where there are none."""
     _refuse_too_much(files)
-    parts = [_fenced(shown_name(one.name), plain(one.name, one.text)) for one in files]
+    parts = [fenced(shown_name(one.name), plain(one.name, one.text)) for one in files]
     return "\n\n".join([*([text] if text.strip() else []), *parts]) if parts else text
 
 
@@ -118,7 +118,7 @@ def _control_share(text: str) -> float:
     return num_controls / len(text) if text else 0.0
 
 
-def _fenced(name: str, text: str) -> str:
+def fenced(name: str, text: str) -> str:
     longest = max((len(found) for found in FENCES.findall(text)), default=2)
     fence = "`" * (longest + 1)
     end = "" if text.endswith("\n") or not text else "\n"

@@ -16,7 +16,7 @@ from typing import Any
 
 from localspec.chat import branches
 from localspec.chat.audit import Replay, logged_reply, replay_of
-from localspec.chat.importing import read_conversations
+from localspec.chat.importing import Report, read_conversations
 from localspec.chat.journal import COMMIT_WAIT_S, Journal, OpenConversation
 from localspec.chat.turn import Reply, ShownMessage, clean
 from localspec.engine.controller import measurements
@@ -80,10 +80,10 @@ class LogService:
     def pin(self, handle: int, is_pinned: bool) -> None:
         self._set(handle, is_pinned=int(is_pinned))
 
-    def import_conversations(self, data: bytes) -> list[int]:
+    def import_conversations(self, data: bytes, report: Report | None = None) -> list[int]:
         """Store the conversations of an exported file, all or none; the new handles. Raises
-        RequestError, StoreError."""
-        return self.store.conversation_list.add_imported(read_conversations(data))
+        RequestError, StoreError. report: is told what was not imported."""
+        return self.store.conversation_list.add_imported(read_conversations(data, report))
 
     def place(self, handle: int, folder_id: int | None) -> None:
         """Move a chat into a folder; None: out of it."""

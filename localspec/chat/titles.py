@@ -24,6 +24,7 @@ from localspec.record.rows import PAGE, title_line
 from localspec.record.store import Store
 
 TITLE_LENGTH = 48
+MAX_LOOKED_AT = 2000  # Characters of a message that its title may come from.
 ONLY_A_FILE = re.compile(r"File `([^`\n]{1,100})`:\n\n`{3}")  # as attachments write it
 ASK = "Write a title for this conversation: two to six words, nothing else."
 MAX_TITLE_TOKENS = 24
@@ -121,5 +122,6 @@ def title_of(text: str) -> str:
     """The title of a conversation that begins with this message."""
     if named := ONLY_A_FILE.match(text):
         return named[1][:TITLE_LENGTH]
-    line = title_line(text.split("\n\nFile `", 1)[0])  # what was written, not what was attached
+    # What was written, not what was attached; the rest of a long text is not looked through.
+    line = title_line(text.lstrip()[:MAX_LOOKED_AT].split("\n\nFile `", 1)[0])
     return line if len(line) <= TITLE_LENGTH else f"{line[: TITLE_LENGTH - 1]}…"

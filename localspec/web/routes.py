@@ -26,6 +26,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 
 from localspec.chat.documents import read_file
+from localspec.chat.importing import Report
 from localspec.chat.service import ChatService, Format, Scope, clean
 from localspec.core import OFF
 from localspec.errors import LocalspecError, RequestError, StoreError
@@ -141,9 +142,11 @@ class _Routes:
         return Response(packed, media_type="application/zip", headers=headers)
 
     async def import_file(self, request: Request) -> Response:
-        body = await request.body()
-        found = await run_in_threadpool(self._service.import_conversations, body)
-        return JSONResponse({"imported": len(found), "last": found[-1]})
+        body, report = await request.body(), Report()
+        found = await run_in_threadpool(self._service.import_conversations, body, report)
+        return JSONResponse(
+            {"imported": len(found), "last": found[-1], "left_out": clean(report.said())}
+        )
 
     async def read(self, request: Request) -> Response:
         name, body = request.query_params.get("name", "file"), await request.body()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import urllib.request
+import zipfile
 from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
@@ -194,17 +195,24 @@ def test_the_first_and_the_last_line_of_a_menu_have_a_key(page: Visit) -> None:
     page.page.keyboard.press("Escape")
 
 
-def test_a_file_of_twenty_megabytes_comes_in_and_a_broken_one_is_refused(
+def test_twenty_megabytes_and_a_zip_come_in_and_a_broken_file_is_refused(
     page: Visit, tmp_path: Path
 ) -> None:
     words = "meta path \\u " + "x" * 20_000_000  # what Gradio's bodies are searched for
     talk = {
         "messages": [{"role": "user", "content": words}, {"role": "assistant", "content": "so"}]
     }
-    for name, content in (("big.json", json.dumps(talk)), ("bad.json", "{")):
-        (tmp_path / name).write_text(content)
+    turns = [{"from": "human", "value": "<image>"}, {"from": "gpt", "value": "A cat."}]
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
+        archive.writestr("conversations.json", json.dumps([{"conversations": turns}]))
+    (tmp_path / "big.json").write_text(json.dumps(talk))
+    (tmp_path / "bad.json").write_text("{")
+    for name, said in (
+        ("other.zip", "One chat was imported. Not imported: pictures (1)."),
+        ("big.json", "One chat was imported."),
+        ("bad.json", "This is not a chat export. Nothing was imported."),
+    ):
         page.page.set_input_files("#ls-import-file", tmp_path / name)
-        said = "One chat was imported." if name == "big.json" else "nothing was imported"
         page.page.locator(".ls-toast", has_text=said).wait_for()
     page.wait_for("of 20,000,013 characters")
     assert all("409" in error for error in page.errors)

@@ -17,7 +17,7 @@ IMPORT_PATH = "/import"
 READ_PATH = "/read"
 # A pasted megabyte, attachments and the JSON around them; uploads do not exist.
 MESSAGE_BYTES = 16 * 2**20
-FILE_BYTES = 64_000_000  # as chat/importing takes at most, which says so in words
+FILE_BYTES = 64_000_000  # as chat/importing/file takes at most, which says so in words
 SMALL_BYTES = 64 * 2**10
 # Of files whose name holds a hash of their content: the page of the next start asks for none.
 FOR_GOOD = "private, max-age=31536000, immutable"

@@ -128,12 +128,12 @@ document.addEventListener("input", (event) => {
 
 window.addEventListener("ls-list", search);
 
-const MAX_IMPORT_BYTES = 64_000_000; // as chat/importing.py, which checks again
+const MAX_IMPORT_BYTES = 64_000_000; // as chat/importing/file.py, which checks again
 document.addEventListener("change", async (event) => {
   if (event.target.id !== "ls-import-file") return;
   const [file] = event.target.files;
   if (!file) return;
-  if (file.size > MAX_IMPORT_BYTES) toast(`${file.name} is ${inWords(file.size)}, but at most ${inWords(MAX_IMPORT_BYTES)} can be imported at once. Export one chat at a time, under Stats, and import these files.`);
+  if (file.size > MAX_IMPORT_BYTES) toast(`${file.name} is ${inWords(file.size)}, but at most ${inWords(MAX_IMPORT_BYTES)} can be imported at once. Unpack a zip and choose its conversations.json, or export fewer chats at once.`);
   else await takeIn(file);
   event.target.value = "";
 });
@@ -143,7 +143,8 @@ async function takeIn(file) {
     "localspec refused this file, so nothing was imported. Reload the page and choose it again.",
     "localspec does not answer, so nothing was imported. Is it still running?");
   if (told.error) return toast(told.error);
-  toast(told.imported === 1 ? "One chat was imported." : `${told.imported} chats were imported.`);
+  const chats = told.imported === 1 ? "One chat was imported." : `${told.imported} chats were imported.`;
+  toast(`${chats} ${told.left_out}`.trim());
   byPerson();
   command({ do: "open", handle: told.last });
 }
