@@ -3,12 +3,13 @@
 Contract: `observe` takes every round of a turn; `plain_ms` is the estimate for those so far. It is
 the plain cost measured on this machine, times the machine's load at that moment: what the rounds
 around took of their measured costs, all together. Other programs slow rounds of every width alike,
-so a load needs no plain round to be known. What a round took beyond STALLED times the rounds around
-it happened once and not at every token, as after a pause: plain decoding is charged for it once.
-Plain rounds between drafted ones correct what was measured wrongly. The estimate is None where so
-few rounds, scattering as the last ones did, leave it UNSURE; `least_ms` then still tells what it is
-at least. Both are None where other sequences shared a round. The costs are read once: those of
-the controller follow the load slowly, and would be counted twice.
+so a load needs no plain round to be known. What a round took far beyond the rounds around it, more
+than they usually scatter, happened once and not at every token, as after a pause: plain decoding is
+charged for it once. Plain rounds between drafted ones correct what was measured wrongly. A load
+slows the reply and the estimate alike, however it scatters, so the gain is sure long before the
+load is: the estimate is None only where what they do not share leaves the gain UNSURE. `least_ms`
+then still tells what it is at least. Both are None where other sequences shared a round. The costs
+are read once: those of the controller follow the load slowly, and would be counted twice.
 
 Not here: the ratios made of it (speculation), the controller's own costs (costs).
 """
@@ -26,10 +27,13 @@ from localspec.engine.controller import was_asked
 from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
 
 WINDOW = 7  # rounds, of which the middle one has their load
-STALLED = 1.5  # times the median of the window
+# A round that takes more than so many times the median of its window had a pause of its own. On a
+# busy machine rounds scatter as widely all the time: there it takes STALLED_SIGMAS of the scatter.
+STALLED = 1.5
+STALLED_SIGMAS = 3.0
 TRUSTED = 2.0  # plain rounds that the measured costs are worth
 MOST_TRUSTED = 64.0  # plain rounds that count
-UNSURE = 0.1  # standard error of the load of a turn, as a share
+UNSURE = 0.1  # largest standard error of a gain that is shown, as a share
 ONE_SIDED = 1.645  # standard errors: one turn in 20 lies lower
 USUAL_SCATTER = 0.08  # of rounds, which counts as SCATTERED of them
 SCATTERED = 4.0
@@ -55,11 +59,12 @@ class _RecentMean:
 @dataclass(frozen=True)
 class _Round:
     """cost_ms: measured, of plain decoding for its tokens. own_ms: measured, of the round itself;
-    took_ms: what it took. shows_load: whether the two can be compared."""
+    took_ms: what it took, without draft_ms. shows_load: whether the two can be compared."""
 
     cost_ms: float
     own_ms: float
     took_ms: float
+    draft_ms: float
     is_plain: bool
     shows_load: bool
 
@@ -82,6 +87,9 @@ class PlainBaseline:
         self._settled = list[tuple[float, float]]()
         self._loaded_ms = self._once_ms = 0.0  # their sums
         self._cost_ms = 0.0  # plain, of all rounds, without any load
+        self._own_sum_ms = 0.0  # of all rounds, without any load
+        self._unseen_ms2 = 0.0  # of those that showed no load, the sum of the squares
+        self._draft_ms = self._took_ms = 0.0
         self._load = 1.0  # of the last settled round
         self._num_loads = 0  # rounds that showed one
         self._num_plain = 0  # plain rounds since the last draft
@@ -93,14 +101,19 @@ class PlainBaseline:
             self._was_shared = True
             return
         self._window.append(self._round(step, num_plain_rounds))
-        self._cost_ms += self._window[-1].cost_ms
+        latest = self._window[-1]
+        self._cost_ms += latest.cost_ms
+        self._own_sum_ms += latest.own_ms
+        self._unseen_ms2 += 0.0 if latest.shows_load else latest.own_ms**2
+        self._draft_ms += latest.draft_ms
+        self._took_ms += latest.took_ms
         if len(self._window) - self._place > WINDOW // 2:
             self._settle_next()
 
     @property
     def plain_ms(self) -> float | None:
         """Of the rounds so far; None where they cannot be compared."""
-        is_known = not self._was_shared and self._error <= UNSURE
+        is_known = not self._was_shared and self._gain_error <= UNSURE
         return self._plain_ms(1.0) if is_known else None
 
     @property
@@ -131,6 +144,21 @@ class PlainBaseline:
         """Standard error of the mean of the loads, as a share."""
         return math.sqrt(self._scatter.value / self._num_loads) if self._num_loads else math.inf
 
+    @property
+    def _gain_error(self) -> float:
+        """Standard error of the gain, as a share: of what the reply and the estimate do not share.
+        Drafts scatter as rounds do, beside the load, and so do rounds that showed none."""
+        if not self._num_loads:
+            return math.inf
+        drafting = self._draft_ms / (self._draft_ms + self._took_ms)
+        unseen = self._unseen_ms2 / self._own_sum_ms**2
+        return math.sqrt(2.0 * (self._error * drafting) ** 2 + self._scatter.value * unseen)
+
+    @property
+    def _stalled(self) -> float:
+        """Times the median of its window that a round takes which had a pause of its own."""
+        return max(STALLED, math.exp(STALLED_SIGMAS * math.sqrt(self._scatter.value)))
+
     def _plain_ms(self, share: float) -> float:
         """Of the rounds so far. share: of the load that they showed."""
         waiting = list(self._window)[self._place :]
@@ -148,13 +176,15 @@ class PlainBaseline:
         # processor's caches cold.
         shows_load = self._num_plain > 1 if is_plain else width <= MAX_DRAFT_TOKENS + 1
         shows_load = shows_load and bool(self._window)
-        return _Round(num_plain_rounds * plain_ms, own_ms, step.verify_ms, is_plain, shows_load)
+        cost_ms = num_plain_rounds * plain_ms
+        return _Round(cost_ms, own_ms, step.verify_ms, step.draft_ms, is_plain, shows_load)
 
     def _settle_next(self) -> None:
         """Take in the round at the middle of the window."""
         one, around = self._window[self._place], [r for r in self._window if r.shows_load]
+        stalled = self._stalled
         if around:
-            most = STALLED * median_low(self._share(each) for each in around)
+            most = stalled * median_low(self._share(each) for each in around)
             steady = [each for each in around if self._share(each) <= most]
             self._load = self._mean_load(steady)
             if one.shows_load:
@@ -168,7 +198,7 @@ class PlainBaseline:
                 loaded_ms = one.own_ms * self._mean_load(drafted)
                 self._shares.observe(math.log(one.took_ms / loaded_ms))
         expected_ms = self._load * self._own_ms(one)
-        once_ms = one.took_ms - expected_ms if one.took_ms > STALLED * expected_ms else 0.0
+        once_ms = one.took_ms - expected_ms if one.took_ms > stalled * expected_ms else 0.0
         self._settled.append((self._load * one.cost_ms, once_ms))
         self._loaded_ms += self._load * one.cost_ms
         self._once_ms += once_ms
