@@ -212,7 +212,8 @@ class Description:
     fingerprint: of the target's files. kernels: the choice among them, None where there is none.
     num_slots: replies that it decodes together; kv_bytes are of all. thinks: whether the model may
     think before it answers, and can be told not to. server: None for an engine of ours; dtype and
-    context_length are None only where a server does not tell them."""
+    context_length are None only where a server does not tell them. call_format: how the
+    target writes calls of tools (chat.tool_formats); None where that is not read."""
 
     target: str
     draft: str | None
@@ -229,6 +230,7 @@ class Description:
     num_slots: int = 1
     thinks: bool = False
     server: Server | None = None
+    call_format: str | None = "tool_call"
 
     @property
     def precision(self) -> str | None:

@@ -237,20 +237,28 @@ async def answer(asked: Asked, head: Head) -> dict[str, Any]:
 
 
 async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenerator[bytes | None]:
-    """The answer as a stream: of each choice its role, its text as it comes, its end."""
+    """The answer as a stream: of each choice its role, its text and calls as they come, its end.
+    A call is an event of its own, for some clients read the first of an event alone."""
     turns = list[TurnStats]()
     usage = {"usage": None} if has_usage_event else {}
     for index, reply in enumerate(asked.replies):
         delta: dict[str, Any] = {"role": "assistant", "content": ""}
-        yield event(head.with_choices([_choice(index, delta)], **usage))
+        has_begun, num_calls = False, 0
         async with aclosing(pieces(asked, reply)) as coming:
             async for piece in coming:
                 if piece is None:
                     yield None
                     continue
-                if delta := _delta(piece):
-                    choice = _choice(index, delta, logprobs=_logprobs(piece.logprobs))
+                if not has_begun:
+                    has_begun = True
+                    yield event(head.with_choices([_choice(index, delta)], **usage))
+                if said := _delta(piece):
+                    choice = _choice(index, said, logprobs=_logprobs(piece.logprobs))
                     yield event(head.with_choices([choice], **usage))
+                for call in _calls(piece.calls):
+                    called = {"tool_calls": [{"index": num_calls, **call}]}
+                    yield event(head.with_choices([_choice(index, called)], **usage))
+                    num_calls += 1
                 if piece.finish_reason is not None:
                     turns.append(piece.stats)
                     last = _choice(index, {}, FINISHED[piece.finish_reason])
@@ -283,7 +291,6 @@ def _calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
 
 def _delta(piece: Piece) -> dict[str, Any]:
     said: dict[str, Any] = {"reasoning_content": piece.reasoning, "content": piece.text}
-    said["tool_calls"] = [{"index": n, **one} for n, one in enumerate(_calls(piece.calls))]
     found = {name: value for name, value in said.items() if value}
     return found if found or not piece.logprobs else {"content": ""}
 

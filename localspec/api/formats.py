@@ -13,7 +13,7 @@ from typing import Any
 
 from localspec.api.faults import refusal
 from localspec.api.fields import refuse_unless
-from localspec.api.tools import names_of
+from localspec.api.tools import schemas_of
 from localspec.backend import Request
 from localspec.chat.grammars import ANY_OBJECT, grammar_of
 from localspec.errors import RequestError
@@ -75,7 +75,7 @@ def called(tools: Tools, name: str | None) -> Tools:
     """The tools of which one must be called: all, or the one that is named. Raises Refused."""
     found = [tool for tool in tools if name in (None, tool["function"]["name"])]
     if not found:
-        known = ", ".join(names_of(tools)) or "none"
+        known = ", ".join(schemas_of(tools)) or "none"
         wanted = "a call" if name is None else f"a call of {name!r}"
         raise refusal(f"tool_choice asks for {wanted}, but the tools are: {known}.", "tool_choice")
     return found

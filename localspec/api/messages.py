@@ -226,16 +226,17 @@ async def events(asked: Asked, head: MessageHead) -> AsyncGenerator[bytes | None
                     yield _event("content_block_start", index=index, content_block=block)
                 delta = {"type": f"{kind}_delta", kind: text}
                 yield _event("content_block_delta", index=index, delta=delta)
+            if kind and (piece.calls or piece.finish_reason is not None):
+                yield _event("content_block_stop", index=index)
+                kind = ""
+            for call in piece.calls:
+                index += 1
+                block = {**_use(call), "input": {}}
+                yield _event("content_block_start", index=index, content_block=block)
+                delta = {"type": "input_json_delta", "partial_json": call.arguments}
+                yield _event("content_block_delta", index=index, delta=delta)
+                yield _event("content_block_stop", index=index)
             if piece.finish_reason is not None:
-                if kind:
-                    yield _event("content_block_stop", index=index)
-                for call in piece.calls:
-                    index += 1
-                    block = {**_use(call), "input": {}}
-                    yield _event("content_block_start", index=index, content_block=block)
-                    delta = {"type": "input_json_delta", "partial_json": call.arguments}
-                    yield _event("content_block_delta", index=index, delta=delta)
-                    yield _event("content_block_stop", index=index)
                 yield _event(
                     "message_delta",
                     delta=head.ending(piece),

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
 from localspec.api.replies import Asked
-from localspec.api.tools import Calls, names_of
+from localspec.api.tools import Calls, schemas_of
 from localspec.backend import Logprob, ToolCall
 from localspec.chat.service import Reply
 from localspec.core import FinishReason
@@ -26,7 +26,8 @@ Ending = FinishReason | Literal["calls"]
 
 @dataclass(frozen=True)
 class Piece:
-    """stats: the totals so far. lengths: see Chunk. finish_reason, calls: of the last piece."""
+    """stats: the totals so far. lengths: see Chunk. finish_reason: of the last piece. calls: those
+    that have become whole, and of the last piece also the one that was cut."""
 
     stats: TurnStats
     text: str = ""
@@ -40,21 +41,23 @@ class Piece:
 async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
     """Those of one reply as they come; None where there was none for a while. Raises as
     `Asked.chunks`."""
-    names = names_of(() if reply.request is None else reply.request.tools)
-    calls = Calls(names, asked.most_calls)
+    tools = schemas_of(() if reply.request is None else reply.request.tools)
+    calls: Calls | None = None
     async with aclosing(asked.chunks(reply)) as chunks:
         async for chunk in chunks:
             if chunk is None:
                 yield None
                 continue
-            said = calls.push(chunk.text)
+            if calls is None:  # the turn has begun, so the model that writes the calls is known
+                calls = Calls(tools, asked.most_calls, asked.call_format(reply))
+            said, reason = calls.push(chunk.text), chunk.finish_reason
+            whole_calls, ending = calls.taken(), cast("Ending | None", reason)
+            if reason is not None:
+                rest, last_calls, are_whole = calls.flush(is_cut=reason == "length")
+                said, whole_calls = said + rest, (*whole_calls, *last_calls)
+                ending = "calls" if are_whole else reason
             shown = (chunk.stats, said, chunk.thinking, chunk.logprobs, chunk.lengths)
-            piece = Piece(*shown, chunk.finish_reason)
-            if chunk.finish_reason is not None:
-                rest, found, are_whole = calls.flush(is_cut=chunk.finish_reason == "length")
-                ending = "calls" if found and are_whole else chunk.finish_reason
-                piece = replace(piece, text=said + rest, calls=found, finish_reason=ending)
-            yield piece
+            yield Piece(*shown, ending, whole_calls)
 
 
 async def whole(asked: Asked, reply: Reply) -> Piece:
@@ -67,4 +70,5 @@ async def whole(asked: Asked, reply: Reply) -> Piece:
         reasoning="".join(piece.reasoning for piece in found),
         logprobs=tuple(one for piece in found for one in piece.logprobs),
         lengths=tuple(length for piece in found for length in piece.lengths),
+        calls=tuple(call for piece in found for call in piece.calls),
     )

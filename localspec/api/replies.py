@@ -25,6 +25,7 @@ from localspec.api.faults import CLOSED_BY_CLIENT, Fault, Refused, fault_of, is_
 from localspec.backend import Chunk, Request
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService, Reply
+from localspec.chat.tool_formats import FORMATS, TOOL_CALL, CallFormat
 from localspec.errors import LocalspecError
 
 TIME_LIMIT_S = 600.0  # as the clients of OpenAI wait at most
@@ -81,6 +82,13 @@ class Asked:
             if is_over:
                 _require_an_end(reply)
                 return
+
+    def call_format(self, reply: Reply) -> CallFormat:
+        """Return the format of the loaded model's calls; a call that was forced is JSON."""
+        known = self._service.lifecycle.known
+        is_forced = reply.request is not None and bool(reply.request.grammar)
+        name = None if is_forced or known is None else known.call_format
+        return TOOL_CALL if name is None else FORMATS[name]
 
     def stop(self) -> None:
         """End what has not ended."""

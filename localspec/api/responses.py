@@ -263,6 +263,7 @@ class _Stream:
         self._number = 0
         self._text = ""
         self._reasoning = ""
+        self._calls = list[ToolCall]()
         self._index: int | None = None  # of the message among the items, once it is begun
 
     def begun(self) -> Iterator[bytes]:
@@ -273,8 +274,9 @@ class _Stream:
     def of(self, piece: Piece) -> Iterator[bytes]:
         """What a piece of the reply adds."""
         self._reasoning += piece.reasoning
+        self._calls += piece.calls
         is_over = piece.finish_reason is not None
-        if self._index is None and (piece.text or (is_over and not piece.calls)):
+        if self._index is None and (piece.text or (is_over and not self._calls)):
             yield from self._message_begun()
         if piece.text and self._index is not None:
             self._text += piece.text
@@ -284,7 +286,8 @@ class _Stream:
 
     def whole(self, last: Piece) -> Piece:
         """The reply, once its last piece has come."""
-        return replace(last, text=self._text, reasoning=self._reasoning)
+        calls = tuple(self._calls)
+        return replace(last, text=self._text, reasoning=self._reasoning, calls=calls)
 
     def ended(self, response: Mapping[str, Any]) -> Iterator[bytes]:
         """The end of every item, and of the response as it is in the end."""

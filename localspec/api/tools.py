@@ -1,111 +1,154 @@
 """Tools: their descriptions in a request, and the calls of them in a reply.
 
-Contract: a model is shown tools by its own chat format and writes calls as it was trained to: JSON
-between "<tool_call>" and "</tool_call>" (Hermes, Qwen), or a reply that is nothing but JSON (Llama,
-Mistral), with the name of a tool and its arguments. `Calls` holds back what may become a call until
-the end of the reply; what turns out to be none is text. A call that the length of the reply cut is
-one too, with as much of its arguments as there is. Whether a model calls a tool is up to it, unless
-the request forces a call (formats).
-
-Source: the chat templates of these families.
+`Calls` divides a growing reply into text and calls, by the format of the model
+(chat.tool_formats). Text before, between and behind calls is content, and so is what cannot be read
+as a call of these tools: it throws nothing else away. A call that the length of the reply cut is a
+call with as much of its arguments as there is. Whether a model calls a tool is up to it, unless the
+request forces a call (formats).
 """
 
 from __future__ import annotations
 
 import json
-import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import from_json
+
 from localspec.api.faults import refusal
 from localspec.backend import ToolCall
+from localspec.chat.json_calls import Block, Call, Schemas, begins_call, escaped, read_alone
 from localspec.chat.thinking import num_begun
+from localspec.chat.tool_formats import TOOL_CALL, CallFormat
 from localspec.files import parsed
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-BLOCK = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
-ARGUMENTS = ("arguments", "parameters")
-BEGUN = re.compile(
-    rf'\s*{{\s*"name":\s*"([^"]+)("?)(?:,\s*"(?:{"|".join(ARGUMENTS)})":\s*(.*))?', re.DOTALL
-)
+# A call ends with one of these characters; without a new one in it, a block is not read again.
+ENDS = frozenset("]}>")
 
 
 class Calls:
-    """Divides a growing reply into text and calls. names: of the tools; without any, all is
-    text. most: calls that are kept, the first ones; None: all."""
+    """Divides a growing reply into text and calls. tools: their names, with the schemas of their
+    arguments where these are known; without any, all is text. most: calls that are kept, the first
+    ones; None: all."""
 
-    def __init__(self, names: Iterable[str], most: int | None = None) -> None:
-        self._names = frozenset(names)
+    def __init__(
+        self,
+        tools: Schemas | Iterable[str],
+        most: int | None = None,
+        form: CallFormat = TOOL_CALL,
+    ) -> None:
+        if not isinstance(tools, Mapping):
+            tools = dict[str, Mapping[str, Any]]((name, {}) for name in tools)
+        self._schemas: Schemas = tools
         self._most = most
+        self._form = form
         self._held = ""
-        self._is_call = False
-        self._has_said = False
+        self._is_open = False  # the held text begins with an opening mark, or with a call alone
+        self._is_at_start = True  # where a call may stand without a mark
+        self._is_after_call = False
+        self._new = list[ToolCall]()
+        self.num_calls = 0
 
     def push(self, text: str) -> str:
-        """The text that is certain by now."""
-        if not self._names:
+        """Return the text that is certain by now."""
+        if not self._schemas:
             return text
         self._held += text
-        if not self._is_call and not self._has_said:
-            self._is_call = self._held.lstrip()[:1] in ("{", "[")
-        if self._is_call or not (self._has_said or self._held.strip()):
-            return ""
-        place = self._held.find(OPEN)
-        self._is_call = place >= 0
-        end = place if self._is_call else len(self._held) - num_begun(self._held, OPEN)
-        said, self._held = self._held[:end], self._held[end:]
-        self._has_said = self._has_said or bool(said)
-        return said
+        return "" if self._is_open and ENDS.isdisjoint(text) else self._divide()
+
+    def taken(self) -> tuple[ToolCall, ...]:
+        """Return the calls that have become whole since the last time."""
+        new, self._new = tuple(self._new), []
+        return new
 
     def flush(self, is_cut: bool = False) -> tuple[str, tuple[ToolCall, ...], bool]:
-        """What was held, once no more text comes: text or calls, and whether these are whole.
-        is_cut: the reply did not come to its end."""
-        held, self._held = self._held, ""
-        found = calls_in(held[: len(held) - num_begun(held, CLOSE)], self._names)
-        if found:
-            return "", found[: self._most], True
-        head, _, last = held.rpartition(OPEN)
-        found = (*calls_in(head, self._names), *begun_call(last, self._names)) if is_cut else ()
-        kept = found[: self._most]
-        return "" if found else held, kept, len(kept) < len(found)
+        """Return the rest once no more text comes: text, calls, and whether the reply ends with a
+        whole call or none is cut. is_cut: the reply did not come to its end."""
+        text = self._divide(has_ended=True, is_cut=is_cut)
+        is_whole = self.num_calls > 0 and (self._is_after_call or not is_cut)
+        return text, self.taken(), is_whole
+
+    def _divide(self, has_ended: bool = False, is_cut: bool = False) -> str:
+        """Take from the held text what is certain: the text of it, while calls are kept apart."""
+        said = list[str]()
+        while True:
+            if not self._is_open:
+                said.append(self._before_a_call(has_ended))
+                if not self._is_open:
+                    return "".join(said)
+            block = self._block(has_ended)
+            if block is None and not has_ended:
+                return "".join(said)
+            if block is None and is_cut and (call := self._cut_call()):
+                self._held, self._is_after_call = "", self._is_full  # it is not among those kept
+                self._add(call)
+                return "".join(said)
+            if block is None:
+                mark = self._form.mark_of(self._held)
+                block = Block((mark,), len(mark))
+            for item in block.items:
+                if isinstance(item, Call):
+                    self._add(item)
+                else:
+                    said.append(item)
+            self._held = self._held[block.end :]
+            self._is_after_call = bool(block.items) and isinstance(block.items[-1], Call)
+            self._is_open = self._is_at_start = False
+
+    def _before_a_call(self, has_ended: bool) -> str:
+        """Take the text before the next call; `_is_open` says whether the rest begins one."""
+        if self._is_at_start:
+            begins = begins_call(self._held, self._schemas)
+            self._is_open = begins is True or (begins is None and has_ended)
+            if begins is not False:
+                return ""
+            self._is_at_start = False
+        if self._is_after_call and not self._skip_after_call():
+            return ""
+        opening = self._form.opening
+        places = [place for mark in opening if (place := self._held.find(mark)) >= 0]
+        self._is_open = bool(places)
+        num_open = 0 if has_ended else max(num_begun(self._held, mark) for mark in opening)
+        end = min(places, default=len(self._held) - num_open)
+        said, self._held = self._held[:end], self._held[end:]
+        self._is_after_call = self._is_after_call and not said
+        return said
+
+    def _skip_after_call(self) -> bool:
+        """Drop the space and a closing mark after a call; whether anything else follows."""
+        closing = self._form.closing
+        self._held = self._held.lstrip()
+        if closing and self._held.startswith(closing):
+            self._held = self._held[len(closing) :].lstrip()
+        return not closing.startswith(self._held) if closing else bool(self._held)
+
+    def _block(self, has_ended: bool) -> Block | None:
+        if self._is_at_start:
+            return read_alone(self._held, self._schemas, has_ended)
+        return self._form.read(self._form, self._held, self._schemas, has_ended)
+
+    def _cut_call(self) -> Call | None:
+        """Return the call that the held text begins; none where another one begins behind it."""
+        mark = self._form.mark_of(self._held)
+        if mark and any(one in self._held[len(mark) :] for one in self._form.opening[:1]):
+            return None
+        return self._form.cut(self._form, self._held, self._schemas)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._most is not None and self.num_calls >= self._most
+
+    def _add(self, call: Call) -> None:
+        if not self._is_full:
+            self._new.append(ToolCall(f"call_{secrets.token_hex(12)}", *call))
+            self.num_calls += 1
 
 
-def calls_in(text: str, names: Iterable[str]) -> tuple[ToolCall, ...]:
-    """The calls that a text consists of; none where a part of it is no call of these tools."""
-    try:
-        if OPEN in text:
-            data = [parsed(block) for block in BLOCK.findall(text)]
-        else:
-            whole = parsed(text)
-            data = whole if isinstance(whole, list) else [whole]
-    except ValueError:
-        return ()
-    found = [_call(one, frozenset(names)) for one in data]
-    return tuple(call for call in found if call) if all(found) else ()
-
-
-def begun_call(text: str, names: Iterable[str]) -> tuple[ToolCall, ...]:
-    """The call that a text begins, by what is there of its arguments; none where it cannot be told
-    which of these tools is called."""
-    if (match := BEGUN.match(text)) is None:
-        return ()
-    begun, is_whole, arguments = match.groups()
-    found = [name for name in names if name == begun or (not is_whole and name.startswith(begun))]
-    return (_with_id(found[0], arguments or ""),) if len(found) == 1 else ()
-
-
-def _call(data: Any, names: frozenset[str]) -> ToolCall | None:
-    if not isinstance(data, dict) or data.get("name") not in names:
-        return None
-    arguments: Any = next((data[key] for key in ARGUMENTS if key in data), {})
-    if not isinstance(arguments, dict):
-        return None
-    return _with_id(data["name"], json.dumps(arguments, ensure_ascii=False))
-
-
-def _with_id(name: str, arguments: str) -> ToolCall:
-    return ToolCall(f"call_{secrets.token_hex(12)}", name, arguments)
+def schemas_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of the arguments of these tools by their names."""
+    functions = [tool["function"] for tool in tools]
+    return {one["name"]: one.get("parameters") or {} for one in functions}
 
 
 def names_of(tools: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -126,11 +169,14 @@ def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(text: str, param: str) -> str:
-    """The arguments of an earlier call as JSON text of an object. Raises Refused."""
+    """Return the arguments of an earlier call as JSON text of an object. Those of a call that was
+    cut are taken as far as they go. Raises Refused."""
+    text = escaped(text.strip() or "{}")
     try:
-        is_object = isinstance(parsed(text or "{}"), dict)
+        value = from_json(text, allow_partial="trailing-strings")
+        if isinstance(value, dict):
+            is_whole = text.endswith("}") and isinstance(parsed(text), dict)
+            return text if is_whole else json.dumps(value, ensure_ascii=False)
     except ValueError:
-        is_object = False
-    if not is_object:
-        raise refusal("The arguments of a tool call are no JSON object.", param)
-    return text or "{}"
+        pass
+    raise refusal("The arguments of a tool call are no JSON object.", param)

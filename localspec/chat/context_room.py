@@ -54,6 +54,7 @@ def check_servable(backend: Backend, loaded: Description, request: Request) -> N
     served."""
     if loaded.server is None:
         check_drafter(loaded.drafters, request.drafter)
+    check_calls(loaded.call_format, request)
     if not request.is_raw:
         check_room(backend, loaded, request)
 
@@ -72,6 +73,17 @@ def check_drafter(drafters: Sequence[DrafterStatus], name: str) -> None:
     if not known[name].is_available:
         named = label_of(name)
         raise RequestError(f"{capital(named)} cannot draft here: {known[name].reason}", "drafter")
+
+
+def check_calls(call_format: str | None, request: Request) -> None:
+    """Raise RequestError for tools whose calls could not be told from the text of the reply."""
+    if call_format is None and request.tools and not request.grammar:
+        raise RequestError(
+            "This model writes calls of tools in a format that localspec does not read, so they "
+            "would come as text. Force a call by tool_choice, ask without tools, or load another "
+            "model.",
+            "tools",
+        )
 
 
 def check_room(backend: Backend, loaded: Description, request: Request) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from localspec.backend import Candidate, Chunk, Description, DrafterStatus, Message, Request
 from localspec.chat import off_reasons
-from localspec.chat.context_room import check_drafter
+from localspec.chat.context_room import check_calls, check_drafter
 from localspec.chat.grammars import Grammars
 from localspec.chat.out_of_memory import TurnFault, fault_of
 from localspec.chat.reply_text import (
@@ -110,6 +110,7 @@ class LocalBackend:
             calibration=costs.snapshot() if costs.is_measured else None,
             notices=(*loaded.description.notices, *captured),
             thinks=loaded.template.thinks,
+            call_format=_format_name(loaded.template),
         )
 
     def is_alive(self) -> bool:
@@ -127,6 +128,7 @@ class LocalBackend:
         started_s = perf_counter()
         check_drafter(self.loaded.description.drafters, request.drafter)
         template = self.loaded.template
+        check_calls(_format_name(template), request)
         if request.grammar or request.thinking_budget == 0:  # a thought keeps to no grammar
             request = replace(request, thinks=False)
         start = start_of(template, request, self.loaded.context_length)
@@ -382,6 +384,10 @@ class LocalBackend:
         del drafters  # they hold the memory that is returned now
         self.loaded.return_memory()
         return freed if names else None
+
+
+def _format_name(template: ChatTemplate) -> str | None:
+    return None if template.call_format is None else template.call_format.name
 
 
 def _unloaded(status: DrafterStatus) -> DrafterStatus:

@@ -25,6 +25,7 @@ from localspec.backend import Message
 from localspec.chat.detokenizer import Detokenizer
 from localspec.chat.template_process import template_process
 from localspec.chat.thinking import SWITCHES, THINK, marks_in, turn_of
+from localspec.chat.tool_formats import call_format_of, with_fitting_ids
 from localspec.errors import ModelError, RequestError, first_line
 from localspec.files import read_json
 from localspec.formats.folder_files import require_tokenizer, template_of_processor
@@ -84,7 +85,9 @@ class ChatTemplate:
         known = None if self.is_raw else marks_in(self._source, (t.content for t in added.values()))
         self.thinks = known is not None
         self.marks = None if self.is_raw else known or THINK
+        self.call_format = call_format_of(self._source, self._apply)  # None: one that is not read
         marks = self.marks.all if self.marks else ""
+        marks += " ".join(self.call_format.marks) if self.call_format else ""
         self._spelled = {i: text for i, text in self._special.items() if text in marks}
         self._switch = self._found_switch()
         # How thoughts are told by tokens; None where a mark is no token of its own.
@@ -248,7 +251,8 @@ class ChatTemplate:
         )
         content = self._hidden(message.content, controls, shield)
         thinking = self._hidden(message.thinking, self._controls, shield)
-        return replace(message, content=content, tool_calls=calls, thinking=thinking)
+        message = with_fitting_ids(replace(message, tool_calls=calls), self.call_format)
+        return replace(message, content=content, thinking=thinking)
 
     def _hidden(self, text: str, controls: Mapping[int, str], shield: _Shield) -> str:
         while spans := list(self._find(text, controls)):

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import AsyncGenerator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from localspec.backend import Message
+from localspec.api.chat_completions import Head, events
+from localspec.api.replies import Asked
+from localspec.backend import Chunk, Message
+from localspec.chat.tool_formats import FORMATS, CallFormat
+from localspec.turn_stats import TurnStats
 from tests.api.conftest import REPLY, Doors
 from tests.waiting import until
 
@@ -35,7 +42,7 @@ def test_a_whole_answer_has_text_usage_and_how_it_was_drafted(client: OpenAI) ->
 
 
 def test_a_stream_spells_the_same_text_and_ends_with_the_usage(client: OpenAI) -> None:
-    events = list(
+    chunks = list(
         client.chat.completions.create(
             model=MODEL,
             messages=ASKED,  # type: ignore[arg-type]
@@ -43,13 +50,32 @@ def test_a_stream_spells_the_same_text_and_ends_with_the_usage(client: OpenAI) -
             stream_options={"include_usage": True},
         )
     )
-    *parts, last = events
+    *parts, last = chunks
     assert "".join(part.choices[0].delta.content or "" for part in parts) == REPLY
     assert parts[0].choices[0].delta.role == "assistant"
     assert [part.choices[0].finish_reason for part in parts[-2:]] == [None, "stop"]
     assert parts[-1].choices[0].speculation["drafter"] == "draft_model"  # type: ignore[attr-defined]
     assert last.choices == [] and last.usage is not None and last.usage.completion_tokens > 5
-    assert len({part.id for part in events}) == 1 and len(parts) > 4
+    assert len({part.id for part in chunks}) == 1 and len(parts) > 4
+
+
+def test_the_role_comes_with_the_turn_and_not_before_it() -> None:
+    """A reply that waits in the queue has said nothing, by which clients measure the wait."""
+
+    class Waiting(Asked):
+        async def chunks(self, reply: Any) -> AsyncGenerator[Chunk | None]:
+            yield None
+            yield Chunk("prefill", TurnStats(3))
+
+        def call_format(self, reply: Any) -> CallFormat:
+            return FORMATS["tool_call"]
+
+    async def first_events() -> list[bytes | None]:
+        asked: Any = Waiting(None, [SimpleNamespace(request=None)])  # type: ignore[arg-type,list-item]
+        return [one async for one in events(asked, Head("a", "b", "c", None), False)]
+
+    nothing, begun, *_ = asyncio.run(first_events())
+    assert nothing is None and begun is not None and b'"role": "assistant"' in begun
 
 
 def test_the_settings_reach_the_engine(client: OpenAI, doors: Doors) -> None:

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from localspec.api.tools import Calls, calls_in
+from localspec.api.tools import Calls
 from localspec.backend import Message, ToolCall
 from localspec.chat.grammars import grammar_of
+from localspec.chat.tool_formats import FORMATS, CallFormat
 from tests.api.conftest import CALL, Doors
 
 if TYPE_CHECKING:
@@ -17,16 +18,41 @@ if TYPE_CHECKING:
 
 MODEL = "demo-12m"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+TYPED = {"properties": {"city": {"type": "string"}, "days": {"type": "array"}}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
 ASKED = {"model": MODEL, "messages": [{"role": "user", "content": "weather?"}], "tools": [TOOL]}
 
 
-def divided(text: str, size: int, names: tuple[str, ...] = ("weather",)) -> tuple[str, list[str]]:
-    calls, said = Calls(names), ""
+def divided(
+    text: str,
+    size: int,
+    names: tuple[str, ...] = ("weather",),
+    form: CallFormat = FORMATS["tool_call"],
+) -> tuple[str, list[str]]:
+    calls, said = Calls(dict.fromkeys(names, TYPED), form=form), ""
     for at in range(0, len(text), size):
         said += calls.push(text[at : at + size])
     rest, found, _ = calls.flush()
     return said + rest, [call.arguments for call in found]
+
+
+def call_with(arguments: str) -> str:
+    return CALL.replace(LIMA, arguments)
+
+
+LIMA = '{"city": "Lima"}'
+BARE = CALL.splitlines()[1]
+OTHER = BARE.replace("weather", "other")
+CODER = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\na </tool_call>\nb\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
+)
+GLM = (
+    "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>12</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>[1, 2]</arg_value>\n</tool_call>"
+)
+MISTRAL = "[TOOL_CALLS]"
+NAMED = f"{MISTRAL}weather[CALL_ID]a1B2c3D4e[ARGS]{LIMA}"
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -41,6 +67,27 @@ def divided(text: str, size: int, names: tuple[str, ...] = ("weather",)) -> tupl
         ('{"name": "other", "arguments": {}}', '{"name": "other", "arguments": {}}', []),
         ('[1] is a note, "<tool" no call.', '[1] is a note, "<tool" no call.', []),
         ("<tool_call>{broken", "<tool_call>{broken", []),
+        (f"<tool_call>{{broken</tool_call>\n{CALL}", "<tool_call>{broken</tool_call>\n", [LIMA]),
+        (f"{CALL}\n{CALL.replace('weather', 'other')}", OTHER, [LIMA]),
+        (f"I look.\n{CALL}\nThen\n{CALL} I read.", "I look.\nThen\nI read.", [LIMA, LIMA]),
+        (call_with('{"city": "Li\nma"}'), "", ['{"city": "Li\\nma"}']),
+        (call_with('{"city": "a </tool_call> b"}'), "", ['{"city": "a </tool_call> b"}']),
+        (call_with('{"city": "Lima",}'), "", [LIMA]),
+        (call_with('{"city": "Lima"}}'), "", [LIMA]),
+        (call_with("null"), "", ["{}"]),
+        (call_with('"{\\"city\\": \\"Lima\\"}"'), "", [LIMA]),
+        (call_with('{"city": "\\ud83d"}'), "", ['{"city": "\\ud83d"}']),
+        (f"<tool_call>[{BARE}, {BARE}]</tool_call>", "", [LIMA, LIMA]),
+        (f"{BARE}; {BARE}", "", [LIMA, LIMA]),
+        (f"```json\n{BARE}\n```", "", [LIMA]),
+        (f'{{"type": "function", "function": {BARE}}}', "", [LIMA]),
+        ("```python\nx\n```", "```python\nx\n```", []),
+        (CODER, "", ['{"city": "a </tool_call>\\nb", "days": 3}']),
+        (CODER.replace("</parameter>\n", ""), "", ['{"city": "a </tool_call>\\nb", "days": 3}']),
+        (CODER.removeprefix("<tool_call>\n"), "", ['{"city": "a </tool_call>\\nb", "days": 3}']),
+        (GLM, "", ['{"city": "12", "days": [1, 2]}']),
+        ("<tool_call>weather\n</tool_call>", "", ["{}"]),
+        ("<tool_call>I do not know.</tool_call>", "<tool_call>I do not know.</tool_call>", []),
         ("A text.", "A text.", []),
         (" ", " ", []),
     ],
@@ -51,7 +98,25 @@ def test_calls_are_found_wherever_the_text_is_cut(
     assert divided(text, size) == (said, arguments)
 
 
-LIMA = ("weather", '{"city": "Lima"}')
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "said", "arguments"),
+    [
+        (f"I look. {MISTRAL}[{BARE}, {BARE}]", "I look. ", [LIMA, LIMA]),
+        (f"{MISTRAL} [{BARE}]\nWell.", "Well.", [LIMA]),
+        (NAMED + NAMED, "", [LIMA, LIMA]),
+        (f"{MISTRAL}weather{LIMA}{MISTRAL}other{LIMA}", f"{MISTRAL}other{LIMA}", [LIMA]),
+        (f"{MISTRAL}weather[ARGS]{{broken", f"{MISTRAL}weather[ARGS]{{broken", []),
+        (f"{MISTRAL} is a mark. {NAMED}", f"{MISTRAL} is a mark. ", [LIMA]),
+    ],
+)
+def test_calls_of_mistral_are_read_wherever_the_text_is_cut(
+    text: str, said: str, arguments: list[str], size: int
+) -> None:
+    assert divided(text, size, form=FORMATS["mistral"]) == (said, arguments)
+
+
+ONE = ("weather", LIMA)
 ARGUMENTS = '{"city": "Lima", "days": [1, 2'
 
 
@@ -62,8 +127,11 @@ ARGUMENTS = '{"city": "Lima", "days": [1, 2'
         ('{"name": "weather", "argu', "weather", [("weather", "")]),
         ('{"name": "weather", "parameters": ' + ARGUMENTS, "weather", [("weather", ARGUMENTS)]),
         ('<tool_call>\n{"name": "weather", "arguments": {', "weather", [("weather", "{")]),
-        (f"{CALL}\n{CALL[:-25]}", "weather", [LIMA, ("weather", '{"cit')]),
-        (f"{CALL}\n<tool_call>\n{{", "weather", [LIMA]),
+        (f"{CALL}\n{CALL[:-25]}", "weather", [ONE, ("weather", '{"cit')]),
+        (CALL.replace("Lima", "a\nb")[:-16], "weather", [("weather", '{"city": "a\\nb')]),
+        (CODER[:70], "weather", [("weather", '{"city": "a </tool_call>\\nb')]),
+        (CODER[:117], "weather", [("weather", '{"city": "a </tool_call>\\nb"')]),
+        (GLM[:60], "weather", [("weather", '{"city": "12')]),
         ('{"name": "clock', "clock clocks", None),  # which of them?
         ('{"name": "clock"', "clock clocks", [("clock", "")]),
         ('{"name": "other", "arguments": {', "weather", None),
@@ -74,11 +142,68 @@ ARGUMENTS = '{"city": "Lima", "days": [1, 2'
 def test_of_a_call_that_is_cut_the_beginning_is_told(
     text: str, names: str, told: list[tuple[str, str]] | None
 ) -> None:
-    calls = Calls(names.split())
+    calls = Calls(dict.fromkeys(names.split(), TYPED))
     said = calls.push(text)
     rest, found, are_whole = calls.flush(is_cut=True)
     assert [(one.name, one.arguments) for one in found] == (told or []) and not are_whole
     assert said + rest == (text if told is None else "")
+
+
+@pytest.mark.parametrize("said", ['{"answer": 4', "[1, 2", '[{"name": "other"', "```python"])
+def test_json_that_is_no_call_streams(said: str) -> None:
+    """What may still become a call of a tool is held back, and no more."""
+    calls = Calls(["weather"])
+    assert "".join(map(calls.push, said)) == said
+    held = Calls(["weather"])
+    assert held.push(BARE[:-1]) == "" and held.flush()[0] == BARE[:-1]
+
+
+def test_a_call_comes_once_it_is_whole() -> None:
+    calls = Calls(["weather"])
+    assert calls.push(f"I look.\n{CALL}\nTh") == "I look.\nTh"
+    assert [one.arguments for one in calls.taken()] == [LIMA]
+    assert calls.push(f"en {CALL[:-3]}") == "en " and calls.taken() == ()
+    assert calls.push(CALL[-3:]) == "" and len(calls.taken()) == 1
+
+
+def test_a_reply_that_is_cut_in_text_behind_a_call_is_cut() -> None:
+    calls = Calls(["weather"])
+    assert calls.push(f"{CALL}\nThen I") == "Then I"
+    rest, found, are_whole = calls.flush(is_cut=True)
+    assert (rest, len(found), are_whole) == ("", 1, False)
+
+
+@pytest.mark.parametrize("length", [0, 1, 9, 20, 21])
+def test_a_call_that_was_cut_is_taken_back(client: OpenAI, doors: Doors, length: int) -> None:
+    """As every interface returned it, with its raw line break."""
+    whole = '{"city": "a\nb", "days": [1, 2]}'
+    calls = Calls({"weather": TYPED})
+    calls.push('<tool_call>{"name": "weather", "arguments": ' + whole[:length])
+    _, (call,), _ = calls.flush(is_cut=True)
+    function = {"name": "weather", "arguments": call.arguments}
+    earlier = {"id": "a", "type": "function", "function": function}
+    answer = {"role": "tool", "tool_call_id": "a", "content": "The arguments are no JSON."}
+    said = {"role": "assistant", "content": None, "tool_calls": [earlier]}
+    messages = [*ASKED["messages"], said, answer]  # type: ignore[misc]
+    client.chat.completions.create(**{**ASKED, "messages": messages})  # type: ignore[call-overload]
+    item = {"type": "function_call", "call_id": "a", **function, "status": "incomplete"}
+    output = {"type": "function_call_output", "call_id": "a", "output": "No JSON."}
+    question = {"role": "user", "content": "weather?"}
+    client.responses.create(model=MODEL, input=[question, item, output])  # type: ignore[list-item]
+    of_chat, of_responses = (one.messages[1].tool_calls[0] for one in doors.fake.requests)
+    taken = json.loads(of_chat.arguments)
+    assert taken == json.loads(of_responses.arguments)
+    assert taken == {0: {}, 1: {}, 9: {}, 20: {"city": "a\nb"}, 21: {"city": "a\nb"}}[length]
+
+
+def test_arguments_that_are_no_json_are_refused(client: OpenAI) -> None:
+    import openai
+
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "Lima"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    messages = [*ASKED["messages"], said]  # type: ignore[misc]
+    with pytest.raises(openai.BadRequestError, match="arguments of a tool call are no JSON"):
+        client.chat.completions.create(**{**ASKED, "messages": messages})  # type: ignore[call-overload]
 
 
 def test_a_call_whose_mark_alone_is_cut_is_whole() -> None:
@@ -120,7 +245,6 @@ def test_a_reply_that_is_cut_in_a_call_says_so_at_every_door(client: OpenAI, doo
 
 def test_without_tools_all_is_text() -> None:
     assert divided(CALL, 2, ()) == (CALL, [])
-    assert calls_in(CALL, ()) == ()
 
 
 def test_a_whole_answer_and_a_stream_have_the_same_calls(client: OpenAI, doors: Doors) -> None:
@@ -133,6 +257,9 @@ def test_a_whole_answer_and_a_stream_have_the_same_calls(client: OpenAI, doors: 
     streamed = [call for part in parts for call in part.choices[0].delta.tool_calls or ()]
     assert [(one.function.name, one.function.arguments) for one in streamed] == called
     assert [one.index for one in streamed] == [0, 1]
+    events = [part.choices[0].delta for part in parts]
+    assert max(len(one.tool_calls or ()) for one in events) == 1, "one event a call"
+    assert [one.role for one in events] == ["assistant"] + [None] * (len(events) - 1)
     assert parts[-1].choices[0].finish_reason == "tool_calls"
 
 

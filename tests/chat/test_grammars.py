@@ -97,12 +97,14 @@ def test_max_tokens_cuts_json_where_it_stands() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_a_forced_call_names_a_tool_and_its_arguments_are_valid(seed: int) -> None:
-    from localspec.api.tools import calls_in
+    from localspec.api.tools import Calls
 
     found = written(
         grammar_of(functions=(WEATHER,)), Plans(("draft_tree", 6)), SamplingParams(1.0, seed=seed)
     )
-    (call,) = calls_in(template().decode(found), ["weather"])
+    calls = Calls(["weather"])
+    calls.push(template().decode(found))
+    _, (call,), _ = calls.flush()
     jsonschema.validate(json.loads(call.arguments), PERSON)
 
 
