@@ -17,6 +17,7 @@ from localspec.build_drafters import slot_beside
 from localspec.chat.detokenizer import Detokenizer
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.slots import Slot
+from localspec.chat.tool_formats import FORMATS
 from localspec.core import AUTO, OFF, TARGET, DraftPlan, Outcome, Proposal, SamplingParams, chain
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import Parts
@@ -47,6 +48,7 @@ class _Template:
     end_ids = frozenset({END})
     thinks = is_raw = False
     marks = None
+    call_format = FORMATS["tool_call"]
     thought_limit = None
     num_mark_tokens = 0
     longest_token = 1
