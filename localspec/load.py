@@ -40,7 +40,7 @@ from localspec.drafters.registry import REGISTRY
 from localspec.engine.controller import identity
 from localspec.engine.shipped_acceptance import read_accepted
 from localspec.errors import ConfigError
-from localspec.formats.folder_files import check_folder
+from localspec.formats.folder_files import check_folder, notices_of
 from localspec.machine.hardware import free_bytes_now, hardware_for, probe
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
 from localspec.machine.sources import Source, resolve
@@ -266,7 +266,7 @@ def _target(
     head = QUANTISED_HEAD if place.quantises_head else None
     repacked = _repacked(source, place, opened)
     told = (short, own, repacked, rounded if is_told else None, head, opened.unread)
-    return target, [notice for notice in told if notice is not None]
+    return target, [notice for notice in (*told, *notices_of(source.target)) if notice is not None]
 
 
 def _repacked(source: Source, place: Place, opened: Opened) -> str | None:

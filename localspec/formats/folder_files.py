@@ -117,6 +117,13 @@ def gguf_file(folder: Path) -> Path | None:
     return Path(str(read_object(folder / POINTER).get("file")))
 
 
+def notices_of(folder: Path) -> list[str]:
+    """Return what a person should know of the GGUF file that a folder was made from."""
+    if gguf_file(folder) is None:
+        return []
+    return [str(notice) for notice in read_object(folder / POINTER).get("notices") or ()]
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The weight files of a model, all present. Raises ModelError naming what is missing."""
     elsewhere = gguf_file(folder)

@@ -4,7 +4,7 @@ Contract: `config_of` gives the config of a family of FAMILIES, with the file un
 `quantization_config` (method "gguf"); other families and rotations are refused with the reason.
 `tensor_names` maps the file's names to those of transformers. Both are pure but for the factors of
 a scaled rotation, which stand in the file as a tensor: they are only accepted if the known formula
-gives the very same.
+gives the very same. `unread_settings` names the keys that nothing reads.
 
 Not here: the tokenizer (gguf_tokenizer), values (forward.stored).
 Source: gguf-py's tensor_mapping.py and llama.cpp's convert_hf_to_gguf.py.
@@ -13,6 +13,7 @@ Source: gguf-py's tensor_mapping.py and llama.cpp's convert_hf_to_gguf.py.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Mapping
 from math import prod
@@ -20,7 +21,7 @@ from typing import Any
 
 from localspec.errors import ModelError
 from localspec.formats.gguf_families import FAMILIES, Family
-from localspec.formats.gguf_file import GGUFHeader, GGUFTensor
+from localspec.formats.gguf_file import GGUFHeader, GGUFTensor, NotedSettings
 from localspec.formats.stored import GGUF_IN_GROUPS
 
 OUTER_NAMES = {
@@ -57,6 +58,18 @@ YARN = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.y
         "llama_4_scaling_beta": QUERY_SCALE}  # fmt: skip
 # Of Gemma, the layers of the 27B models, which divide their scores by another number.
 LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
+# The keys that are reported where nothing reads them begin so, without the family's name.
+NOTED = ("rope.", "attention.", "tokenizer.")
+# Keys that change no reply: where text in the middle is written, what texts are told apart by, the
+# positions of pictures, whether a rotation was trained, and the published tokenizer itself.
+NEEDLESS = re.compile(
+    r"tokenizer\.ggml\.((fim_\w+|prefix|suffix|middle|seperator|mask|cls)_token_id|token_type_count"
+    r"|pre|scores|add_sep_token)|tokenizer\.huggingface\.json|rope\.dimension_sections"
+    r"|rope\.scaling\.(finetuned|original_context_length)"
+)
+DEFAULTS = {"attention.causal": True, "rope.scaling.type": "none",
+            "rope.scaling.attn_factor": 1.0,
+            "rope.scaling.yarn_attn_factor": 1.0, "rope.scaling.yarn_ext_factor": 1.0}  # fmt: skip
 PARTLY_ROTATED = ("phi3", "glm4")
 DEFAULT_THETA = {"gemma3": 1e6}  # older files leave it unsaid
 # Of every Llama 3.1 and later: where the slow frequencies begin and end, and the trained length.
@@ -97,22 +110,20 @@ def config_of(header: GGUFHeader) -> dict[str, Any]:
 
 
 def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
-    own = {
-        key.removeprefix(f"{header.family}."): value
-        for key, value in header.settings.items()
-        if key.startswith(f"{header.family}.")
-    }
+    own = NotedSettings(header.settings, f"{header.family}.")
     tensors = {tensor.name: tensor for tensor in header.tensors}
     lacking = [key for key in family.settings.values() if key not in own]
     if lacking:
         raise KeyError(f"{header.family}.{lacking[0]}")
     if own.get("expert_count") and "num_experts" not in family.settings:
         raise _unread(header, f"is a mixture of experts, which of the family {header.family}")
-    if own.get("attention.sliding_window") and family.model_type == "olmo2":
+    if family.model_type == "olmo2" and own.get("attention.sliding_window"):
         raise _unread(header, "is an OLMo 3, whose attention to windows")
     heads, width = int(own["attention.head_count"]), int(own["embedding_length"])
     name = family.model_type
     head_dim = int(own.get("attention.key_length") or width // heads)
+    if own.get("attention.value_length", head_dim) != head_dim:
+        raise _unread(header, "has values of another width than its keys, which")
     _check_sizes(header, own, tensors, heads * head_dim)
     has_bias = "blk.0.attn_output.bias" in tensors or "blk.0.attn_q.bias" in tensors
     ids = header.settings
@@ -197,7 +208,7 @@ def _of_gemma(family: str, own: Mapping[str, Any], heads: int, head_dim: int) ->
     }
 
 
-def _rotation(header: GGUFHeader, own: dict[str, Any], head_dim: int) -> dict[str, Any]:
+def _rotation(header: GGUFHeader, own: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     found = _scaled_rotation(header, own, head_dim)
     rotated = int(own.get("rope.dimension_count") or head_dim)
     if rotated != head_dim:
@@ -213,7 +224,7 @@ def _rotation(header: GGUFHeader, own: dict[str, Any], head_dim: int) -> dict[st
     }
 
 
-def _scaled_rotation(header: GGUFHeader, own: dict[str, Any], head_dim: int) -> dict[str, Any]:
+def _scaled_rotation(header: GGUFHeader, own: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
     theta = float(own.get("rope.freq_base") or DEFAULT_THETA.get(header.family, 10000.0))
     found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
     tensors = {tensor.name: tensor for tensor in header.tensors}
@@ -229,11 +240,13 @@ def _scaled_rotation(header: GGUFHeader, own: dict[str, Any], head_dim: int) -> 
             **factors,
             "rope_type": "longrope",
             "original_max_position_embeddings": original,
+            "attention_factor": own.get("rope.scaling.attn_factor"),
         }
-    kind = str(own.get("rope.scaling.type", "none"))
-    if kind in ("none", ""):
+    kind = str(own.get("rope.scaling.type", "linear"))  # what llama.cpp takes
+    older = own.get("rope.scale_linear")
+    factor = float(own.get("rope.scaling.factor") or older or 1.0)
+    if kind in ("none", "") or (kind == "linear" and factor == 1.0):
         return found
-    factor = float(own.get("rope.scaling.factor") or 1.0)
     if kind == "linear":
         return {**found, "rope_type": "linear", "factor": factor}
     if kind == "yarn":
@@ -320,6 +333,27 @@ def _name(name: str, of_layers: Mapping[str, str]) -> str | None:
     if len(parts) != 4 or parts[0] != "blk" or parts[2] not in of_layers:
         return None
     return f"model.layers.{parts[1]}.{of_layers[parts[2]]}.{parts[3]}"
+
+
+def unread_settings(header: GGUFHeader) -> list[str]:
+    """Return the keys of rotation, attention and vocabulary that the file holds and nothing has
+    read, but for those that change nothing here. header: its settings are NotedSettings."""
+    assert isinstance(header.settings, NotedSettings)
+    unread = sorted(header.settings.keys() - header.settings.read)
+    named = {key: key.removeprefix(f"{header.family}.") for key in unread}
+    return [
+        key
+        for key, name in named.items()
+        if name.startswith(NOTED)
+        and not NEEDLESS.fullmatch(name)
+        and not _is_off(header, key, name)
+    ]
+
+
+def _is_off(header: GGUFHeader, key: str, name: str) -> bool:
+    """True if a key says what is done without it."""
+    value = header.settings[key]
+    return value is False or value == DEFAULTS.get(name)
 
 
 def end_ids_of(header: GGUFHeader) -> list[int]:

@@ -12,11 +12,11 @@ spaces: docs.mistral.ai, "Tokenization templates".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from localspec.errors import ModelError
-from localspec.formats.gguf_file import GGUFHeader
+from localspec.formats.gguf_file import GGUFHeader, NotedSettings
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # ggml's types of a token
 SPACE = "\u2581"  # SentencePiece's
@@ -71,16 +71,12 @@ FIRST_ONLY = "[INST]"
 KEEPING_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # of Phi 3, whose other control tokens do not
 
 
-Maker = Callable[[GGUFHeader, dict[str, Any], list[str]], tuple[dict[str, Any], dict[str, Any]]]
+Maker = Callable[[GGUFHeader, Mapping[str, Any], list[str]], tuple[dict[str, Any], dict[str, Any]]]
 
 
 def tokenizer_of(header: GGUFHeader) -> dict[str, Any]:
     """The tokenizer.json of a file that was read with its vocabulary. Raises ModelError."""
-    own = {
-        key.removeprefix("tokenizer.ggml."): value
-        for key, value in header.settings.items()
-        if key.startswith("tokenizer.ggml.")
-    }
+    own = NotedSettings(header.settings, "tokenizer.ggml.")
     kind, words = str(own.get("model")), own.get("tokens")
     makers = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in makers or not isinstance(words, list):
@@ -94,7 +90,7 @@ def tokenizer_of(header: GGUFHeader) -> dict[str, Any]:
 
 
 def _tokenizer(
-    header: GGUFHeader, own: dict[str, Any], words: list[str], kind: str, make: Maker
+    header: GGUFHeader, own: Mapping[str, Any], words: list[str], kind: str, make: Maker
 ) -> dict[str, Any]:
     model, rest = make(header, own, words)
     # Rows without a word of their own ("[PAD151665]") are in no published tokenizer.
@@ -113,8 +109,15 @@ def _tokenizer(
     }
 
 
+def says_no_split(header: GGUFHeader) -> bool:
+    """True if text is split by an expression that the file does not name, as files before May 2024
+    do not. Most models split it otherwise than by the expression that is then taken."""
+    settings = header.settings
+    return settings.get("tokenizer.ggml.model") == "gpt2" and "tokenizer.ggml.pre" not in settings
+
+
 def _byte_level(
-    header: GGUFHeader, own: dict[str, Any], words: list[str]
+    header: GGUFHeader, own: Mapping[str, Any], words: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     name = str(own.get("pre", "default"))
     if name not in SPLITS:
@@ -137,7 +140,7 @@ def _byte_level(
 
 
 def _sentencepiece(
-    header: GGUFHeader, own: dict[str, Any], words: list[str]
+    header: GGUFHeader, own: Mapping[str, Any], words: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     kinds = own.get("token_type") or ()
     unknown = next(
@@ -196,7 +199,7 @@ def _bpe(words: list[str], merges: list[list[str]], **settings: Any) -> dict[str
     }
 
 
-def _added(own: dict[str, Any], words: list[str], strips: bool) -> list[dict[str, Any]]:
+def _added(own: Mapping[str, Any], words: list[str], strips: bool) -> list[dict[str, Any]]:
     """Tokens that are found in text before it is split: the control tokens, and words of the
     model's own such as "<think>", which are no control tokens. strips: whether they take the white
     space behind them, which no file says."""
@@ -215,7 +218,7 @@ def _added(own: dict[str, Any], words: list[str], strips: bool) -> list[dict[str
     ]
 
 
-def _beginning(own: dict[str, Any], words: list[str], kind: str) -> dict[str, Any] | None:
+def _beginning(own: Mapping[str, Any], words: list[str], kind: str) -> dict[str, Any] | None:
     """What puts the token that begins a text before it, where the model wants one."""
     place = own.get("bos_token_id")
     is_usual = kind == "llama" or own.get("pre") in WHOLE_WORDS

@@ -2,8 +2,9 @@
 
 Contract: `gguf_of` finds the file, `title_of` names it. `opened_gguf` writes the small files of a
 model folder (config, tokenizer, chat template) from the file's settings into a folder of
-localspec's own, once; the weights stay where they are, and POINTER names them. All that reads a
-model folder then reads this one. Raises ModelError.
+localspec's own, once; the weights stay where they are, and POINTER names them, with notices of what
+the file leaves unsaid and of what is not read. All that reads a model folder then reads this one.
+Raises ModelError.
 
 Not here: the settings themselves (formats), reading the weights (forward.stored).
 """
@@ -12,16 +13,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from localspec.errors import ModelError
 from localspec.files import replacing
-from localspec.formats.gguf_file import PART, POINTER, GGUFHeader, is_gguf, parts_of, read_header
-from localspec.formats.gguf_settings import config_of, end_ids_of, tensor_names
-from localspec.formats.gguf_tokenizer import tokenizer_of
+from localspec.formats.gguf_file import (
+    PART,
+    POINTER,
+    GGUFHeader,
+    NotedSettings,
+    is_gguf,
+    parts_of,
+    read_header,
+)
+from localspec.formats.gguf_settings import config_of, end_ids_of, tensor_names, unread_settings
+from localspec.formats.gguf_tokenizer import says_no_split, tokenizer_of
+from localspec.units import enumerated
 
-LAYOUT = "5"  # of the folders written here: another one is written anew
+LAYOUT = "6"  # of the folders written here: another one is written anew
 BLOB = "sha256-"  # how the name of a file of Ollama begins
 PROJECTOR = "mmproj"  # in the name of a file with a vision tower, which is no model
 
@@ -75,12 +86,13 @@ def opened_gguf(file: Path, home: Path) -> Path:
 
 def _write(folder: Path, header: GGUFHeader) -> None:
     tensor_names(header)  # raises for what could not be loaded afterwards
+    header = replace(header, settings=NotedSettings(header.settings))
     config, ends = config_of(header), end_ids_of(header)
     written: dict[str, Any] = {
         "tokenizer.json": tokenizer_of(header),
         "tokenizer_config.json": _tokenizer_config(header),
         "generation_config.json": {"eos_token_id": ends},
-        POINTER: {"file": str(header.file)},
+        POINTER: {"file": str(header.file), "notices": _notices(header)},  # all keys were read
         "config.json": config,  # last: where it stands, the folder is whole
     }
     try:
@@ -92,6 +104,23 @@ def _write(folder: Path, header: GGUFHeader) -> None:
             f"The settings of {header.file.name} cannot be written to {folder} ({error.strerror}). "
             "Make room there, or choose another folder with --home."
         ) from error
+
+
+def _notices(header: GGUFHeader) -> list[str]:
+    """What a person should know of a file whose settings were read."""
+    name, notices = header.file.name, list[str]()
+    if says_no_split(header):
+        notices.append(
+            f"{name} does not say how it splits text (tokenizer.ggml.pre, which files made before "
+            "May 2024 lack). It is split as by GPT-2. Most models split numbers and words in "
+            "another way and answer worse so. Fetch a newer file of the model."
+        )
+    if unread := unread_settings(header):
+        notices.append(
+            f"{name} holds settings that are not read here: {enumerated(unread)}. Where they "
+            "matter, the model answers otherwise than in the program the file was made for."
+        )
+    return notices
 
 
 def _tokenizer_config(header: GGUFHeader) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from gguf import GGUFWriter, RopeScalingType
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from localspec.errors import ModelError
+from localspec.formats.folder_files import notices_of
 from localspec.formats.gguf_families import FAMILIES
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of
@@ -166,6 +167,7 @@ def test_a_file_gives_the_logits_of_the_folder(family: str, tmp_path: Path) -> N
     shape = shape_of_gguf(tmp_path / "tiny.gguf", "tiny")
     assert shape.num_params == sum(each.numel() for each in module.parameters())
     assert shape_from_folder(folders[1]).num_params == shape.num_params
+    assert notices_of(folders[1]) == [], "every setting is read"
     assert shape.kv_width == shape_from_folder(folders[0]).kv_width
 
 
@@ -174,6 +176,19 @@ def test_a_mistral_3_that_scales_no_queries_is_a_llama(tmp_path: Path) -> None:
     module = module_of("arcee")
     write_gguf(tmp_path / "tiny.gguf", module, "F32", "mistral3", VOCABULARY)
     assert config_of(read_header(tmp_path / "tiny.gguf"))["model_type"] == "llama"
+
+
+@pytest.mark.parametrize("key", ["rope.scale_linear", "rope.scaling.factor"])
+def test_a_factor_without_a_kind_scales_the_rotation_linearly(key: str, tmp_path: Path) -> None:
+    """As llama.cpp takes it; the first key is the older one."""
+
+    def describe(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        writer.add_float32(f"qwen2.{key}", 4.0)
+
+    write_gguf(tmp_path / "tiny.gguf", module_of("qwen2vl"), "F32", "qwen2", describe)
+    rotation = config_of(read_header(tmp_path / "tiny.gguf"))["rope_parameters"]
+    assert (rotation["rope_type"], rotation["factor"]) == ("linear", 4.0)
 
 
 def test_a_window_of_none_is_no_window(tmp_path: Path) -> None:
@@ -197,4 +212,12 @@ def test_what_a_family_does_not_have_in_a_file_is_named(tmp_path: Path) -> None:
         shape_of_gguf(file, "odd")
     write_gguf(file, module_of("granite"), "F32", "granite", VOCABULARY)
     with pytest.raises(ModelError, match=r"does not say 'granite.embedding_scale'"):
+        shape_of_gguf(file, "odd")
+
+    def of_narrow_values(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        writer.add_value_length(8)
+
+    write_gguf(file, module_of("olmo2"), "F32", "olmo2", of_narrow_values)
+    with pytest.raises(ModelError, match=r"values of another width than its keys"):
         shape_of_gguf(file, "odd")

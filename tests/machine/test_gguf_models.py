@@ -20,7 +20,7 @@ from localspec.chat.template import ChatTemplate
 from localspec.config import PROJECT_FOLDER
 from localspec.core import OFF, SamplingParams
 from localspec.errors import ModelError
-from localspec.formats.folder_files import weight_files
+from localspec.formats.folder_files import notices_of, weight_files
 from localspec.forward.fingerprint import fingerprint
 from localspec.load import open_local_backend
 from localspec.machine.compatibility import read_token_map
@@ -76,6 +76,28 @@ def test_a_token_that_is_marked_as_none_is_not_the_last_of_the_vocabulary(tmp_pa
     write_gguf(tmp_path / "m.gguf", tiny_llama(vocab_size=6144), describe=describe)
     folder = opened_gguf(tmp_path / "m.gguf", tmp_path)
     assert "pad_token" not in json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+
+
+def test_settings_that_are_not_read_and_an_unsaid_split_are_told(tmp_path: Path) -> None:
+    """Files before May 2024 do not say how they split text."""
+    words = {"model": {"vocab": {"a": 0}, "merges": []}, "added_tokens": []}
+
+    def describe(writer: GGUFWriter) -> None:
+        vocabulary_of(words, "gpt-2")(writer)
+        writer.kv_data[0].pop("tokenizer.ggml.pre")
+        writer.add_float32("llama.rope.scaling.alpha", 1000.0)
+        writer.add_uint32("llama.attention.sliding_window", 8)
+        writer.add_bool("tokenizer.ggml.add_eos_token", True)
+        writer.add_bool("tokenizer.ggml.remove_extra_whitespaces", False)
+        writer.add_uint32("tokenizer.ggml.fim_pad_token_id", 0)
+
+    write_gguf(tmp_path / "old.gguf", tiny_llama(), describe=describe)
+    split, settings = notices_of(opened_gguf(tmp_path / "old.gguf", tmp_path))
+    assert "does not say how it splits text (tokenizer.ggml.pre" in split
+    assert (
+        "not read here: llama.attention.sliding_window, llama.rope.scaling.alpha and "
+        "tokenizer.ggml.add_eos_token. " in settings
+    )
 
 
 def test_it_can_be_named_by_its_folder_and_two_are_not_guessed_between(
@@ -137,12 +159,18 @@ def test_it_is_planned_by_what_it_holds(demo: Path) -> None:
 def test_in_4_bits_on_a_processor_it_is_counted_and_told_as_it_is_kept(tmp_path: Path) -> None:
     tokenizer = json.loads((DRAFT / "tokenizer.json").read_text("utf-8"))
     module = tiny_llama(vocab_size=6144)
-    describe = vocabulary_of(tokenizer, "smollm", "{{ messages[0].content }}", (2,))
+    known = vocabulary_of(tokenizer, "smollm", "{{ messages[0].content }}", (2,))
+
+    def describe(writer: GGUFWriter) -> None:
+        known(writer)
+        writer.add_uint32("llama.attention.sliding_window", 8)
+
     write_gguf(tmp_path / "q4.gguf", module, "Q4_0", describe=describe)
     options = LoadOptions(model=str(tmp_path / "q4.gguf"), home=tmp_path, context=64, dtype="4-bit")
     backend = open_local_backend(options, None, lambda phrase: None)
     told = [each for each in backend.describe().notices if "as they are" in each]
     assert len(told) == 1 and "by at most 0." in told[0]
+    assert any("llama.attention.sliding_window" in each for each in backend.describe().notices)
     folder = opened_gguf(tmp_path / "q4.gguf", tmp_path)
     dtype = backend._engine.target.embed([0]).dtype
     place = Place(probe(), torch.device("cpu"), dtype, 4, 64)
