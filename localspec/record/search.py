@@ -5,7 +5,8 @@ Contract: `ensure_index` makes the index complete where this SQLite has FTS5; wh
 indexed when it has ended. All words must be in one message; the last one may be a prefix. Text
 between double quotes is a phrase, a star at the end of a word makes it a prefix; all else is text,
 never syntax. Signs, emoji and scripts without spaces, which are no words to FTS5's tokenizer, and
-every search without FTS5 use LIKE, which reads all texts and ignores case for A to Z only.
+every search without FTS5 use LIKE, which reads all texts and ignores case for A to Z only. So does
+a word that the index does not have because it touches such a script.
 
 Not here: the list of conversations (conversations). Source: sqlite.org/fts5.html, 4.4.3 and 7.
 """
@@ -14,8 +15,11 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import unicodedata
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from localspec.record.connection import Tables
 from localspec.record.rows import clean
@@ -59,12 +63,22 @@ NO_INDEX_NOTICE = (
     "but more slowly. A Python from python.org has FTS5."
 )
 
-# Scripts without spaces: FTS5 takes a whole clause of them for one word.
-UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff"
+# Ranges of scripts that are written without spaces, or as Korean with particles at the word. FTS5
+# takes a whole clause of them for one word, with the Latin words inside it.
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u11ff\u1780-\u17ff\u3040-\u318f\u31f0-\u31ff\u3400-\u9fff"
+    "\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
 PLAIN_WORD = re.compile(rf"(?:(?![{UNSPACED}_])\w)+")
+# Ranges of letters and digits, for GLOB: the words of scripts with spaces are made of them.
+SPACED = "0-9A-Za-z\u00c0-\u0dff\u1e00-\u1fff"
 # A phrase between quotes, of which the second may still be missing, or a word.
 TYPED = re.compile(r'"(?P<phrase>[^"]*[^"\s][^"]*)(?:"(?!\S)|$)|(?P<word>\S+)')
 MAX_WORDS = 12
+# Characters of a search that are looked at. SQLite takes patterns of at most 50,000 bytes, and
+# matching takes as long as text and pattern multiplied.
+MAX_TYPED = 1000
+LATIN = frozenset({*range(0xC0, 0x250), *range(0x1E00, 0x1F00)})  # letters with accents
 SNIPPET_BEFORE = 32
 SNIPPET_LENGTH = 120
 
@@ -108,7 +122,7 @@ class Query:
 
 def parsed(typed: str) -> Query:
     """The words and phrases of a search, with their case."""
-    typed = clean(typed)
+    typed = clean(typed)[:MAX_TYPED]
     texts, prefixes = list[str](), set[str]()
     for found in list(TYPED.finditer(typed))[:MAX_WORDS]:
         phrase, word = found["phrase"], found["word"]
@@ -126,11 +140,14 @@ def find(tables: Tables, wanted: Query, is_indexed: bool) -> dict[int, int]:
     indexed = [text for text in wanted.texts if is_indexed and _is_plain(text)]
     others = [word for word in wanted.texts if word not in indexed]
     clauses, values = ["message.state <> 'draft'", "message.deleted_at_utc IS NULL"], list[str]()
-    if indexed:
+    for word in indexed:
+        patterns = unspaced_patterns(word, word in wanted.prefixes)
+        globs = " OR ".join(["message.text GLOB ?"] * len(patterns))
         clauses.append(
-            "message.id IN (SELECT rowid FROM message_search WHERE message_search MATCH ?)"
+            "(message.id IN (SELECT rowid FROM message_search WHERE message_search MATCH ?)"
+            f" OR (message.text LIKE ? ESCAPE '\\' AND ({globs})))"
         )
-        values.append(match_of(indexed, wanted.prefixes))
+        values += [match_of([word], wanted.prefixes), like_of(word), *patterns]
     for word in others:
         clauses.append("message.text LIKE ? ESCAPE '\\'")
         values.append(like_of(word))
@@ -152,16 +169,62 @@ def match_of(words: Sequence[str], prefixes: Collection[str]) -> str:
     return " ".join(quoted)
 
 
+def unspaced_patterns(word: str, is_prefix: bool) -> list[str]:
+    """Return GLOB patterns of a word or phrase that touches a script without spaces, which the
+    index has as a part of a longer word. The cheaper LIKE has to hold as well."""
+    letters = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in word)
+    before = [f"{letters}[{UNSPACED}]*", f"*[^{SPACED}]{letters}[{UNSPACED}]*"]
+    if is_prefix:
+        return [f"*[{UNSPACED}]{letters}*", *before]
+    return [f"*[{UNSPACED}]{letters}", f"*[{UNSPACED}]{letters}[^{SPACED}]*", *before]
+
+
 def like_of(word: str) -> str:
     return "%" + re.sub(r"([\\%_])", r"\\\1", word) + "%"
 
 
 def snippet_of(text: str, words: Sequence[str]) -> str:
-    """A line of the text around the first of the words that is in it, as plain text."""
-    folded = text.lower()
-    starts = [start for word in words if (start := folded.find(word.lower())) >= 0]
+    """Return a line of the text around the first of the words that is in it, as plain text."""
+    starts = [start for word in words if (start := _place_of(word, text)) is not None]
     begin = max(0, min(starts, default=0) - SNIPPET_BEFORE)
     piece = " ".join(text[begin : begin + SNIPPET_LENGTH].split())
     before = "…" if begin else ""
     after = "…" if begin + SNIPPET_LENGTH < len(text) else ""
     return f"{before}{piece}{after}"
+
+
+def _place_of(word: str, text: str) -> int | None:
+    """Return where a word or phrase stands in a text: as a whole word, at the beginning of a word,
+    or anywhere. Accents, case and the signs between words do not count, as in the index."""
+    seen = unicodedata.normalize("NFC", word[:SNIPPET_LENGTH])  # more would not be in the snippet
+    letters = f"(?i:{''.join(map(_letter_pattern, seen))})"
+    plain = rf"(?:(?![{UNSPACED}_])\w)"
+    begin, end = rf"(?<!{plain})", rf"(?!{plain})"
+    for pattern in (f"{begin}{letters}{end}", f"{begin}{letters}", letters):
+        if match := re.search(pattern, text):
+            return match.start()
+    return None
+
+
+def _letter_pattern(letter: str) -> str:
+    if unicodedata.combining(letter):
+        return ""
+    if letter.isspace():
+        return r"[\W_]+"
+    variants = _variants().get(_base(letter))
+    return rf"[{variants}][\u0300-\u036f]*" if variants else re.escape(letter)
+
+
+@cache
+def _variants() -> dict[str, str]:
+    """Return the Latin letters and those that are made of them with an accent, by the letter."""
+    variants = defaultdict[str, str](str)
+    for code in (*LATIN, *range(ord("a"), ord("z") + 1)):
+        variants[_base(chr(code))] += chr(code)
+    return dict(variants)
+
+
+def _base(letter: str) -> str:
+    """Return the letter without case and, if it is Latin, without its accents."""
+    is_latin = ord(letter) in LATIN
+    return (unicodedata.normalize("NFD", letter)[0] if is_latin else letter).lower()

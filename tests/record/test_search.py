@@ -86,6 +86,68 @@ def test_words_are_found_without_the_index(tmp_path: Path, without_fts5: None) -
         assert {typed: titles(store, typed) for typed in FOUND} == FOUND
 
 
+MIXED = {  # texts with words that touch a script without spaces, and searches with their texts
+    "chinese": "请教我使用GPU训练模型",
+    "korean": "서울에서GPU를샀다",
+    "thai": "ผมใช้Pythonเขียนโปรแกรม",
+    "japanese": "第3章のQwen3でLLMを使う",
+    "end": "我用gpu",
+    "phrase": "使用GPU cluster很快",
+    "latin": "A smart party bought GPUs.",
+}
+FOUND_IN_MIXED = {
+    "GPU": {"chinese", "korean", "end", "phrase", "latin"},
+    "gpu x": set(),
+    "GPU 模型": {"chinese"},
+    '"GPU"': {"chinese", "korean", "end", "phrase"},
+    "pyth": {"thai"},
+    '"pyth"': set(),
+    "LLM": {"japanese"},
+    '"qwen3"': {"japanese"},
+    "3": {"japanese"},
+    '"gpu cluster"': {"phrase"},
+    "샀다": {"korean"},
+    '"art"': set(),
+    '"arty"': set(),
+}
+
+
+def test_a_word_between_characters_without_spaces_is_found(store: Store) -> None:
+    for title, text in MIXED.items():
+        talk(store, title, text, "-")
+    assert {typed: set(titles(store, typed)) for typed in FOUND_IN_MIXED} == FOUND_IN_MIXED
+    for typed in ("GPU", '"gpu cluster"', "샀다", "LLM"):
+        for row in store.conversation_list.rows(typed):
+            assert typed.strip('"').casefold() in row.snippet.casefold()
+
+
+@pytest.mark.parametrize(
+    ("typed", "text", "shown"),
+    [
+        ("cafe", "Das Café", "Café"),
+        ("CAFÉ", "the cafe", "cafe"),
+        ("needle", "İ" * 300 + " needle", "needle"),
+        ('"flour water"', "flour, mixed; flour,\n\n water", "flour, water"),
+        ("art ", "party " * 50 + "of art", "of art"),
+        ("schon", "x " * 100 + "scho\u0308n", "scho\u0308n"),
+        ("foo(", "x " * 100 + "foo(", "foo("),
+        ("샀다", "\U0001f600 " * 100 + "GPU를샀다", "GPU를샀다"),
+    ],
+)
+def test_the_snippet_holds_the_word_that_was_found(
+    store: Store, typed: str, text: str, shown: str
+) -> None:
+    talk(store, "title", "y " * 100 + text, "-")
+    (row,) = store.conversation_list.rows(typed)
+    assert shown in row.snippet
+
+
+def test_a_search_of_any_length_is_taken(store: Store) -> None:
+    talk(store, "long", "é" * 2000, "-")
+    assert titles(store, "é" * 60_000) == ["long"]
+    assert titles(store, "%" * 60_000) == []
+
+
 def test_the_index_ignores_accents_and_case_of_any_letter(store: Store) -> None:
     fill(store)
     assert titles(store, "cafe") == titles(store, "SCHÖNE") == ["Café"]
