@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from localspec.api.faults import Fault, Refused, Scope, fault_of, is_anthropics,
 from localspec.api.fields import Common
 from localspec.api.metrics import Metrics
 from localspec.api.replies import Asked, ask, streamed, whole_or_gone
-from localspec.backend import Description, Request
+from localspec.backend import Description
 from localspec.chat.programs import ProgramService
 from localspec.errors import LocalspecError
 
@@ -96,7 +96,7 @@ class _Interfaces:
         head = await self._head(fields, "chatcmpl", kind)
         answer = partial(chat_completions.answer, head=head)
         events = partial(chat_completions.events, head=head, has_usage_event=fields.has_usage_event)
-        return await self._replied(http, fields, fields.requests(), answer, events)
+        return await self._replied(http, fields, answer, events)
 
     async def complete(self, http: HttpRequest) -> Response:
         fields = await self._read(http, completions.CompletionFields)
@@ -105,14 +105,14 @@ class _Interfaces:
         events = partial(
             completions.events, head=head, num_choices=num, has_usage_event=fields.has_usage_event
         )
-        return await self._replied(http, fields, fields.requests(), answer, events)
+        return await self._replied(http, fields, answer, events)
 
     async def respond(self, http: HttpRequest) -> Response:
         fields = await self._read(http, responses.ResponseFields)
         response = responses.Response(fields, await self._answering(fields.model))
         answer = partial(responses.answer, response=response)
         events = partial(responses.events, response=response)
-        return await self._replied(http, fields, fields.requests(), answer, events)
+        return await self._replied(http, fields, answer, events)
 
     async def message(self, http: HttpRequest) -> Response:
         fields = await self._read(http, messages.MessagesFields)
@@ -120,12 +120,13 @@ class _Interfaces:
         head = messages.MessageHead(model, fields.stop_sequences, fields.max_tokens)
         answer = partial(messages.answer, head=head)
         events = partial(messages.events, head=head)
-        return await self._replied(http, fields, fields.requests(), answer, events)
+        return await self._replied(http, fields, answer, events)
 
     async def count(self, http: HttpRequest) -> Response:
         fields = await self._read(http, messages.CountFields)
         await self._answering(fields.model)
-        counted = await run_in_threadpool(self._service.count_tokens, *fields.requests())
+        (request,) = await run_in_threadpool(fields.requests)
+        counted = await run_in_threadpool(self._service.count_tokens, request)
         return JSONResponse({"input_tokens": counted})
 
     async def _read(self, http: HttpRequest, kind: type[M]) -> M:
@@ -143,11 +144,11 @@ class _Interfaces:
         self,
         http: HttpRequest,
         fields: Common,
-        requests: Sequence[Request],
         answer: Callable[[Asked], Coroutine[Any, Any, dict[str, Any]]],
         events: Callable[[Asked], AsyncGenerator[bytes | None]],
     ) -> Response:
         """The replies to these requests, whole or as a stream. Raises LocalspecError, Refused."""
+        requests = await run_in_threadpool(fields.requests)  # it may compile a schema
         asked = await ask(self._service, requests, fields.checking, fields.most_calls)
         if fields.stream:
             return streamed(asked, http, events(asked))

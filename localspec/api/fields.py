@@ -120,6 +120,11 @@ class Common(Fields):
             return None
         return told.thinking if told.enable_thinking is None else told.enable_thinking
 
+    def requests(self) -> list[Request]:
+        """Return the requests of all choices. It may compile a schema, so it takes a while. Raises
+        RequestError, Refused."""
+        raise NotImplementedError
+
     def sampling(self) -> SamplingParams:
         """Raises RequestError."""
         return SamplingParams(

@@ -16,6 +16,7 @@ from localspec.api.fields import refuse_unless
 from localspec.api.tools import schemas_of
 from localspec.backend import Request
 from localspec.chat.grammars import ANY_OBJECT, grammar_of
+from localspec.chat.schemas import closed
 from localspec.errors import RequestError
 
 Schema = Mapping[str, Any]
@@ -23,7 +24,8 @@ Tools = Sequence[Mapping[str, Any]]
 
 
 def schema_of(form: Mapping[str, Any] | None, param: str) -> Schema | None:
-    """The schema of a format whose fields stand in one object; None for text. Raises Refused."""
+    """The schema of a format whose fields stand in one object; None for text. With `strict` its
+    objects have no other properties than those that it names. Raises Refused."""
     kind = "text" if form is None else form.get("type")
     if kind == "text":
         return None
@@ -32,7 +34,7 @@ def schema_of(form: Mapping[str, Any] | None, param: str) -> Schema | None:
     schema = ANY_OBJECT if kind == "json_object" else form.get("schema")
     if not isinstance(schema, Mapping):
         raise refusal(f"{param} is json_schema, but holds no schema, a JSON object.", param)
-    return schema
+    return closed(schema) if form.get("strict") else schema
 
 
 def held(

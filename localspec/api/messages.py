@@ -125,7 +125,7 @@ class CountFields(Common):
             request = replace(request, thinks=switches[self.thinking.type])
         tools = [_tool(one) for one in self.tools or () if choice != "none"]
         form = None if self.output_config is None else self.output_config.format
-        schema = schema_of(form, "output_config.format")
+        schema = schema_of(form and {**form, "strict": True}, "output_config.format")
         if self.tool_choice is None or choice not in ("any", "tool"):
             return [held(request, "output_config.format", schema, tools)]
         name = self.tool_choice.name if choice == "tool" else None

@@ -5,7 +5,8 @@ that cannot be held to, before any model is asked. A keyword of JSON Schema that
 not know is refused, never ignored; a word that is none constrains nothing, as the standard has it.
 Separators are ", " and ": " and no other space stands between values, so that all but the values is
 forced, and a model cannot write spaces without end. A call stands between "<tool_call>" and
-"</tool_call>" or alone, as the model was trained to write it.
+"</tool_call>" or alone, as the model was trained to write it. Its arguments are those that the
+schema names, unless it says that there are others.
 
 `Grammars.of` makes the `core.Grammar` of one turn. The index of a vocabulary is built when the
 first grammar is asked for, once a model. The matcher follows the text that it is asked about by
@@ -27,6 +28,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from localspec.chat.schemas import closed, refuse_too_large
 from localspec.chat.template import ChatTemplate
 from localspec.errors import RequestError, first_line
 
@@ -44,6 +46,8 @@ def grammar_of(
     with its name and the schema of its parameters. Raises RequestError."""
     from llguidance import LLMatcher  # 0.2 s, which a chat without grammars need not wait for
 
+    parameters = [function.get("parameters") or {} for function in functions]
+    refuse_too_large([*parameters, *([] if schema is None else [schema])])
     start, rules = list[str](), list[str]()
     if schema is not None:
         start.append("json")
@@ -64,9 +68,10 @@ def _call_rules(functions: Sequence[Mapping[str, Any]]) -> list[str]:
     rules = [f"call: {' | '.join(f'call_{place}' for place in range(len(functions)))}"]
     for place, function in enumerate(functions):
         head = json.dumps('{"name": ' + json.dumps(function["name"]) + ', "')
+        arguments = ANY_OBJECT | closed(function.get("parameters") or {})
         rules += [
             f'call_{place}: {head} ("arguments" | "parameters") "\\": " arguments_{place} "}}"',
-            f"arguments_{place}: {_json_rule(ANY_OBJECT | (function.get('parameters') or {}))}",
+            f"arguments_{place}: {_json_rule(arguments)}",
         ]
     return rules
 

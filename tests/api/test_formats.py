@@ -3,6 +3,8 @@ decoded."""
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -63,9 +65,39 @@ def test_a_format_of_messages_is_parsed_by_anthropics_client(doors: Doors) -> No
     assert first == grammar_of(ANY_OBJECT) and '"people"' in second
 
 
+def test_a_strict_format_has_the_properties_that_it_names(client: OpenAI, doors: Doors) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    closed = {**schema, "additionalProperties": False}
+    for strict, wanted in ((True, closed), (False, schema)):
+        named = {"name": "a", "schema": schema, "strict": strict}
+        form: Any = {"type": "json_schema", "json_schema": named}
+        client.chat.completions.create(**ASKED, response_format=form)
+        assert doors.fake.requests[-1].grammar == grammar_of(wanted)
+
+
+def test_others_are_answered_while_a_schema_is_compiled(
+    client: OpenAI, doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_answered = threading.Event()
+
+    def compiled(*asked: object) -> str:
+        assert has_answered.wait(5.0), "nobody else was answered meanwhile"
+        return grammar_of(ANY_OBJECT)
+
+    monkeypatch.setattr("localspec.api.formats.grammar_of", compiled)
+    form: Any = {"type": "json_object"}
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.chat.completions.create, **ASKED, response_format=form)
+        with doors.openai() as other:
+            assert other.models.list().data
+        has_answered.set()
+        assert asked.result().choices[0].message.content
+
+
 @pytest.mark.parametrize(
     ("form", "said"),
     [
+        (format_of({"properties": {f"p{n}": {} for n in range(3000)}}), "has 3,000 properties"),
         ({"type": "json_schema"}, "holds no schema"),
         (format_of("object"), "holds no schema"),
         (format_of({"type": "strange"}), "cannot hold a reply to this schema: .*strange. Change"),

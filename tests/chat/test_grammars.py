@@ -128,6 +128,52 @@ def test_a_call_stands_alone_or_between_its_marks_and_names_its_arguments_in_two
     assert not allows(held, f"Yes. {call}") and not allows(held, "{}")
 
 
+def test_a_call_has_the_arguments_that_its_tool_names_and_no_others() -> None:
+    """Unless the schema says that there are others, or puts an object together of several."""
+
+    def takes(schema: dict[str, Any], arguments: dict[str, Any]) -> bool:
+        held = grammars().of(grammar_of(functions=[{"name": "f", "parameters": schema}]))
+        return allows(held, json.dumps({"name": "f", "arguments": arguments}))
+
+    inner = {"type": "object", "properties": {"b": {"type": "integer"}}}
+    closed = {"type": "object", "properties": {"a": inner}}
+    assert takes(closed, {"a": {"b": 1}}) and takes(closed, {})
+    assert not takes(closed, {"x": 1}) and not takes(closed, {"a": {"x": 1}})
+    assert takes({**closed, "additionalProperties": True}, {"a": {"b": 1}, "x": 1})
+    assert not takes({"properties": {}}, {"x": 1}) and takes({}, {"x": 1})
+    listed = {"properties": {"a": {"type": "array", "items": {"anyOf": [inner, {"enum": [1]}]}}}}
+    assert takes(listed, {"a": [{"b": 1}, 1]}) and not takes(listed, {"a": [{"x": 1}]})
+    parts = [{"properties": {"a": {"type": "integer"}}}, {"$ref": "#/$defs/inner"}]
+    composed = {"type": "object", "allOf": parts, "$defs": {"inner": inner}}
+    assert takes(composed, {"a": 1, "b": 2})
+    defined = {"properties": {"a": {"$ref": "#/$defs/inner"}}, "$defs": {"inner": inner}}
+    assert takes(defined, {"a": {"b": 1}}) and not takes(defined, {"a": {"x": 1}})
+
+
+NAMES: dict[str, Any] = {f"p{place}": {} for place in range(2001)}
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(40):
+    DEEP = {"type": "object", "properties": {"a": DEEP}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"properties": NAMES}, "has 2,001 properties, but .* at most 2,000"),
+        ({"anyOf": [{"properties": NAMES}]}, "has 2,001 properties"),
+        (DEEP, "has 81 levels, but .* at most 60"),
+        ({"enum": ["word" * 10] * 6000}, "has 264,010 characters"),
+    ],
+)
+def test_a_schema_that_is_too_large_is_refused_by_its_size(
+    schema: dict[str, Any], said: str
+) -> None:
+    function = {"name": "f", "parameters": schema}
+    for asked in ({"schema": schema}, {"functions": [function]}):
+        with pytest.raises(RequestError, match=said):
+            grammar_of(**asked)  # type: ignore[arg-type]
+
+
 def test_a_format_beside_tools_leaves_the_choice() -> None:
     held = grammars().of(grammar_of({"type": "integer"}, (CLOCK,)))
     assert allows(held, "12") and allows(held, '{"name": "clock", "arguments": {}}')
