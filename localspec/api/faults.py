@@ -54,9 +54,11 @@ class Fault:
         """In the format that the client reads."""
         for_openai, for_anthropic = TYPES.get(self.status, UNEXPECTED)
         if is_anthropics(scope):
-            return {"type": "error", "error": {"type": for_anthropic, "message": self.message}}
-        error = {"message": self.message, "type": for_openai, "param": self.param}
-        return {"error": {**error, "code": self.code}}
+            details = {"details": {"error_code": self.code}} if self.code else {}
+            error = {"type": for_anthropic, "message": self.message, **details}
+            return {"type": "error", "error": error}
+        told = {"message": self.message, "type": for_openai, "param": self.param}
+        return {"error": {**told, "code": self.code}}
 
     def response(self, scope: Scope) -> Response:
         return JSONResponse(self.body(scope), self.status, dict(self.headers))

@@ -19,6 +19,7 @@ from pydantic import Field
 from pydantic_core import from_json
 
 from localspec.api.accounts import speculation_of
+from localspec.api.faults import Fault, Refused
 from localspec.api.fields import Common, Fields, Part, StopText, refuse_unless, role_of, text_of
 from localspec.api.formats import called, held, schema_of
 from localspec.api.pieces import Ending, Piece, pieces, whole
@@ -107,6 +108,7 @@ class CountFields(Common):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = None
+    thread: dict[str, Any] | None = None
 
     @property
     def most_calls(self) -> int | None:
@@ -115,6 +117,9 @@ class CountFields(Common):
 
     def requests(self) -> list[Request]:
         """Raises RequestError, Refused."""
+        if self.thread is not None:  # by the code its client sends the whole conversation instead
+            kept = "localspec keeps no threads. Send the whole conversation."
+            raise Refused(Fault(400, kept, "thread_unsupported_request", "thread"))
         choice = "auto" if self.tool_choice is None else self.tool_choice.type
         if self.thinking is not None and self.thinking.budget_tokens is not None:
             self.thinking_budget = self.thinking.budget_tokens

@@ -11,7 +11,7 @@ from localspec.api.tools import Calls
 from localspec.backend import Message, ToolCall
 from localspec.chat.grammars import grammar_of
 from localspec.chat.tool_formats import FORMATS, CallFormat
-from tests.api.conftest import CALL, Doors
+from tests.api.conftest import CALL, REPLY, Doors
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -372,6 +372,29 @@ def test_anthropics_client_calls_and_answers(doors: Doors) -> None:
     assert [one.role for one in shown.messages] == ["user", "assistant", "tool", "user"]
     called = shown.messages[1].tool_calls
     assert [json.loads(one.arguments)["city"] for one in called] == ["Lima", "Cusco"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_anthropics_tool_runner_runs_the_tools(doors: Doors, is_streamed: bool) -> None:
+    """It asks for a thread on the server first, and sends the whole conversation without one."""
+    from anthropic import beta_tool
+
+    @beta_tool
+    def weather(city: str) -> str:
+        """Of a city."""
+        return f"Sun in {city}."
+
+    with doors.anthropic() as client:
+        last = client.beta.messages.tool_runner(
+            model=MODEL,
+            max_tokens=300,
+            tools=[weather],
+            messages=[{"role": "user", "content": "weather?"}],
+            stream=is_streamed,  # type: ignore[call-overload]
+        ).until_done()
+    assert last.content[0].text == REPLY
+    answers = [one.content for one in doors.fake.requests[-1].messages if one.role == "tool"]
+    assert answers == ["Sun in Lima.", "Sun in Cusco."]
 
 
 @pytest.mark.slow
