@@ -73,7 +73,8 @@ HOMES = {
         "chat.template_child",
     ),
     "tokenizers": (
-        "forward", "engine", "drafters", "bench", "training", "chat.template", "load",
+        "forward", "engine", "drafters", "bench", "training", "chat.template", "chat.shield",
+        "load",
     ),
     "bitsandbytes": ("forward", "drafters"),
     "gguf": ("forward", "formats"),

@@ -134,7 +134,7 @@ class LocalBackend:
         start = start_of(template, request, self.loaded.context_length)
         refuse_unknown_tokens(start.prompt, self._engine.target.vocab_size, template)
         marks = None if request.is_raw else template.marks
-        text = ReplyText(template.detokenizer(), request.stop, start, marks)
+        text = ReplyText(*template.detokenizer_for(request.stop), start, marks)
         request = limited(self, template, request, start, text, self.loaded.context_length)
         grammar = self._grammars.of(request.grammar, start.begun) if request.grammar else None
         stats = stats_before(request, start)

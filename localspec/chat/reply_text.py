@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from localspec.backend import Backend, DraftedToken, DraftOutcome, Logprob, Message, Request
 from localspec.chat.context_room import max_tokens_of
-from localspec.chat.detokenizer import REPLACEMENT, Detokenizer
+from localspec.chat.detokenizer import REPLACEMENT, Detokenizer, without_stand_ins
 from localspec.chat.template import ChatTemplate
 from localspec.chat.thinking import Marks, divided, num_begun
 from localspec.core import Round, Step, TokenLogprob
@@ -222,7 +222,8 @@ class ReplyText:
         new = thought[self._num_thought :], answer[self._num_answer : self._stop_from]
         self._num_thought += len(new[0])
         self._num_answer += len(new[1])
-        return Said(*new, (), int(was_thinking and self.is_thinking))
+        num_thinking_tokens = int(was_thinking and self.is_thinking)
+        return Said(without_stand_ins(new[0]), without_stand_ins(new[1]), (), num_thinking_tokens)
 
 
 class TokenTexts:

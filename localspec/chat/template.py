@@ -15,14 +15,14 @@ Not here: sampling, stop strings (reply_text), the end of a reply (engine).
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.backend import Message
-from localspec.chat.detokenizer import Detokenizer
+from localspec.chat.detokenizer import STAND_INS, Detokenizer, byte_tokens
+from localspec.chat.shield import AliasedEncoder, Shield, encoded
 from localspec.chat.template_process import template_process
 from localspec.chat.thinking import SWITCHES, THINK, marks_in, turn_of
 from localspec.chat.tool_formats import call_format_of, with_fitting_ids
@@ -34,7 +34,6 @@ from localspec.thought import ThoughtLimit
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PRIVATE_USE = range(0xE000, 0xF900)
 PROBE = "localspec"
 LAST = 16  # tokens of a prompt that show whether it opens a thought
 NONE_SWITCHED: Mapping[str, bool] = {}
@@ -81,7 +80,8 @@ class ChatTemplate:
             for i, token in added.items()
             if token.content.strip() and token.content in self._source
         }
-        self._aliased: _AliasedEncoder | None = None
+        self._bytes_of = byte_tokens(self._encoder)
+        self._aliased: AliasedEncoder | None = None
         known = None if self.is_raw else marks_in(self._source, (t.content for t in added.values()))
         self.thinks = known is not None
         self.marks = None if self.is_raw else known or THINK
@@ -134,7 +134,7 @@ class ChatTemplate:
         texts = [message.content for message in messages]
         texts += [call.arguments for message in messages for call in message.tool_calls]
         texts += [message.thinking for message in messages]
-        shield = _Shield([*texts, json.dumps(tools, ensure_ascii=False)], self._source)
+        shield = Shield([*texts, json.dumps(tools, ensure_ascii=False)], self._source)
         shielded = [self._shield(message, shield) for message in messages]
         text = self._apply(
             shielded,
@@ -149,7 +149,7 @@ class ChatTemplate:
     def encode_reply(self, text: str, thinking: str = "", has_begun: bool = False) -> list[int]:
         """Ids of a reply as it follows `render`; typed control tokens stay text. thinking: what was
         thought before it, which goes on where there is no text. has_begun: the prompt opens it."""
-        shield = _Shield([text, thinking], self._source)
+        shield = Shield([text, thinking], self._source)
         reply = self._shield(Message("assistant", text, thinking=thinking), shield)
         if not thinking or self.marks is None:
             return self._encode_shielded(reply.content, shield)
@@ -159,15 +159,15 @@ class ChatTemplate:
 
     def encode_text(self, text: str) -> list[int]:
         """Ids of plain text without template; control-token text becomes control tokens."""
-        return list(_encoded(self._encoder, text).ids)
+        return list(encoded(self._encoder, text).ids)
 
     def encode_prompt(self, text: str) -> list[int]:
         """As `encode_text`, after what the tokenizer begins every text with."""
-        return list(_encoded(self._encoder, text, add_special_tokens=True).ids)
+        return list(encoded(self._encoder, text, add_special_tokens=True).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of all tokens, without control tokens."""
-        return str(self._encoder.decode(list(tokens), skip_special_tokens=True))
+        return Detokenizer(self._encoder, bytes_of=self._bytes_of).whole(tokens)
 
     @property
     def vocab_size(self) -> int:
@@ -177,11 +177,24 @@ class ChatTemplate:
         return str(self._encoder.to_str())
 
     def detokenizer(self) -> Detokenizer:
-        return Detokenizer(self._encoder, self._spelled)
+        return Detokenizer(self._encoder, self._spelled, self._bytes_of)
+
+    def detokenizer_for(self, stops: Sequence[str]) -> tuple[Detokenizer, tuple[str, ...]]:
+        """Return what turns a reply into text, and its stop strings as they read in that text.
+
+        A control token that a stop string names has no text. A character of STAND_INS stands for
+        it, in the text and in one more form of the stop string."""
+        spelled, forms = dict(self._spelled), list(stops)
+        characters = map(chr, STAND_INS)
+        for token, name in sorted(self._special.items(), key=lambda item: -len(item[1])):
+            if token not in spelled and any(name in stop for stop in stops):
+                spelled[token] = next(characters)
+                forms = [form.replace(name, spelled[token]) for form in forms]
+        return Detokenizer(self._encoder, spelled, self._bytes_of), (*stops, *forms)
 
     def spelled(self, tokens: Sequence[int]) -> str:
         """As `decode`, with the marks of thoughts."""
-        return self.detokenizer().whole(tokens) if self._spelled else self.decode(tokens)
+        return self.detokenizer().whole(tokens)
 
     def has_begun_thought(self, prompt: Sequence[int]) -> bool:
         """Whether this prompt, of `render`, opens a thought that the reply goes on with."""
@@ -241,7 +254,7 @@ class ChatTemplate:
         words = self._tokenizer.special_tokens_map
         return template_process().render({**words, **asked, **switched})
 
-    def _shield(self, message: Message, shield: _Shield) -> Message:
+    def _shield(self, message: Message, shield: Shield) -> Message:
         """Replace each typed control token by a private character."""
         # A reply keeps its "<think>", which the template looks for.
         controls = self._special if message.role == "assistant" else self._controls
@@ -254,13 +267,13 @@ class ChatTemplate:
         message = with_fitting_ids(replace(message, tool_calls=calls), self.call_format)
         return replace(message, content=content, thinking=thinking)
 
-    def _hidden(self, text: str, controls: Mapping[int, str], shield: _Shield) -> str:
+    def _hidden(self, text: str, controls: Mapping[int, str], shield: Shield) -> str:
         while spans := list(self._find(text, controls)):
             for start, end, _ in reversed(spans):
                 text = text[:start] + shield.hide(text[start:end]) + text[end:]
         return text
 
-    def _shielded_data(self, data: Any, shield: _Shield) -> Any:
+    def _shielded_data(self, data: Any, shield: Shield) -> Any:
         """JSON data with every text shielded."""
         if isinstance(data, str):
             return self._hidden(data, self._controls, shield)
@@ -272,7 +285,7 @@ class ChatTemplate:
 
     def _find(self, text: str, controls: Mapping[int, str]) -> Iterator[tuple[int, int, int]]:
         """(start, end, id) of every control token that the tokenizer finds in `text`."""
-        encoding = _encoded(self._encoder, text)
+        encoding = encoded(self._encoder, text)
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             if token not in controls:
                 continue
@@ -282,14 +295,14 @@ class ChatTemplate:
                 continue
             yield start + len(found) - len(found.lstrip()), start + len(found.rstrip()), token
 
-    def _encode_shielded(self, text: str, shield: _Shield) -> list[int]:
+    def _encode_shielded(self, text: str, shield: Shield) -> list[int]:
         """Encode the template's control tokens as control tokens and typed ones as text.
 
         In one call, so that merges and leading spaces are the usual ones."""
         if not shield.texts:
             return self.encode_text(text)
         if self._aliased is None:
-            self._aliased = _AliasedEncoder(self._encoder, self._controls)
+            self._aliased = AliasedEncoder(self._encoder, self._controls)
         pieces: list[str] = []
         done = 0
         for start, end, token in self._find(text, self._controls):
@@ -307,71 +320,8 @@ class ChatTemplate:
         except RequestError:
             return frozenset(ends)
         tail = text.rpartition(PROBE)[2]
-        ends.update(token for _, _, token in list(self._find(tail, self._special))[:1])
+        ends.update(token for _, _, token in list(self._find(tail, self._controls))[:1])
         return frozenset(ends)
-
-
-class _Shield:
-    """Private characters that stand for typed control-token text while the template runs."""
-
-    def __init__(self, contents: Sequence[str], source: str) -> None:
-        for content in contents:
-            _refuse_half_characters(content)
-        used = set(source).union(*contents)
-        self._free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
-        self.texts: dict[str, str] = {}
-
-    def hide(self, text: str) -> str:
-        for character, hidden in self.texts.items():
-            if hidden == text:
-                return character
-        character = next(self._free, "")
-        if not character:
-            raise RequestError("The conversation uses every private character. Start a new chat.")
-        self.texts[character] = text
-        return character
-
-    def reveal(self, text: str) -> str:
-        return "".join(self.texts.get(character, character) for character in text)
-
-
-class _AliasedEncoder:
-    """A copy of a tokenizer whose control tokens have names that nobody can type."""
-
-    def __init__(self, encoder: Tokenizer, controls: Mapping[int, str]) -> None:
-        from tokenizers import Tokenizer  # heavy: only needed when control text was typed
-
-        nonce = secrets.token_hex(8)  # drawn in each run, so that it is not known
-        self.alias = {token: f"<{nonce}:{token}>" for token in controls}
-        self._controls = controls
-        plain = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
-        state = json.loads(encoder.to_str())
-        for added in state["added_tokens"]:
-            if added["id"] in self.alias:
-                added |= {"content": self.alias[added["id"]], "special": True, **plain}
-        self._encoder: Tokenizer = Tokenizer.from_str(json.dumps(state))
-        # The copy numbers its added tokens differently: translate back by name.
-        self._original: dict[int | None, int] = {
-            self._encoder.token_to_id(added["content"]): added["id"]
-            for added in state["added_tokens"]
-        }
-
-    def encode(self, text: str, unknown_id: int | None) -> list[int]:
-        tokens = []
-        for token in _encoded(self._encoder, text).ids:
-            original = self._original.get(token)
-            if original is None and token in self._controls and token != unknown_id:
-                raise RequestError(
-                    f'This model\'s tokenizer reads the text "{self._controls[token]}" only as a '
-                    "control token. Write it differently, for example with a space in it."
-                )
-            tokens.append(token if original is None else original)
-        return tokens
-
-
-def _encoded(encoder: Tokenizer, text: str, add_special_tokens: bool = False) -> Any:
-    """As `encoder.encode`, which lets no other thread run meanwhile: of a long text for seconds."""
-    return encoder.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def end_ids_of_folder(folder: Path) -> frozenset[int]:
@@ -388,13 +338,3 @@ def end_ids_of_folder(folder: Path) -> frozenset[int]:
         listed = named if isinstance(named, list) else [named]
         ends.update(end for end in listed if isinstance(end, int))
     return frozenset(ends)
-
-
-def _refuse_half_characters(content: str) -> None:
-    try:
-        content.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RequestError(
-            f"Character {error.start + 1} of a message is half of a character pair and stands "
-            "for nothing. Delete it and send again."
-        ) from error

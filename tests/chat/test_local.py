@@ -67,9 +67,9 @@ class _Template:
     def decode(self, tokens: Sequence[int]) -> str:
         return _Encoder().decode(tokens)
 
-    def detokenizer(self) -> Detokenizer:
+    def detokenizer_for(self, stops: tuple[str, ...]) -> tuple[Detokenizer, tuple[str, ...]]:
         encoder: Any = _Encoder()
-        return Detokenizer(encoder)
+        return Detokenizer(encoder), stops
 
 
 class Knowing:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from localspec.backend import Message, Request
-from localspec.chat.detokenizer import Detokenizer
 from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
 from localspec.chat.template import ChatTemplate
 from localspec.core import OFF, TARGET, DraftPlan, Proposal, Round, Step, Verdict, chain
@@ -95,10 +94,6 @@ class Spelling:
         text = b"".join(BYTES[token] for token in tokens).decode(errors="replace")
         return text.removeprefix(" ")
 
-    def detokenizer(self) -> Detokenizer:
-        encoder: Any = self
-        return Detokenizer(encoder)
-
 
 def made(proposal: Proposal, verdict: Verdict, num_accepted: int) -> Round:
     step = Step("draft_model", len(proposal.tokens), num_accepted, num_accepted + 1, 1.0, 1.0, 3)
@@ -118,6 +113,62 @@ def test_a_token_is_spelt_once() -> None:
     texts.of(1)
     known = spelling.num_calls
     assert texts.of(1) == " the" and spelling.num_calls == known
+
+
+def byte_fallback_template() -> ChatTemplate:
+    """A tokenizer of Llama 2's kind, which writes what it has no word for as bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    bytes_of = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["<unk>", *bytes_of, "\u2581", "o", "k", "\u2581o", "\u2581ok"]
+    vocabulary = {word: place for place, word in enumerate(words)}
+    merges = [("\u2581", "o"), ("\u2581o", "k")]
+    model = models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>")
+    core = Tokenizer(model)
+    prepended = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    core.normalizer = normalizers.Sequence(prepended)
+    core.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>")
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}\n\n{% endfor %}"
+    return ChatTemplate(tokenizer)
+
+
+@pytest.mark.parametrize(
+    "text", ["ok \U0001fae0\U0001f9a4 ok", "\U0001fae0\U0001f9a4\U0001fabf\u00e9 ok"]
+)
+def test_a_run_of_byte_tokens_may_be_cut_and_continued_anywhere(text: str) -> None:
+    template = byte_fallback_template()
+    tokens = template.encode_reply(text)
+    for num in range(len(tokens) + 1):
+        detokenizer = template.detokenizer()
+        streamed = "".join([*map(detokenizer.push, tokens[:num]), detokenizer.flush()])
+        shown = streamed.rstrip("\ufffd")
+        assert streamed == template.decode(tokens[:num]), "one sign stands for half a character"
+        assert streamed in (shown, f"{shown}\ufffd") and text.startswith(shown)
+        begun = (Message("user", "ok"), Message("assistant", shown))
+        request = Request(begun, continues=True, begun_tokens=tuple(tokens[:num]))
+        start = start_of(template, request, 512)
+        assert not shown or start.begun == tuple(tokens[:num]), "with the ids of its own"
+        reply = ReplyText(template.detokenizer(), (), start, None)
+        rest = reply.push(tokens[len(start.begun) :]).text + reply.flush().text
+        assert shown + rest == text
+
+
+def test_bytes_that_are_no_character_are_one_sign_each_and_end_no_run() -> None:
+    template = byte_fallback_template()
+    place = {byte: 1 + byte for byte in range(256)}
+    tokens = [place[byte] for byte in (0xFF, 0x41, 0xC3, *"\u00e9".encode())]
+    detokenizer = template.detokenizer()
+    pieces = [*map(detokenizer.push, tokens), detokenizer.flush()]
+    assert "".join(pieces) == template.decode(tokens) == "\ufffdA\ufffd\u00e9"
 
 
 def test_a_text_that_goes_on_keeps_the_space_before_its_first_new_word() -> None:

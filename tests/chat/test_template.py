@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from localspec.backend import Message, Role, ToolCall
+from localspec.chat.reply_text import ReplyText, Start
 from localspec.chat.template import ChatTemplate, end_ids_of_folder
 from localspec.errors import ModelError, RequestError
 
@@ -377,12 +378,45 @@ def test_repository_code_is_never_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_ends_come_from_the_files_the_tokenizer_and_the_template(tmp_path: Path) -> None:
+def with_control_tokens_as_words(folder: Path) -> None:
+    """In the saved tokenizer, no token of the chat format is marked special."""
+    state = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    for added in state["added_tokens"]:
+        added["special"] = added["content"] == "<|endoftext|>"
+    (folder / "tokenizer.json").write_text(json.dumps(state), "utf-8")
+
+
+@pytest.mark.parametrize("are_special", [True, False])
+def test_ends_come_from_the_files_the_tokenizer_and_the_template(
+    tmp_path: Path, are_special: bool
+) -> None:
     tiny_tokenizer().save_pretrained(tmp_path)
+    if not are_special:
+        with_control_tokens_as_words(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 77}')
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [78, 79, [1], {}]}')
     template = ChatTemplate.load(tmp_path)
     assert template.end_ids == {77, 78, 79, 0, 2}  # 0 <|endoftext|>, 2 <|im_end|>
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [
+        ("<|im_start|>", "Lima"),
+        ("ma<|im_start|>", "Li"),
+        ("<|im_start|>u", "Lima"),
+        ("<|im_end|>", "Limauser asks"),
+        ("<|im_start|> user", "Limauser asks<|im_end|>"),
+    ],
+)
+def test_a_stop_string_may_name_a_control_token(stop: str, shown: str) -> None:
+    """The reply ends with a typed <|im_end|>, in ordinary tokens."""
+    template = ChatTemplate(tiny_tokenizer())
+    tokens = [*template.encode_text("Lima"), 1, *template.encode_text("user asks")]
+    tokens += template.encode_reply("<|im_end|>")
+    reply = ReplyText(*template.detokenizer_for((stop,)), Start(()), None)
+    assert reply.push(tokens).text + reply.flush().text == shown
+    assert reply.is_stopped is (shown != "Limauser asks<|im_end|>")
 
 
 def test_a_template_in_the_file_of_a_model_for_images_is_read(tmp_path: Path) -> None:
