@@ -69,7 +69,8 @@ class Request:
     thinks: whether the model may think first; None: as its chat format says. thinking_budget: ends
     a thought, sooner where the context is full, and at 0 there is none; max_tokens is then of the
     answer alone. is_ceiling: max_tokens is of the whole reply, and may be more than the context has
-    room for; the reply then ends with the context.
+    room for; the reply then ends with the context. ignores_end: what the model ends its reply with
+    is a token like any other.
     """
 
     messages: tuple[Message, ...]
@@ -90,6 +91,7 @@ class Request:
     thinks: bool | None = None
     thinking_budget: int | None = None
     is_ceiling: bool = False
+    ignores_end: bool = False
 
     @property
     def system_prompt(self) -> str:
@@ -262,6 +264,11 @@ class Backend(Protocol):
         """Prompt tokens of a conversation. A last message of the assistant counts as a reply to be
         continued. tools: as in `Request`. None where a server does not tell it. Raises
         EngineLost also where no answer comes in a few seconds."""
+        ...
+
+    def prompt_tokens(self, request: Request) -> tuple[int, ...] | None:
+        """The ids of a request's prompt. None where a server does not tell them. Raises as
+        `count_tokens`, and ContextOverflow."""
         ...
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:

@@ -131,6 +131,10 @@ class FakeBackend:
         texts = [*(message.content for message in messages), *map(str, tools)]
         return sum(len(_pieces(text)) + 4 for text in texts)
 
+    def prompt_tokens(self, request: Request) -> tuple[int, ...]:
+        texts = [message.content for message in request.messages]
+        return tuple(_token_id(piece) for text in texts for piece in _pieces(text))
+
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         self.requests.append(request)
         num_prompt_tokens = self.count_tokens(request.messages, request.tools)
@@ -152,7 +156,10 @@ class FakeBackend:
         if request.continues:  # like a model, it knows what it would have said next
             stats = replace(stats, continued_from="tokens" if request.begun_tokens else "text")
             reply = reply.removeprefix(request.messages[-1].content)
-        pieces, done, plain_ms = _pieces(reply)[: request.max_tokens], 0, list[float]()
+        pieces, done, plain_ms = _pieces(reply), 0, list[float]()
+        if request.ignores_end:
+            pieces *= 1 + (request.max_tokens or 0) // len(pieces)
+        pieces = pieces[: request.max_tokens]
         while done < len(pieces) and not cancel.is_set():
             if self.script.fail_at_round == self.num_rounds and script.fault is not None:
                 self.num_rounds += 1

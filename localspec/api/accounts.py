@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from localspec.api.fields import StreamOptions
 from localspec.chat.service import Reply
 from localspec.turn_stats import TurnStats
 
@@ -19,6 +20,29 @@ OF_TURN = (
     "acceptance_rate", "mean_accepted_length", "tokens_per_second", "ttft_ms", "speedup",
     "no_speedup", "least_speedup", "reason", "exact", "num_lenient_tokens",
 )  # fmt: skip
+
+
+class StreamUsage:
+    """The usage that the events of a stream tell. num_choices: of each prompt."""
+
+    def __init__(self, options: StreamOptions | None, num_choices: int) -> None:
+        self.has_event = options is not None and bool(options.include_usage)
+        self._is_in_all = options is not None and bool(options.continuous_usage_stats)
+        self._num_choices = num_choices
+        self._ended = list[TurnStats]()
+
+    def so_far(self, stats: TurnStats | None = None) -> dict[str, Any]:
+        """Return the field of an event beside the last. stats: of the choice under way."""
+        if self._is_in_all and stats is not None:
+            return {"usage": usage_of([*self._ended, stats], self._num_choices)}
+        return {"usage": None} if self.has_event else {}
+
+    def end(self, stats: TurnStats) -> None:
+        """Count a choice that has ended."""
+        self._ended.append(stats)
+
+    def whole(self) -> dict[str, Any]:
+        return usage_of(self._ended, self._num_choices)
 
 
 def usage_of(turns: Sequence[TurnStats], num_choices: int) -> dict[str, Any]:

@@ -27,9 +27,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from localspec.api import chat_completions, completions, messages, responses
+from localspec import __version__
+from localspec.api import chat_completions, completions, messages, responses, tokenize
 from localspec.api.faults import Fault, Refused, Scope, fault_of, is_anthropics, refusal
 from localspec.api.fields import Common
+from localspec.api.labels import IGNORED
+from localspec.api.leftovers import IgnoredLog
 from localspec.api.metrics import Metrics
 from localspec.api.replies import Asked, ask, streamed, whole_or_gone
 from localspec.backend import Description
@@ -46,6 +49,9 @@ def make_api(service: ProgramService) -> Starlette:
     return Starlette(
         routes=[
             Route("/metrics", interfaces.metrics),
+            Route("/health", interfaces.health),
+            Route("/version", interfaces.version),
+            Route("/tokenize", interfaces.tokenize, methods=["POST"]),
             Route("/v1/models", interfaces.models),
             Route("/v1/models/{name:path}", interfaces.model),
             Route("/v1/chat/completions", interfaces.chat, methods=["POST"]),
@@ -69,10 +75,27 @@ class _Interfaces:
         self._lifecycle = service.service.lifecycle
         self._started = int(time.time())
         self._metrics = Metrics(service.service)
+        self._ignored_log = IgnoredLog()
 
     async def metrics(self, http: HttpRequest) -> Response:
         text = await run_in_threadpool(self._metrics.text)
         return PlainTextResponse(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def health(self, http: HttpRequest) -> Response:
+        """200 while requests are answered, also while they wait for a load, as vLLM has it."""
+        return Response(status_code=503 if self._lifecycle.phase == "failed" else 200)
+
+    async def version(self, http: HttpRequest) -> Response:
+        return JSONResponse({"version": __version__})
+
+    async def tokenize(self, http: HttpRequest) -> Response:
+        fields = await self._read(http, tokenize.TokenizeFields)
+        await self._answering(fields.model)
+        requests = await run_in_threadpool(fields.requests)
+        tokens = await run_in_threadpool(self._service.prompt_tokens, *requests)
+        known = self._lifecycle.known
+        length = None if known is None else known.context_length
+        return JSONResponse({"count": len(tokens), "max_model_len": length, "tokens": tokens})
 
     async def models(self, http: HttpRequest) -> Response:
         known = await self._known()
@@ -95,16 +118,14 @@ class _Interfaces:
         kind = "chat.completion.chunk" if fields.stream else "chat.completion"
         head = await self._head(fields, "chatcmpl", kind)
         answer = partial(chat_completions.answer, head=head)
-        events = partial(chat_completions.events, head=head, has_usage_event=fields.has_usage_event)
+        events = partial(chat_completions.events, head=head, usage=fields.stream_usage)
         return await self._replied(http, fields, answer, events)
 
     async def complete(self, http: HttpRequest) -> Response:
         fields = await self._read(http, completions.CompletionFields)
         head, num = await self._head(fields, "cmpl", "text_completion"), fields.num_choices
         answer = partial(completions.answer, head=head, num_choices=num)
-        events = partial(
-            completions.events, head=head, num_choices=num, has_usage_event=fields.has_usage_event
-        )
+        events = partial(completions.events, head=head, usage=fields.stream_usage)
         return await self._replied(http, fields, answer, events)
 
     async def respond(self, http: HttpRequest) -> Response:
@@ -137,6 +158,8 @@ class _Interfaces:
         except ValueError as error:
             raise refusal(f"Invalid JSON: {error}.") from error
         fields = kind.model_validate(body)
+        http.scope[IGNORED] += (ignored := fields.ignored())
+        self._ignored_log.name(http.url.path, ignored)
         fields.drafter = fields.drafter or self._service.service.drafter
         return fields
 

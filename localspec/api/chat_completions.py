@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from localspec.api.accounts import speculation_of, usage_of
+from localspec.api.accounts import StreamUsage, speculation_of, usage_of
 from localspec.api.faults import refusal
 from localspec.api.fields import (
     MOST_LOGPROBS,
@@ -41,7 +41,6 @@ from localspec.api.replies import DONE, Asked, event
 from localspec.api.tools import arguments_of, tool_of
 from localspec.backend import Logprob, Message, Request, ToolCall
 from localspec.chat.detokenizer import REPLACEMENT
-from localspec.turn_stats import TurnStats
 
 # Of a reply that came to its own end.
 FINISHED: dict[Ending | None, str] = {
@@ -86,14 +85,15 @@ class NamedTool(Fields):
 
 
 class ChatMessage(Fields):
-    """One message. reasoning_content: of an earlier reply; the chat format says whether the model
-    is shown it again."""
+    """One message. reasoning_content, or reasoning by its newer name: of an earlier reply; the chat
+    format says whether the model is shown it again."""
 
     role: str
     content: str | list[Part] | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[EarlierCall] | None = None
     tool_call_id: str | None = None
 
@@ -109,7 +109,8 @@ class ChatMessage(Fields):
             for call in self.tool_calls or ()
         )
         text, role = text_of(self.content, "messages"), role_of(self.role, f"{where}.role")
-        named = (self.tool_call_id or "", self.name or "", self.reasoning_content or "")
+        thinking = self.reasoning_content or self.reasoning or ""
+        named = (self.tool_call_id or "", self.name or "", thinking)
         return Message(role, text, calls, *named)
 
 
@@ -119,7 +120,6 @@ class ChoiceFields(Common):
     stop: StopText | list[StopText] | None = None
     n: int | None = None
     stream_options: StreamOptions | None = None
-    logit_bias: dict[str, float] | None = None
 
     @property
     def num_choices(self) -> int:
@@ -127,8 +127,8 @@ class ChoiceFields(Common):
         return 1 if self.n is None else self.n
 
     @property
-    def has_usage_event(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+    def stream_usage(self) -> StreamUsage:
+        return StreamUsage(self.stream_options, self.num_choices)
 
 
 class ResponseFormat(Fields):
@@ -158,10 +158,8 @@ class ChatFields(ChoiceFields):
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[str] | None = None
-    store: bool | None = None
     reasoning_effort: str | None = None
     prediction: Prediction | None = None
-    verbosity: Literal["medium"] | None = None  # what OpenAI's models have where none is given
 
     @property
     def most_calls(self) -> int | None:
@@ -196,12 +194,9 @@ class ChatFields(ChoiceFields):
         return with_choice(request, tools, choice, None, "response_format", schema)
 
     def _refuse_the_impossible(self) -> None:
-        refuse_unless(self.logit_bias, (None, {}), "logit_bias", "localspec has no such bias.")
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs needs logprobs to be true.", "top_logprobs")
         refuse_unless(self.modalities, (None, ["text"]), "modalities", "localspec writes text.")
-        why = "localspec knows thinking_budget, and none for no thinking."
-        refuse_unless(self.reasoning_effort, (None, "none"), "reasoning_effort", why)
 
 
 class Head:
@@ -236,11 +231,9 @@ async def answer(asked: Asked, head: Head) -> dict[str, Any]:
     return head.with_choices(choices, usage=usage_of([one.stats for one in found], len(found)))
 
 
-async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenerator[bytes | None]:
+async def events(asked: Asked, head: Head, usage: StreamUsage) -> AsyncGenerator[bytes | None]:
     """The answer as a stream: of each choice its role, its text and calls as they come, its end.
     A call is an event of its own, for some clients read the first of an event alone."""
-    turns = list[TurnStats]()
-    usage = {"usage": None} if has_usage_event else {}
     for index, reply in enumerate(asked.replies):
         delta: dict[str, Any] = {"role": "assistant", "content": ""}
         has_begun, num_calls = False, 0
@@ -249,23 +242,24 @@ async def events(asked: Asked, head: Head, has_usage_event: bool) -> AsyncGenera
                 if piece is None:
                     yield None
                     continue
+                so_far = usage.so_far(piece.stats)
                 if not has_begun:
                     has_begun = True
-                    yield event(head.with_choices([_choice(index, delta)], **usage))
+                    yield event(head.with_choices([_choice(index, delta)], **so_far))
                 if said := _delta(piece):
                     choice = _choice(index, said, logprobs=_logprobs(piece.logprobs))
-                    yield event(head.with_choices([choice], **usage))
+                    yield event(head.with_choices([choice], **so_far))
                 for call in _calls(piece.calls):
                     called = {"tool_calls": [{"index": num_calls, **call}]}
-                    yield event(head.with_choices([_choice(index, called)], **usage))
+                    yield event(head.with_choices([_choice(index, called)], **so_far))
                     num_calls += 1
                 if piece.finish_reason is not None:
-                    turns.append(piece.stats)
                     last = _choice(index, {}, FINISHED[piece.finish_reason])
                     last["speculation"] = speculation_of(reply, piece.stats)
-                    yield event(head.with_choices([last], **usage))
-    if has_usage_event:
-        yield event(head.with_choices([], usage=usage_of(turns, len(turns))))
+                    yield event(head.with_choices([last], **so_far))
+                    usage.end(piece.stats)
+    if usage.has_event:
+        yield event(head.with_choices([], usage=usage.whole()))
     yield DONE
 
 

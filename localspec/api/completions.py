@@ -16,12 +16,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from localspec.api.accounts import speculation_of, usage_of
+from localspec.api.accounts import StreamUsage, speculation_of, usage_of
 from localspec.api.chat_completions import FINISHED, ChoiceFields, Head
 from localspec.api.fields import (
     MOST_LOGPROBS,
     choices_of,
-    refuse_unless,
     require_choices,
     stops_of,
 )
@@ -30,7 +29,6 @@ from localspec.api.replies import DONE, Asked, event
 from localspec.backend import Message, Request
 from localspec.chat.detokenizer import REPLACEMENT
 from localspec.chat.service import clean
-from localspec.turn_stats import TurnStats
 
 USUAL_MAX_TOKENS = 16  # OpenAI's and vLLM's
 
@@ -41,13 +39,9 @@ class CompletionFields(ChoiceFields):
     prompt: str | list[str]
     max_tokens: Annotated[int, Field(ge=1)] | None = USUAL_MAX_TOKENS
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None
 
     def requests(self) -> list[Request]:
         """Raises RequestError, Refused."""
-        self._refuse_the_impossible()
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         require_choices(self.num_choices, len(prompts))
         found = list[Request]()
@@ -57,12 +51,6 @@ class CompletionFields(ChoiceFields):
             request = replace(request, is_raw=True, num_logprobs=self.logprobs)
             found += choices_of(request, self.num_choices)
         return found
-
-    def _refuse_the_impossible(self) -> None:
-        refuse_unless(self.echo, (None, False), "echo", "localspec returns new text only.")
-        refuse_unless(self.suffix, (None, ""), "suffix", "its models continue texts only.")
-        refuse_unless(self.best_of, (None, self.n or 1), "best_of", "all choices are returned.")
-        refuse_unless(self.logit_bias, (None, {}), "logit_bias", "localspec has no such bias.")
 
 
 async def answer(asked: Asked, head: Head, num_choices: int) -> dict[str, Any]:
@@ -75,12 +63,8 @@ async def answer(asked: Asked, head: Head, num_choices: int) -> dict[str, Any]:
     return head.with_choices(choices, usage=usage_of([one.stats for one in found], num_choices))
 
 
-async def events(
-    asked: Asked, head: Head, num_choices: int, has_usage_event: bool
-) -> AsyncGenerator[bytes | None]:
+async def events(asked: Asked, head: Head, usage: StreamUsage) -> AsyncGenerator[bytes | None]:
     """The answer as a stream."""
-    turns = list[TurnStats]()
-    usage = {"usage": None} if has_usage_event else {}
     for index, reply in enumerate(asked.replies):
         num_before = 0  # characters, of the tokens that were given
         async with aclosing(pieces(asked, reply)) as coming:
@@ -93,11 +77,12 @@ async def events(
                     choice = _choice(index, piece, num_before)
                     if is_last:
                         choice["speculation"] = speculation_of(reply, piece.stats)
-                        turns.append(piece.stats)
-                    yield event(head.with_choices([choice], **usage))
+                    yield event(head.with_choices([choice], **usage.so_far(piece.stats)))
+                    if is_last:
+                        usage.end(piece.stats)
                 num_before += sum(_lengths(piece))
-    if has_usage_event:
-        yield event(head.with_choices([], usage=usage_of(turns, num_choices)))
+    if usage.has_event:
+        yield event(head.with_choices([], usage=usage.whole()))
     yield DONE
 
 

@@ -22,6 +22,7 @@ from localspec.errors import ContextOverflow, LocalspecError, QueueFull, Request
 MESSAGES_PATH = "/v1/messages"  # what lies there is Anthropic's
 Scope = MutableMapping[str, Any]
 CLOSED_BY_CLIENT = 499  # nobody reads it
+REQUEST_ID = "localspec.request_id"  # In the scope: the id that the answer carries.
 
 # By status: OpenAI's type, Anthropic's type.
 TYPES: Mapping[int, tuple[str, str]] = {
@@ -55,10 +56,10 @@ class Fault:
         for_openai, for_anthropic = TYPES.get(self.status, UNEXPECTED)
         if is_anthropics(scope):
             details = {"details": {"error_code": self.code}} if self.code else {}
-            error = {"type": for_anthropic, "message": self.message, **details}
-            return {"type": "error", "error": error}
-        told = {"message": self.message, "type": for_openai, "param": self.param}
-        return {"error": {**told, "code": self.code}}
+            told = {"type": for_anthropic, "message": self.message, **details}
+            return {"type": "error", "error": told, "request_id": scope.get(REQUEST_ID)}
+        error = {"message": self.message, "type": for_openai, "param": self.param}
+        return {"error": {**error, "code": self.code}}
 
     def response(self, scope: Scope) -> Response:
         return JSONResponse(self.body(scope), self.status, dict(self.headers))

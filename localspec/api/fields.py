@@ -1,22 +1,22 @@
 """The fields that the requests of all interfaces share, and the `Request` that they make.
 
-Contract: a field that is not known and holds something is refused, and so is a value that would
-have an effect which the engine does not have: nothing is ignored silently. Fields without any
-effect on a reply (`user`, `metadata`, ...) are taken. Beside the interface's own fields there are
-those of vLLM (top_k, min_p, repetition_penalty, chat_template_kwargs with the switch for thinking)
-and ours for drafting (drafter, num_draft_tokens, leniency, workload) and for thinking
-(thinking_budget).
+Contract: a value that would have an effect which the engine does not have is refused. A field that
+is not known is ignored, and the answer says so (leftovers). Fields without any effect on a reply
+(`user`, `metadata`, ...) are taken. Beside the interface's own fields there are those of vLLM
+(top_k, min_p, repetition_penalty, chat_template_kwargs with the switch for thinking) and ours for
+drafting (drafter, num_draft_tokens, leniency, workload) and for thinking (thinking_budget).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from localspec.api.faults import refusal
+from localspec.api.leftovers import HARMLESS, UNDOABLE, refuse_undoable
 from localspec.backend import Message, Request, Role
 from localspec.chat.service import clean
 from localspec.chat.turn import each_seeded
@@ -38,10 +38,10 @@ StopText = Annotated[str, Field(min_length=1)]
 
 
 class Fields(BaseModel):
-    """An object of a request. A field that is not known may be there with nothing in it: clients
-    send an earlier reply back with all the fields that their own type of it has."""
+    """An object of a request. A field that is not known and holds nothing counts as not sent:
+    clients send an earlier reply back with all the fields that their own type of it has."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="before")
     @classmethod
@@ -63,21 +63,25 @@ class Part(BaseModel):
 class TemplateSwitches(Fields):
     """What a chat template is told, by the names of the templates."""
 
+    model_config = ConfigDict(extra="forbid")
+
     enable_thinking: bool | None = None
     thinking: bool | None = None
 
 
 class StreamOptions(Fields):
     """include_usage: one more event, with the usage of the whole request; a response has it in its
-    last one anyway. include_obfuscation: there is none."""
+    last one anyway. continuous_usage_stats: the usage so far in every event. include_obfuscation:
+    there is none."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class Common(Fields):
-    """What every request may say. user, safety_identifier, metadata, store, and what asks for a
-    cache, which there always is: taken, without effect here."""
+    """What every request may say. user, safety_identifier, metadata, and what asks for a cache,
+    which there always is: taken, without effect here."""
 
     model: str | None = None
     temperature: float | None = None
@@ -93,6 +97,7 @@ class Common(Fields):
     num_draft_tokens: int | None = None
     leniency: str | None = None
     workload: str | None = None
+    ignore_eos: bool | None = None
     chat_template_kwargs: TemplateSwitches | None = None
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
     user: str | None = None
@@ -100,7 +105,7 @@ class Common(Fields):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "default", "standard_only"] | None = None
+    service_tier: str | None = None
 
     @property
     def checking(self) -> str:
@@ -111,6 +116,17 @@ class Common(Fields):
     def most_calls(self) -> int | None:
         """Of tools, in a reply; None: as many as the model makes."""
         return None
+
+    @property
+    def num_choices(self) -> int:
+        """Of each prompt."""
+        return 1
+
+    def ignored(self) -> list[str]:
+        """Return the names of the fields that are ignored. Raises Refused for a field that asks for
+        what cannot be done."""
+        refuse_undoable(self.model_extra or {}, self.num_choices)
+        return list(dict.fromkeys(unknown_fields(self)))
 
     @property
     def thinks(self) -> bool | None:
@@ -163,7 +179,20 @@ class Common(Fields):
             thinks=self.thinks,
             thinking_budget=budget,
             is_ceiling=True,
+            ignores_end=bool(self.ignore_eos),
         )
+
+
+def unknown_fields(fields: Fields, place: str = "") -> Iterator[str]:
+    """Yield the names of unknown fields in an object and in its parts, which are at this place."""
+    for name in fields.model_extra or ():
+        if name not in (*HARMLESS, *UNDOABLE):
+            yield f"{place}{name}"
+    for name in type(fields).model_fields:
+        value = getattr(fields, name)
+        for part in value if isinstance(value, list) else (value,):
+            if isinstance(part, Fields):
+                yield from unknown_fields(part, f"{place}{name}.")
 
 
 def choices_of(request: Request, count: int) -> list[Request]:

@@ -49,6 +49,8 @@ def held(
     request = replace(request, tools=tuple(tools))
     if schema is None and not to_call:
         return request
+    if request.ignores_end:
+        raise refusal("ignore_eos asks for text beyond the end that a form has.", "ignore_eos")
     functions = [tool["function"] for tool in to_call or tools]
     try:
         return replace(request, grammar=grammar_of(None if to_call else schema, functions))

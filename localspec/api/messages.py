@@ -20,17 +20,18 @@ from pydantic_core import from_json
 
 from localspec.api.accounts import speculation_of
 from localspec.api.faults import Fault, Refused
-from localspec.api.fields import Common, Fields, Part, StopText, refuse_unless, role_of, text_of
+from localspec.api.fields import Common, Fields, Part, StopText, role_of, text_of
 from localspec.api.formats import called, held, schema_of
 from localspec.api.pieces import Ending, Piece, pieces, whole
 from localspec.api.replies import Asked, event
-from localspec.api.tools import tool_of
+from localspec.api.tools import refuse_only_foreign, tool_of
 from localspec.backend import Message, Request, ToolCall
 from localspec.turn_stats import TurnStats
 
 STOPPED: dict[Ending | None, str] = {
     "eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use",
 }  # fmt: skip
+OF_PROGRAMS = (None, "custom")  # Types of tools that the sender runs, with a schema of its own.
 APART = ("tool_use", "tool_result", "thinking", "redacted_thinking")  # no text of the message
 
 
@@ -79,7 +80,7 @@ class Thinking(Fields):
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=0)] | None = None
-    display: Literal["summarized"] | None = None
+    display: str | None = None
 
 
 class OutputConfig(Fields):
@@ -128,13 +129,23 @@ class CountFields(Common):
         if self.thinking is not None:
             switches = {"enabled": True, "disabled": False, "adaptive": None}
             request = replace(request, thinks=switches[self.thinking.type])
-        tools = [_tool(one) for one in self.tools or () if choice != "none"]
+        refuse_only_foreign(self._foreign, len(self.tools or ()) - len(self._foreign))
+        functions = [one for one in self.tools or () if one.get("type") in OF_PROGRAMS]
+        tools = [_tool(one) for one in functions if choice != "none"]
         form = None if self.output_config is None else self.output_config.format
         schema = schema_of(form and {**form, "strict": True}, "output_config.format")
         if self.tool_choice is None or choice not in ("any", "tool"):
             return [held(request, "output_config.format", schema, tools)]
         name = self.tool_choice.name if choice == "tool" else None
         return [held(request, "tools", schema, tools, called(tools, name))]
+
+    def ignored(self) -> list[str]:
+        return [*super().ignored(), *(f"tools.{name}" for name in dict.fromkeys(self._foreign))]
+
+    @property
+    def _foreign(self) -> list[str]:
+        types = (one.get("type") for one in self.tools or ())
+        return [str(one) for one in types if one not in OF_PROGRAMS]
 
     def _all_messages(self) -> tuple[Message, ...]:
         """The system prompt first. Raises Refused."""
@@ -183,8 +194,6 @@ class MessageHead:
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     """In OpenAI's format. Raises Refused."""
-    known = (None, "custom")
-    refuse_unless(tool.get("type"), known, "tools", "localspec runs no tools of its own.")
     function = {key: tool[key] for key in ("name", "description") if key in tool}
     return tool_of({**function, "parameters": tool.get("input_schema", {})})
 

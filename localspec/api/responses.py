@@ -15,9 +15,10 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from localspec.api.accounts import prediction_tokens, speculation_of
+from localspec.api.faults import refusal
 from localspec.api.fields import (
     Common,
     Fields,
@@ -30,12 +31,12 @@ from localspec.api.fields import (
 from localspec.api.formats import schema_of, with_choice
 from localspec.api.pieces import Piece, pieces, whole
 from localspec.api.replies import Asked, event
-from localspec.api.tools import arguments_of, tool_of
+from localspec.api.tools import arguments_of, refuse_only_foreign, tool_of
 from localspec.backend import Message, Request, ToolCall
 from localspec.chat.service import Reply, clean
 from localspec.turn_stats import TurnStats
 
-NO_THINKING = {"effort": "none"}
+LOGPROBS = "message.output_text.logprobs"  # All else that can be included is not there anyway.
 
 
 class InputItem(Fields):
@@ -82,6 +83,20 @@ class Function(Fields):
         return tool_of(self.model_dump(include=known, exclude_none=True))
 
 
+class ForeignTool(Part):
+    """A tool that the sender does not run, or whose form only its maker's models know."""
+
+
+AnyTool = Annotated[
+    Annotated[Function, Tag("Function")] | Annotated[ForeignTool, Tag("ForeignTool")],
+    Discriminator(lambda tool: "Function" if _type_of(tool) == "function" else "ForeignTool"),
+]
+
+
+def _type_of(tool: Any) -> Any:
+    return tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+
+
 class NamedFunction(Fields):
     """The function that must be called."""
 
@@ -90,10 +105,9 @@ class NamedFunction(Fields):
 
 
 class TextFields(Fields):
-    """Of the reply's text. verbosity: what OpenAI's models have where none is given."""
+    """Of the reply's text."""
 
     format: dict[str, Any] | None = None
-    verbosity: Literal["medium"] | None = None
 
 
 class ResponseFields(Common):
@@ -103,17 +117,11 @@ class ResponseFields(Common):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     text: TextFields | None = None
-    store: bool | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    background: bool | None = None
-    tools: list[Function] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: str | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     reasoning: dict[str, Any] | None = None
     include: list[str] | None = None
-    truncation: str | None = None
-    top_logprobs: int | None = None
     stream_options: StreamOptions | None = None
 
     @property
@@ -130,20 +138,24 @@ class ResponseFields(Common):
             found = (item.message(f"input.{place}") for place, item in enumerate(self.input))
             messages += _joined([one for one in found if one is not None])
         request = self.request(tuple(messages), self.max_output_tokens, ())
-        if self._reasoning == NO_THINKING:
+        if (self.reasoning or {}).get("effort") == "none":
             request = replace(request, thinks=False)
+        refuse_only_foreign(self._foreign, len(self.tools or ()) - len(self._foreign))
         schema, tools = (
             schema_of(self.format, "text.format"),
-            [one.tool() for one in self.tools or ()],
+            [one.tool() for one in self.tools or () if isinstance(one, Function)],
         )
         choice = self.tool_choice
         if isinstance(choice, NamedFunction):
             return [with_choice(request, tools, None, choice.name, "text.format", schema)]
         return [with_choice(request, tools, choice, None, "text.format", schema)]
 
+    def ignored(self) -> list[str]:
+        return [*super().ignored(), *(f"tools.{name}" for name in dict.fromkeys(self._foreign))]
+
     @property
-    def _reasoning(self) -> dict[str, Any]:
-        return {name: value for name, value in (self.reasoning or {}).items() if value}
+    def _foreign(self) -> list[str]:
+        return [one.type for one in self.tools or () if isinstance(one, ForeignTool)]
 
     @property
     def format(self) -> dict[str, Any]:
@@ -151,16 +163,8 @@ class ResponseFields(Common):
         return (self.text and self.text.format) or {"type": "text"}
 
     def _refuse_the_impossible(self) -> None:
-        kept = "localspec keeps no responses. Send the whole conversation."
-        refuse_unless(self.store, (None, False), "store", kept)
-        refuse_unless(self.previous_response_id, (None,), "previous_response_id", kept)
-        refuse_unless(self.conversation, (None,), "conversation", kept)
-        refuse_unless(self.background, (None, False), "background", kept)
-        why = "localspec knows thinking_budget, and effort none for no thinking."
-        refuse_unless(self._reasoning, ({}, NO_THINKING), "reasoning", why)
-        refuse_unless(self.include, (None, []), "include", "localspec adds nothing on request.")
-        refuse_unless(self.truncation, (None, "disabled"), "truncation", "nothing is ever cut.")
-        refuse_unless(self.top_logprobs, (None, 0), "top_logprobs", "chat completions have them.")
+        if LOGPROBS in (self.include or ()):
+            raise refusal(f"include asks for {LOGPROBS}; chat completions have them.", "include")
 
 
 class Response:

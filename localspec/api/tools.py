@@ -168,6 +168,15 @@ def tool_of(function: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
+def refuse_only_foreign(foreign: Sequence[str], num_functions: int) -> None:
+    """Raise Refused where a request has tools and none that its sender runs. foreign: the types of
+    those that localspec or the model's maker would have to know. Beside functions they are left
+    out, for a model need not call a tool."""
+    if foreign and not num_functions:
+        told = f"The tools are of the type {', '.join(dict.fromkeys(foreign))}, which localspec"
+        raise refusal(f"{told} does not run. Send functions that your program runs.", "tools")
+
+
 def arguments_of(text: str, param: str) -> str:
     """Return the arguments of an earlier call as JSON text of an object. Those of a call that was
     cut are taken as far as they go. Raises Refused."""

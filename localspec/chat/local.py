@@ -6,8 +6,7 @@ strings, and keeps the turn's statistics. When memory runs out it unloads the dr
 turns as there are slots are decoded together, and others wait for one of them; `candidates` and
 `calibrate` need the engine alone, and the caller makes sure of it.
 
-Not here: decoding (engine), who gets which slot (slots), storage and queueing (service), loading
-(load).
+Not here: decoding (engine), slots (slots), storage and queueing (service), loading (load).
 """
 
 from __future__ import annotations
@@ -120,8 +119,10 @@ class LocalBackend:
         self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
     ) -> int:
         is_begun = bool(messages) and messages[-1].role == "assistant"
-        request = Request(messages, tools=tools, continues=is_begun)
-        return len(start_of(self.loaded.template, request, self.loaded.context_length).prompt)
+        return len(self.prompt_tokens(Request(messages, tools=tools, continues=is_begun)))
+
+    def prompt_tokens(self, request: Request) -> tuple[int, ...]:
+        return start_of(self.loaded.template, request, self.loaded.context_length).prompt
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See backend.Backend. The checks run at the call, not at the first `next`."""
@@ -233,7 +234,7 @@ class LocalBackend:
             turn.start.prompt,
             request.sampling,
             request.max_tokens,
-            template.end_ids,
+            frozenset() if request.ignores_end else template.end_ids,
             request.num_logprobs,
             predicted(template, turn.start, request.prediction, self.loaded.context_length),
             turn.grammar,

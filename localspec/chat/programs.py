@@ -78,6 +78,14 @@ class ProgramService:
             )
         return found
 
+    def prompt_tokens(self, request: Request) -> tuple[int, ...]:
+        """Of its prompt. Raises LocalspecError, also while no model is loaded."""
+        backend, _ = self.service.lifecycle.require()
+        tokens = backend.prompt_tokens(request)
+        if tokens is None:
+            raise RequestError("The server that answers here does not tell the tokens of a text.")
+        return tokens
+
     def _usual_seconds(self) -> float:
         """How long a reply takes, by the one that ended last."""
         latest = self.service.latest

@@ -172,6 +172,11 @@ class ChildBackend:
         found: int = self._ask("count_tokens", messages, tools, **limits)
         return found
 
+    def prompt_tokens(self, request: Request) -> tuple[int, ...]:
+        limits = {"limit_s": COUNT_S, "silent_s": COUNT_SILENT_S}
+        found: tuple[int, ...] = self._ask("prompt_tokens", request, **limits)
+        return found
+
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         return self._stream("generate", cancel, request)
 

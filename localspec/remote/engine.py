@@ -32,7 +32,7 @@ from localspec.errors import EngineLost, LocalspecError
 from localspec.interrupts import ENDINGS
 from localspec.remote import wire
 
-BESIDE = frozenset({"count_tokens"})
+BESIDE = frozenset({"count_tokens", "prompt_tokens"})
 TOGETHER = frozenset({"generate"})
 BETWEEN = frozenset({"describe", "snapshot"})
 FLUSH_S = 0.04  # a page reads about twelve times a second

@@ -105,6 +105,9 @@ class ServerBackend:
     ) -> int | None:
         return None if tools else servers.num_tokens(self._found, self._asks, messages)
 
+    def prompt_tokens(self, request: Request) -> None:
+        return None
+
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
     ) -> tuple[Candidate, ...]:

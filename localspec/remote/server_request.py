@@ -42,6 +42,8 @@ def fields_of(found: servers.Found, request: Request) -> dict[str, Any]:
         "presence_penalty": sampling.presence_penalty or None,
         "frequency_penalty": sampling.frequency_penalty or None,
     }
+    if request.ignores_end:
+        extra["ignore_eos"] = True
     if request.is_raw:
         fields["prompt"] = request.messages[0].content
     else:
@@ -76,6 +78,10 @@ def _refuse_what_cannot_be(kind: servers.ServerKind, request: Request) -> None:
         (
             not kind.sampling and filters != (0, 0.0, 1.0),
             "is not known to take top-k, min-p or a repetition penalty. Leave them out.",
+        ),
+        (
+            request.ignores_end and kind is servers.OTHER,
+            "is not known to go on after the end of a reply. Leave ignore_eos out.",
         ),
         (
             request.continues and kind.continuing is None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from localspec.api.accounts import StreamUsage
 from localspec.api.chat_completions import Head, events
 from localspec.api.replies import Asked
 from localspec.backend import Chunk, Message
@@ -72,7 +73,8 @@ def test_the_role_comes_with_the_turn_and_not_before_it() -> None:
 
     async def first_events() -> list[bytes | None]:
         asked: Any = Waiting(None, [SimpleNamespace(request=None)])  # type: ignore[arg-type,list-item]
-        return [one async for one in events(asked, Head("a", "b", "c", None), False)]
+        usage = StreamUsage(None, 1)
+        return [one async for one in events(asked, Head("a", "b", "c", None), usage)]
 
     nothing, begun, *_ = asyncio.run(first_events())
     assert nothing is None and begun is not None and b'"role": "assistant"' in begun
@@ -152,11 +154,18 @@ def test_parts_of_text_are_joined(client: OpenAI) -> None:
         ({"extra_body": {"leniency": "threshold:7"}}, "leniency", "must lie between"),
         ({"extra_body": {"num_draft_tokens": -1}}, "num_draft_tokens", "must lie between 0"),
         ({"extra_body": {"workload": "poems"}}, "workload", "no kind of text called 'poems'"),
-        ({"extra_body": {"best_of": 3}}, "best_of", "does not know the field"),
+        ({"extra_body": {"best_of": 3}}, "best_of", "best_of is 3, but all choices are returned"),
+        ({"extra_body": {"min_tokens": 5}}, "min_tokens", "Send ignore_eos"),
+        ({"extra_body": {"guided_json": {"type": "object"}}}, "guided_json", "response_format"),
+        ({"functions": [{"name": "f"}]}, "functions", "sent as tools"),
         ({"extra_body": {"top_k": -2}}, "top_k", "top_k is -2, but it must lie between 0"),
         ({"extra_body": {"thinking_budget": 2**63}}, "thinking_budget", "must be smaller than 2"),
         ({"max_tokens": 2**63}, "max_tokens", "must be smaller than 2"),
-        ({"extra_body": {"topK": 3}}, "topK", "does not know the field 'topK'"),
+        (
+            {"extra_body": {"chat_template_kwargs": {"Thinking": True}}},
+            "chat_template_kwargs.Thinking",
+            "does not know the field",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"text": "hi"}]}]},
             "messages.0.content.0.type",
@@ -164,11 +173,6 @@ def test_parts_of_text_are_joined(client: OpenAI) -> None:
         ),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid string"),
         ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "a", "Name": "b"}}},
-            "tool_choice.function.Name",
-            "does not know the field",
-        ),
         ({"n": 99}, "n", "between 1 and 16"),
         ({"n": 0}, "n", "Choose a number in this range"),
         ({"frequency_penalty": 3}, "frequency_penalty", "between -2 and 2"),

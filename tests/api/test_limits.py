@@ -280,21 +280,6 @@ def test_the_length_that_a_model_is_listed_with_can_be_asked_for(doors: Doors) -
     assert answer.json()["choices"][0]["finish_reason"] == "stop"
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("/v1/chat/completions", {"verbosity": "medium", "prompt_cache_retention": "24h"}),
-        ("/v1/responses", {"stream_options": {"include_obfuscation": False}}),
-        ("/v1/messages", {"cache_control": {"type": "ephemeral"}, "max_tokens": 5}),
-    ],
-)
-def test_what_has_no_effect_is_taken(doors: Doors, path: str, fields: dict[str, object]) -> None:
-    asked = [{"role": "user", "content": "Count."}]
-    name = "input" if path == "/v1/responses" else "messages"
-    with doors.http() as http:
-        assert http.post(path, json={name: asked, **fields}).status_code == 200
-
-
 def test_a_reply_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
     service, _ = open_service(tmp_path, ENDLESS)
     programs = ProgramService(service)

@@ -103,7 +103,6 @@ def test_models_are_told_as_anthropic_does(claude: Anthropic) -> None:
     [
         ({"model": "claude-9"}, "NotFoundError"),
         ({"tool_choice": {"type": "any"}}, "BadRequestError"),
-        ({"tool_choice": {"type": "auto", "parallel": False}}, "BadRequestError"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "BadRequestError"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

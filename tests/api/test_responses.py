@@ -66,11 +66,10 @@ def test_a_response_that_is_cut_is_incomplete(client: OpenAI) -> None:
     "fields",
     [
         {"previous_response_id": "resp_1"},
-        {"store": True},
+        {"background": True},
+        {"include": ["message.output_text.logprobs"]},
         {"tools": [{"type": "web_search"}]},
         {"text": {"format": {"type": "xml"}}},
-        {"text": {"verbosity": "low"}},
-        {"reasoning": {"effort": "high"}},
         {"input": [{"type": "item_reference", "id": "msg_1"}]},
     ],
 )

@@ -214,6 +214,15 @@ def test_a_reply_is_compared_as_a_whole_and_by_its_rounds(
     assert stats.decode_speedup == pytest.approx(stats.plain_decode_ms / stats.decode_ms)
 
 
+@pytest.mark.parametrize("drafter", ["off", "knowing"])
+def test_a_reply_goes_on_beyond_its_end_of_text_where_that_is_ignored(drafter: str) -> None:
+    backend = writing("a", "b")
+    chunks = ask(backend, drafter=drafter, max_tokens=9, ignores_end=True)
+    tokens = [token for chunk in chunks for token in chunk.tokens]
+    assert len(tokens) == 9 and END in tokens and chunks[-1].finish_reason == "length"
+    assert backend.prompt_tokens(Request(HELLO)) == tuple(SAY[one] for one in HELLO[0].content)
+
+
 def test_max_tokens_ends_the_reply() -> None:
     chunks = ask(writing("a", "b", "c", "a"), drafter="knowing", num_draft_tokens=4, max_tokens=3)
     check_consistent(chunks)

@@ -132,6 +132,8 @@ def test_description_snapshot_and_counts_cross(shared: Shared) -> None:
     assert shared.backend.describe() == here.describe()
     for tools in ((), ({"type": "function", "function": {"name": "look"}},)):
         assert shared.backend.count_tokens(messages, tools) == here.count_tokens(messages, tools)
+    asked = Request(messages)
+    assert shared.backend.prompt_tokens(asked) == here.prompt_tokens(asked)
     assert set(shared.backend.snapshot()) == {"num_rounds"}
 
 

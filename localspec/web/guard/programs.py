@@ -1,4 +1,5 @@
-"""Which programs may use the interfaces below /v1 and read /metrics: those that have a key.
+"""Which programs may use the interfaces below /v1 and read /metrics: those that have a key. Whether
+the server is up (/health) is told without one.
 
 `ProgramGuard` is a pure ASGI wrapper beside the page's `Guard`: it takes the interfaces' paths and
 passes everything else on. It refuses, in this order: a Host that is not ours, a request of a
@@ -18,13 +19,16 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 
 from localspec.api.faults import Fault
+from localspec.api.labels import EXPOSED, labelled
 from localspec.errors import StoreError
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, replayed
 from localspec.web.guard.policy import App, Receive, Scope, Send
 from localspec.web.guard.security import NOT_HERE, Hosts
 
 BODY_BYTES = 16 * 2**20
-PREFIX, METRICS_PATH = "/v1/", "/metrics"
+PREFIX = "/v1/"
+OTHER_PATHS = frozenset({"/metrics", "/version", "/tokenize"})
+HEALTH_PATH = "/health"  # Says that the server is up, without a key.
 
 NOT_ALLOWED = "A page of another origin asked for this. Allow it with --allow-origin."
 NO_KEY = (
@@ -64,14 +68,15 @@ class ProgramGuard:
                 allow_origins=sorted(self._origins),
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
+                expose_headers=EXPOSED,
             )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
-        if scope["type"] != "http" or not (path.startswith(PREFIX) or path == METRICS_PATH):
+        if scope["type"] != "http" or not _is_for_programs(path):
             await self._otherwise(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers, send = Headers(scope=scope), labelled(scope, send)
         if not self._hosts.are_called(scope, headers):
             await _refuse(Fault(403, NOT_HERE), scope, receive, send)
         elif not self._may_ask(headers):
@@ -93,11 +98,15 @@ class ProgramGuard:
         elif body is not None:
             await self._api(scope, replayed(body, receive), send)
 
+    def _needs_key(self, scope: Scope) -> bool:
+        return not (scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"))
+
     async def _checked(self, scope: Scope, receive: Receive) -> tuple[Fault | None, bytes | None]:
         """Why the request is refused, else its body; neither where the sender went away."""
         headers = Headers(scope=scope)
         try:
-            if not await run_in_threadpool(self._opens, _key_in(headers)):
+            needs_key = self._needs_key(scope)
+            if needs_key and not await run_in_threadpool(self._opens, _key_in(headers)):
                 return Fault(401, NO_KEY, "invalid_api_key", headers=CHALLENGE), None
             length = headers.get("content-length")
             return None, await self._bodies.read(receive, length, BODY_BYTES)
@@ -108,6 +117,10 @@ class ProgramGuard:
             return Fault(503, str(error)), None
         except Gone:
             return None, None
+
+
+def _is_for_programs(path: str) -> bool:
+    return path.startswith(PREFIX) or path in OTHER_PATHS or path == HEALTH_PATH
 
 
 def _key_in(headers: Headers) -> str:
