@@ -37,9 +37,7 @@ class Run:
     moments. noise: spread of single rounds, and of their drafts. took_ms: all rounds; even_ms: the
     same without noise. draft_ms: one draft."""
 
-    def __init__(
-        self, costs: Costs, load: Load, noise: float = 0.0, draft_ms: float = 3.0
-    ) -> None:
+    def __init__(self, costs: Costs, load: Load, noise: float = 0.0, draft_ms: float = 3.0) -> None:
         self.baseline = PlainBaseline(costs)
         self.truth_ms = self.took_ms = self.even_ms = 0.0
         self._load, self._noise, self._random, self._num = load, noise, Random(7), 0
