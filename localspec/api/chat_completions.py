@@ -157,6 +157,8 @@ class ChatFields(ChoiceFields):
     tools: list[Tool] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     modalities: list[str] | None = None
     reasoning_effort: str | None = None
     prediction: Prediction | None = None
@@ -164,6 +166,10 @@ class ChatFields(ChoiceFields):
     @property
     def most_calls(self) -> int | None:
         return 1 if self.parallel_tool_calls is False else None
+
+    @property
+    def continues_reply(self) -> bool:
+        return bool(self.continue_final_message)
 
     def requests(self) -> list[Request]:
         """Raises RequestError, Refused."""
@@ -196,6 +202,12 @@ class ChatFields(ChoiceFields):
     def _refuse_the_impossible(self) -> None:
         if self.top_logprobs and not self.logprobs:
             raise refusal("top_logprobs needs logprobs to be true.", "top_logprobs")
+        if self.continues_reply and self.messages and self.messages[-1].role != "assistant":
+            why = "but the last message is not the assistant's."
+            raise refusal(f"continue_final_message is True, {why}", "continue_final_message")
+        why = "must be the opposite of continue_final_message."
+        allowed = (None, not self.continues_reply)
+        refuse_unless(self.add_generation_prompt, allowed, "add_generation_prompt", why)
         refuse_unless(self.modalities, (None, ["text"]), "modalities", "localspec writes text.")
 
 

@@ -129,6 +129,11 @@ class Common(Fields):
         return list(dict.fromkeys(unknown_fields(self)))
 
     @property
+    def continues_reply(self) -> bool:
+        """Whether a reply that the messages end with is continued, instead of answered."""
+        return False
+
+    @property
     def thinks(self) -> bool | None:
         """Whether the model may think; None: as it does by itself."""
         told = self.chat_template_kwargs
@@ -160,6 +165,10 @@ class Common(Fields):
         """Raises RequestError, Refused."""
         if not messages:
             raise refusal("There is no message to answer.", "messages")
+        continues = self.continues_reply and messages[-1].role == "assistant"
+        if continues and messages[-1].tool_calls:
+            why = "so there is no text to continue. Send the answers of the tools."
+            raise refusal(f"The last message calls tools, {why}", "messages")
         drafter, budget = self.drafter or AUTO, self.thinking_budget
         if budget is not None and max_tokens is not None and budget >= max_tokens:
             why = f"but must be less than the {max_tokens} tokens of the whole reply."
@@ -175,7 +184,7 @@ class Common(Fields):
             drafter=drafter,
             num_draft_tokens=self.num_draft_tokens,
             workload=self.workload or AUTO,
-            continues=messages[-1].role == "assistant",
+            continues=continues,
             thinks=self.thinks,
             thinking_budget=budget,
             is_ceiling=True,

@@ -116,6 +116,10 @@ class CountFields(Common):
         is_one = self.tool_choice is not None and self.tool_choice.disable_parallel_tool_use
         return 1 if is_one else None
 
+    @property
+    def continues_reply(self) -> bool:
+        return True  # Anthropic's prefill
+
     def requests(self) -> list[Request]:
         """Raises RequestError, Refused."""
         if self.thread is not None:  # by the code its client sends the whole conversation instead
