@@ -132,8 +132,12 @@ class DraftedToken(NamedTuple):  # up to 15 a round; a frozen dataclass takes th
     outcome: DraftOutcome
 
 
+BYTES_AS_TEXT = "surrogateescape"  # each byte as a character that no text holds
+
+
 class Logprob(NamedTuple):
-    """`core.TokenLogprob` with texts; of a part of a character U+FFFD."""
+    """`core.TokenLogprob` with texts. The text of a part of a character is its bytes, by the error
+    handler BYTES_AS_TEXT, or U+FFFD where they are not known."""
 
     text: str
     logprob: float

@@ -36,10 +36,10 @@ from localspec.api.fields import (
     text_of,
 )
 from localspec.api.formats import schema_of, with_choice
-from localspec.api.pieces import Ending, Piece, pieces, whole
+from localspec.api.pieces import Ending, Piece, pieces, shown_token, whole
 from localspec.api.replies import DONE, Asked, event
 from localspec.api.tools import arguments_of, tool_of
-from localspec.backend import Logprob, Message, Request, ToolCall
+from localspec.backend import BYTES_AS_TEXT, Logprob, Message, Request, ToolCall
 from localspec.chat.detokenizer import REPLACEMENT
 
 # Of a reply that came to its own end.
@@ -321,7 +321,6 @@ def _logprobs(found: Sequence[Logprob]) -> dict[str, Any] | None:
 
 
 def _token(text: str, logprob: float) -> dict[str, Any]:
-    """bytes: not known of a token that is only a part of a character."""
-    is_whole = REPLACEMENT not in text
-    found = list(text.encode("utf-8", "replace")) if is_whole else None
-    return {"token": text, "logprob": logprob, "bytes": found}
+    """bytes: of a token that is only a part of a character they may be unknown."""
+    known = None if REPLACEMENT in text else list(text.encode("utf-8", BYTES_AS_TEXT))
+    return {"token": shown_token(text), "logprob": logprob, "bytes": known}

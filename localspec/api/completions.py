@@ -8,7 +8,7 @@ Source: platform.openai.com/docs/api-reference/completions.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import accumulate
@@ -24,7 +24,7 @@ from localspec.api.fields import (
     require_choices,
     stops_of,
 )
-from localspec.api.pieces import Piece, pieces, whole
+from localspec.api.pieces import Piece, pieces, shown_token, whole
 from localspec.api.replies import DONE, Asked, event
 from localspec.backend import Message, Request
 from localspec.chat.detokenizer import REPLACEMENT
@@ -96,7 +96,7 @@ def _lengths(piece: Piece) -> list[int]:
     """Characters of each token with a probability. Of parts of one character the last has it; all
     others have their own, also where the text waits for what may be a stop string."""
     pairs = zip(piece.logprobs, piece.lengths, strict=False)
-    return [num if REPLACEMENT in one.text else len(one.text) for one, num in pairs]
+    return [num if REPLACEMENT in shown_token(one.text) else len(one.text) for one, num in pairs]
 
 
 def _logprobs(piece: Piece, num_before: int) -> dict[str, Any] | None:
@@ -104,8 +104,16 @@ def _logprobs(piece: Piece, num_before: int) -> dict[str, Any] | None:
     if not found:
         return None
     return {
-        "tokens": [one.text for one in found],
+        "tokens": [shown_token(one.text) for one in found],
         "token_logprobs": [one.logprob for one in found],
-        "top_logprobs": [dict(one.top) for one in found],
+        "top_logprobs": [_by_text(one.top) for one in found],
         "text_offset": list(accumulate(_lengths(piece), initial=num_before))[:-1],
     }
+
+
+def _by_text(top: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Return the likeliest tokens by their texts; of parts of characters, the first."""
+    found = dict[str, float]()
+    for text, logprob in top:
+        found.setdefault(shown_token(text), logprob)
+    return found

@@ -17,10 +17,12 @@ from typing import Literal, cast
 from localspec.api.replies import Asked
 from localspec.api.tools import Calls, schemas_of
 from localspec.backend import Logprob, ToolCall
+from localspec.chat.detokenizer import REPLACEMENT
 from localspec.chat.service import Reply
 from localspec.core import FinishReason
 from localspec.turn_stats import TurnStats
 
+BYTES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # of backend.BYTES_AS_TEXT
 Ending = FinishReason | Literal["calls"]
 
 
@@ -58,6 +60,12 @@ async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
                 ending = "calls" if are_whole else reason
             shown = (chunk.stats, said, chunk.thinking, chunk.logprobs, chunk.lengths)
             yield Piece(*shown, ending, whole_calls)
+
+
+def shown_token(text: str) -> str:
+    """Return the text of a token as JSON can hold it: a part of a character as U+FFFD."""
+    is_part = any(character in BYTES for character in text)
+    return REPLACEMENT if is_part else text
 
 
 async def whole(asked: Asked, reply: Reply) -> Piece:

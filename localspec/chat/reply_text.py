@@ -24,7 +24,15 @@ from functools import cache
 from math import ceil
 from typing import Literal, NamedTuple
 
-from localspec.backend import Backend, DraftedToken, DraftOutcome, Logprob, Message, Request
+from localspec.backend import (
+    BYTES_AS_TEXT,
+    Backend,
+    DraftedToken,
+    DraftOutcome,
+    Logprob,
+    Message,
+    Request,
+)
 from localspec.chat.context_room import max_tokens_of
 from localspec.chat.detokenizer import REPLACEMENT, Detokenizer, without_stand_ins
 from localspec.chat.template import ChatTemplate
@@ -230,12 +238,23 @@ class TokenTexts:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self.of = cache(self._found)
+        self._with_bytes = cache(self._spelled_by_bytes)
 
     def logprobs(self, found: Sequence[TokenLogprob]) -> tuple[Logprob, ...]:
         return tuple(
-            Logprob(self.of(one.token), one.logprob, tuple((self.of(t), lp) for t, lp in one.top))
+            Logprob(
+                self._with_bytes(one.token),
+                one.logprob,
+                tuple((self._with_bytes(token), logprob) for token, logprob in one.top),
+            )
             for one in found
         )
+
+    def _spelled_by_bytes(self, token: int) -> str:
+        """Return the text of a token, of a part of a character its bytes (backend.Logprob)."""
+        text = self.of(token)
+        found = self._template.bytes_of(token) if text == REPLACEMENT else None
+        return text if found is None else found.decode("utf-8", BYTES_AS_TEXT)
 
     def _found(self, token: int) -> str:
         # Decoded after itself: at the beginning of a text some tokenizers drop a leading space.

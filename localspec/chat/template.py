@@ -28,6 +28,7 @@ from localspec.chat.thinking import SWITCHES, THINK, marks_in, turn_of
 from localspec.chat.tool_formats import call_format_of, with_fitting_ids
 from localspec.errors import ModelError, RequestError, first_line
 from localspec.files import read_json
+from localspec.formats.byte_alphabet import bytes_of_piece
 from localspec.formats.folder_files import require_tokenizer, template_of_processor
 from localspec.thought import ThoughtLimit
 
@@ -168,6 +169,13 @@ class ChatTemplate:
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of all tokens, without control tokens."""
         return Detokenizer(self._encoder, bytes_of=self._bytes_of).whole(tokens)
+
+    def bytes_of(self, token: int) -> bytes | None:
+        """Return the bytes of a token that is only a part of a character, None where its
+        vocabulary is not made of bytes."""
+        if (byte := self._bytes_of.get(token)) is not None:
+            return bytes([byte])
+        return bytes_of_piece(self._encoder.id_to_token(token) or "")
 
     @property
     def vocab_size(self) -> int:

@@ -34,6 +34,7 @@ import torch
 
 from localspec.errors import ModelError
 from localspec.files import parsed
+from localspec.formats.byte_alphabet import bytes_of_piece
 from localspec.formats.folder_files import name_of
 from localspec.forward.model import LanguageModel
 
@@ -197,7 +198,7 @@ def _byte_table(state: dict[str, Any], encoder: Tokenizer, name: str) -> list[by
     if state["model"].get("byte_fallback"):
         read = _read_piece
     elif "ByteLevel" in kinds:
-        read = _reader_of_byte_alphabet()
+        read = bytes_of_piece
     else:
         raise ModelError(
             f"The tokenizer of {name} is not made of bytes, so what it drafts cannot be told byte "
@@ -217,23 +218,6 @@ def _read_piece(token: str) -> bytes:
     if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
         return bytes([int(token[3:5], 16)])
     return token.replace(SPACE, " ").encode()
-
-
-def _reader_of_byte_alphabet() -> Callable[[str], bytes | None]:
-    """GPT-2's: printable Latin-1 characters stand for themselves, the other bytes for the
-    characters from U+0100 on, in order. Reads None from a token that is not written in it."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(0x100) if byte not in printable]
-    byte_of = dict.fromkeys(others, SPACE)  # which has no byte in Latin-1
-    byte_of |= {0x100 + place: chr(byte) for place, byte in enumerate(others)}
-
-    def read(token: str) -> bytes | None:
-        try:
-            return token.translate(byte_of).encode("latin-1")
-        except UnicodeEncodeError:
-            return None
-
-    return read
 
 
 def _require_exact(vocabulary: Vocabulary, encoder: Tokenizer, name: str) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from localspec.backend import Chunk, Logprob, Message, Request
+from localspec.backend import BYTES_AS_TEXT, Chunk, Logprob, Message, Request
 from localspec.turn_stats import TurnStats
 from tests.api.conftest import REPLY, Doors, serving
 from tests.fakes import FakeBackend
@@ -77,15 +77,21 @@ def test_logprobs_have_the_places_of_their_tokens(client: OpenAI) -> None:
     assert logprobs.top_logprobs is not None and logprobs.top_logprobs[0] == {" one": -0.5}
 
 
+FOX = "\N{FOX FACE}"
+
+
 class Halving(FakeBackend):
     """Its rounds end within a character, as those of a model with byte tokens."""
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
-        half, stats = Logprob("\N{REPLACEMENT CHARACTER}", -0.5, ()), TurnStats(1)
-        both = (Logprob("a", -0.5, ()), half), (half, Logprob("b", -0.5, ()))
+        first, last = (
+            part.decode(errors=BYTES_AS_TEXT) for part in (FOX.encode()[:2], FOX.encode()[2:])
+        )
+        halves, stats = [Logprob(first, -0.5, ()), Logprob(last, -0.5, ())], TurnStats(1)
+        both = (Logprob("a", -0.5, ()), halves[0]), (halves[1], Logprob("b", -0.5, ()))
         yield Chunk("prefill", stats)
         yield Chunk("decode", stats, "a", (1, 2), lengths=(1, 0), logprobs=both[0])
-        yield Chunk("decode", stats, "\N{FOX FACE}b", (3, 4), lengths=(1, 1), logprobs=both[1])
+        yield Chunk("decode", stats, f"{FOX}b", (3, 4), lengths=(1, 1), logprobs=both[1])
         yield Chunk("done", stats, finish_reason="eos")
 
 
@@ -94,6 +100,10 @@ def test_parts_of_a_character_have_its_place(tmp_path: Path) -> None:
         found = client.completions.create(model=MODEL, prompt="x", logprobs=0).choices[0]
         stream = client.completions.create(model=MODEL, prompt="x", logprobs=0, stream=True)
         streamed = [part.choices[0].logprobs for part in stream]
+        asked: Any = {"messages": [{"role": "user", "content": "x"}], "logprobs": True}
+        chat = client.chat.completions.create(model=MODEL, **asked).choices[0].logprobs
+    assert [one.token for one in chat.content] == ["a", "\ufffd", "\ufffd", "b"]
+    assert bytes(byte for one in chat.content for byte in one.bytes).decode() == f"a{FOX}b"
     assert found.logprobs is not None and found.logprobs.text_offset == [0, 1, 1, 2]
     assert found.text[2] == "b"
     offsets = [place for one in streamed if one is not None for place in one.text_offset or ()]

@@ -8,10 +8,21 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Message, Request
+from localspec.backend import BYTES_AS_TEXT, Message, Request
 from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
 from localspec.chat.template import ChatTemplate
-from localspec.core import OFF, TARGET, DraftPlan, Proposal, Round, Step, Verdict, chain
+from localspec.core import (
+    OFF,
+    TARGET,
+    DraftPlan,
+    Proposal,
+    Round,
+    Step,
+    TokenLogprob,
+    Verdict,
+    chain,
+)
+from tests.chat.test_template import tiny_tokenizer
 from tests.fakes import Verbatim
 
 BYTES = {1: b" the", 2: b" cat", 3: b"\xf0\x9f", 4: b"\x90\x88", 5: b"", 6: b"\n", 7: b" sat"}
@@ -169,6 +180,19 @@ def test_bytes_that_are_no_character_are_one_sign_each_and_end_no_run() -> None:
     detokenizer = template.detokenizer()
     pieces = [*map(detokenizer.push, tokens), detokenizer.flush()]
     assert "".join(pieces) == template.decode(tokens) == "\ufffdA\ufffd\u00e9"
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "byte fallback"])
+def test_a_part_of_a_character_has_its_bytes_beside_its_probability(kind: str) -> None:
+    is_fallback = kind == "byte fallback"
+    template = byte_fallback_template() if is_fallback else ChatTemplate(tiny_tokenizer())
+    texts = TokenTexts(template)
+    tokens = [t for t in template.encode_text("\N{TIGER FACE}") if texts.of(t) == "\ufffd"]
+    found = texts.logprobs([TokenLogprob(token, -0.5, ((token, -0.5),)) for token in tokens])
+    assert len(found) > 1
+    spelled = [one.text.encode("utf-8", BYTES_AS_TEXT) for one in found]
+    assert b"".join(spelled).decode() == "\N{TIGER FACE}"
+    assert [one.top[0][0] for one in found] == [one.text for one in found]
 
 
 def test_a_text_that_goes_on_keeps_the_space_before_its_first_new_word() -> None:
