@@ -27,12 +27,14 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from localspec.bootstrap import check_port, ensure_environment, prefer_large_pages
+from localspec.bootstrap import check_port, ensure_environment, is_complete, prefer_large_pages
 from localspec.drafters.registry import REGISTRY
-from localspec.errors import LocalspecError, SetupError, too_long_a_name
+from localspec.errors import AlreadyRunning, LocalspecError, SetupError, too_long_a_name
 from localspec.options import KERNELS, LOAD_FLAGS, MOST_MINUTES, Flag
 
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
+# Seconds that a second start waits for the browser to be started before it ends.
+BROWSER_S = 10.0
 EXPOSED = (
     "--host {host} lets other machines open localspec. Whoever has the password can read and "
     "delete every conversation and use this machine's models. The connection is not encrypted: "
@@ -92,20 +94,19 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def start(arguments: argparse.Namespace) -> None:
-    """Open the log and serve the page, with the model loading behind it, until the end."""
+    """Open the log and serve the page, with the model loading behind it, until the end. Raises
+    AlreadyRunning where another process serves it."""
     from localspec.config import load_options  # packages exist only from here on
     from localspec.open_service import opened_service
     from localspec.web.server import serve
 
-    password = password_for(arguments.host, arguments.port, os.environ)
     given = vars(arguments)
     options = load_options({name: given[name] for name in LOAD_FLAGS})
 
-    def on_ready(address: str, once: str) -> None:
-        announce(address, once if not arguments.no_browser and has_screen() else None)
-
     unload_after_s = 60.0 * arguments.unload_after or None
     with opened_service(options, unload_after_s, beside_page=True) as service:
+        check_port(arguments.host, arguments.port)
+        password = password_for(arguments.host, arguments.port, os.environ)
         if arguments.no_log_text:
             service.store.logs_text = False
         if arguments.log_text:
@@ -114,10 +115,29 @@ def start(arguments: argparse.Namespace) -> None:
             service,
             arguments.host,
             arguments.port,
-            on_ready,
+            lambda address, once: announce(address, once if opens_browser(arguments) else None),
             password,
             arguments.allow_origin,
         )
+
+
+def open_running(arguments: argparse.Namespace) -> None:
+    """Show the page that already runs on this home folder. Raises SetupError where it has none."""
+    from localspec.config import settings_for
+    from localspec.web.running_page import running_page
+
+    address, once = running_page(settings_for(arguments.home).home)
+    print(
+        "localspec is already running on this folder, so this start opens its page. Flags of this "
+        "start have no effect; to use them, end the running one first.",
+        file=sys.stderr,
+        flush=True,
+    )
+    announce(address, once if opens_browser(arguments) else None, waits=True)
+
+
+def opens_browser(arguments: argparse.Namespace) -> bool:
+    return not arguments.no_browser and has_screen()
 
 
 def password_for(host: str, port: int, environment: MutableMapping[str, str]) -> str | None:
@@ -135,9 +155,9 @@ def password_for(host: str, port: int, environment: MutableMapping[str, str]) ->
     return getpass.getpass("Password for other machines: ")
 
 
-def announce(address: str, once: str | None) -> None:
+def announce(address: str, once: str | None, waits: bool = False) -> None:
     """Print the address, and open the browser with another one that is good once. Raises SetupError
-    where nobody would know the address."""
+    where nobody would know the address. waits: until the browser was started."""
     try:
         print(f"localspec → {address}", flush=True)
     except OSError as error:
@@ -148,7 +168,10 @@ def announce(address: str, once: str | None) -> None:
                 "place."
             ) from error
     if once is not None:  # some browsers block the caller until they are closed
-        threading.Thread(target=webbrowser.open, args=(once,), daemon=True).start()
+        opening = threading.Thread(target=webbrowser.open, args=(once,), daemon=True)
+        opening.start()
+        if waits:
+            opening.join(BROWSER_S)
 
 
 def has_screen() -> bool:
@@ -193,12 +216,16 @@ def main(argv: list[str]) -> None:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a Windows pipe may lack the arrow
     try:
-        check_port(arguments.host, arguments.port)
+        if not is_complete("requirements.txt"):  # a set-up of minutes comes first
+            check_port(arguments.host, arguments.port)
         raise_again()  # pip, or the process in the environment, ends first
         ensure_environment("requirements.txt", [str(Path(__file__).resolve()), *argv])
         end_at_once()
         prefer_large_pages()
-        start(arguments)
+        try:
+            start(arguments)
+        except AlreadyRunning:
+            open_running(arguments)
     except LocalspecError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:

@@ -120,6 +120,11 @@ class Environment:
             self.stamp(name).write_text(fingerprint, encoding="utf-8")
 
 
+def is_complete(requirements: str, root: Path = ROOT) -> bool:
+    """True if there is nothing to set up."""
+    return Environment(root, requirements).is_complete()
+
+
 def ensure_environment(
     requirements: str, command: Sequence[str], root: Path = ROOT, say: Say = say_on_stderr
 ) -> None:

@@ -2,6 +2,7 @@
 
     LocalspecError
     ├── SetupError       the environment cannot be made or started
+    │   └── AlreadyRunning    another process serves this home folder
     ├── ConfigError      a profile, a setting or a flag is wrong
     ├── RequestError     a message or sampling value cannot be used
     │   └── ContextOverflow   the conversation is longer than the context
@@ -29,6 +30,10 @@ class LocalspecError(Exception):
 
 class SetupError(LocalspecError):
     """The environment cannot be made or started."""
+
+
+class AlreadyRunning(SetupError):
+    """Another process serves this home folder."""
 
 
 class ConfigError(LocalspecError):

@@ -40,6 +40,15 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_private(path: Path, text: str) -> None:
+    """Write a file in one step that its owner alone can read from the first moment. Raise OSError.
+    On Windows modes have no effect."""
+    with replacing(path) as part:
+        part.unlink(missing_ok=True)  # what a killed process left
+        part.touch(mode=0o600, exist_ok=False)
+        part.write_text(text, encoding="utf-8")
+
+
 def place_of(path: Path) -> Path:
     """The path with links followed. Raises OSError where something else than a file is there."""
     place = path.resolve()

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from sqlite_utils import Database
 
-from localspec.errors import SetupError, StoreError
+from localspec.errors import AlreadyRunning, StoreError
 from localspec.files import place_of, try_lock
 from localspec.record import search
 from localspec.record.connection import (
@@ -36,6 +36,7 @@ from localspec.record.connection import (
     diagnose,
     read_only,
 )
+from localspec.record.running import read_running
 from localspec.record.schema import MIGRATIONS, unknown_migrations
 
 MIN_SQLITE = (3, 37, 0)  # the first with STRICT tables
@@ -76,7 +77,7 @@ def lock_of(path: Path) -> Path:
 
 @contextmanager
 def sole_use(path: Path) -> Iterator[None]:
-    """Hold the lock of a log; the system drops it with this process. Raises SetupError while
+    """Hold the lock of a log; the system drops it with this process. Raises AlreadyRunning while
     another program holds it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,9 +88,11 @@ def sole_use(path: Path) -> Iterator[None]:
         return
     with file:
         if not try_lock(file):
-            raise SetupError(
-                f"localspec is already running on {path.parent}. Use its page or end it, or start "
-                "this one with another --home."
+            running = read_running(path.parent)
+            where = f" at {running.shown_address}" if running is not None else ""
+            raise AlreadyRunning(
+                f"localspec is already running on {path.parent}{where}. Use its page or end it, or "
+                "start this one with another --home."
             )
         yield
 

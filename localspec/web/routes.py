@@ -13,6 +13,7 @@ Not here: who may ask, and what a browser may keep (guard).
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import tempfile
 import threading
@@ -80,6 +81,7 @@ class _Routes:
     def __init__(self, service: ChatService, models: ModelsController) -> None:
         self._service = service
         self._models = models
+        self._launch = secrets.token_hex(8)  # by which a page knows that localspec was restarted
         self._hardware = HardwareLine(lambda: found_line(probe()))
         self._audits = Audits(service)
         self._style = b"".join((STATIC / f"{name}.css").read_bytes() for name in STYLES)
@@ -93,7 +95,8 @@ class _Routes:
         named = request.query_params.get("c")
         shown = None if named is None else number_of(named) or 0  # 0: a new chat
         wanted = None if service.options is None else service.options.model
-        return JSONResponse(live_state(service.status(shown), start, self._hardware.line(), wanted))
+        state = live_state(service.status(shown), start, self._hardware.line(), wanted)
+        return JSONResponse({**state, "launch": self._launch})
 
     async def static(self, request: Request) -> Response:
         name, headers = request.path_params["name"], {"cache-control": "no-cache"}

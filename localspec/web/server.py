@@ -24,11 +24,13 @@ from localspec.chat.service import ChatService
 from localspec.errors import SetupError
 from localspec.interrupts import ENDINGS, end_at_once, handle, raise_again
 from localspec.options import is_loopback
+from localspec.record.running import announced
 from localspec.web.guard.environment import settle
+from localspec.web.guard.page_key import PageKey, page_key
 from localspec.web.guard.password import Password
 from localspec.web.guard.policy import App
 from localspec.web.guard.programs import ProgramGuard, nothing_else
-from localspec.web.guard.security import Guard, Hosts
+from localspec.web.guard.security import Guard, Hosts, ticket_purpose
 from localspec.web.quick_gradio import import_httpx_without_proxies, without_type_stubs
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -59,17 +61,19 @@ def serve(
     use the interfaces.
     Raises SetupError when the port is taken or the address needs a password.
     """
-    required = _password_of(host, password)
+    key = page_key(service.data_folder)
+    required = _password_of(host, password, key)
     with contextlib.closing(_bind(host, port)) as bound:
         port = bound.getsockname()[1]
-        token, ticket = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+        token = secrets.token_urlsafe(24)
         address = f"{_address_of(host, port)}/?token="
-        _end_well_at_once()
-        # A browser takes a second to start, and importing Gradio takes two: what it asks for before
-        # the page is there waits at the socket.
-        on_bound(f"{address}{token}", f"{address}{ticket}")
-        page = make_app(service, host, port, token, required, ticket)
-        _run(with_interfaces(page, service, host, port, origins), bound, service)
+        with announced(service.data_folder, f"{address}{token}", has_page=True):
+            _end_well_at_once()
+            # A browser takes a second to start, and importing Gradio takes two: what it asks for
+            # before the page is there waits at the socket.
+            on_bound(f"{address}{token}", f"{address}{key.signed(ticket_purpose(token))}")
+            page = make_app(service, host, port, token, required, key)
+            _run(with_interfaces(page, service, host, port, origins), bound, service)
 
 
 def serve_interfaces(
@@ -83,9 +87,11 @@ def serve_interfaces(
     asked for a key and for nothing else."""
     with contextlib.closing(_bind(host, port)) as bound:
         port = bound.getsockname()[1]
-        _end_well_at_once()
-        on_bound(_address_of(host, port))
-        _run(with_interfaces(nothing_else, service, host, port, origins), bound, service)
+        address = _address_of(host, port)
+        with announced(service.data_folder, f"{address}/v1", has_page=False):
+            _end_well_at_once()
+            on_bound(address)
+            _run(with_interfaces(nothing_else, service, host, port, origins), bound, service)
 
 
 def with_interfaces(
@@ -117,7 +123,7 @@ def _run(app: App, bound: socket.socket, service: ChatService) -> None:
         service.close()
 
 
-def _password_of(host: str, password: str | None) -> Password | None:
+def _password_of(host: str, password: str | None, key: PageKey) -> Password | None:
     if is_loopback(host):
         return None
     if password is None:
@@ -125,7 +131,7 @@ def _password_of(host: str, password: str | None) -> Password | None:
             f"{host} can be reached from other machines, so it needs a password. Start from a "
             "terminal, which asks for one, or set LOCALSPEC_PASSWORD, or leave --host out."
         )
-    return Password(password)
+    return Password(password, key.salt)
 
 
 def _address_of(host: str, port: int) -> str:
@@ -169,9 +175,9 @@ def make_app(
     port: int,
     token: str,
     password: Password | None = None,
-    ticket: str | None = None,
+    key: PageKey | None = None,
 ) -> App:
-    """The whole guarded application."""
+    """The whole guarded application. key: as in Guard."""
     settle(os.environ)  # Gradio reads most of what it could be opened by on import
 
     import_httpx_without_proxies()
@@ -212,7 +218,7 @@ def make_app(
         head=HEAD,
     )
     hosts = hosts_of(host, port)
-    return Guard(Arrivals(with_page, presence), token, hosts, password, ticket=ticket)
+    return Guard(Arrivals(with_page, presence), token, hosts, password, key=key)
 
 
 def hosts_of(host: str, port: int) -> Hosts:

@@ -39,6 +39,7 @@ from tests.record.samples import begin, finish, open_store
 from tests.tally import Tally
 from tests.waiting import until
 from tests.web.conftest import TOKEN
+from tests.web.own_cookie import KEY, own_cookie
 
 resource = pytest.importorskip("resource", reason="needs memory limits")
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and memory limits")
@@ -375,7 +376,7 @@ def test_any_request_is_answered(tmp_path: Path, tally: Tally) -> None:
         method = rng.choice(("GET", "POST", "DELETE", "PUT", "HEAD"))
         path = rng.choice(PATHS)
         client = TestClient(APP["app"], "http://127.0.0.1:7860", raise_server_exceptions=True)
-        client.cookies.set("localspec_7860", TOKEN)
+        client.cookies.set(*own_cookie(7860).split("=", 1))
         same = {"origin": "http://127.0.0.1:7860", "sec-fetch-site": "same-origin"}
         answer = client.request(method, path, params=query, content=data, headers=same)
         assert answer.status_code < 500, f"{method} {path} {query}: {answer.status_code}"
@@ -387,7 +388,7 @@ def test_any_request_is_answered(tmp_path: Path, tally: Tally) -> None:
             service = ChatService(store, session_info, lambda report: FakeBackend())
             service.start()
             until(lambda: service.status().phase == "ready")
-            APP["app"] = make_app(service, "127.0.0.1", 7860, TOKEN)
+            APP["app"] = make_app(service, "127.0.0.1", 7860, TOKEN, key=KEY)
         requests(rng)
 
     APP: dict[str, Any] = {}

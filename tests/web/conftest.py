@@ -20,6 +20,7 @@ from localspec.web.talk.plain_markdown import MARK
 from tests import waiting
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web import witness
+from tests.web.own_cookie import KEY
 from tests.web.tabs import VIEWPORT, Tabs, new_tab
 
 THOUGHT = "They ask about **drafts**, and <b>this</b> is `code`."
@@ -137,7 +138,7 @@ def serving(
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind(("127.0.0.1", port))
     port = bound.getsockname()[1]
-    app = make_app(service, "127.0.0.1", port, token)
+    app = make_app(service, "127.0.0.1", port, token, key=KEY)
 
     async def noted(scope: Any, receive: Any, send: Any) -> None:
         is_ours = (b"sec-fetch-site", b"same-origin") in scope.get("headers", ())

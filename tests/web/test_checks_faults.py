@@ -148,6 +148,10 @@ def test_check_15_then_the_context_is_shortened_and_the_turn_after_works(place: 
     assert place.service.options == LoadOptions(context=2048)
 
 
+BOX = "document.querySelector('#ls-message textarea')"
+NOTES: Any = {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"a note"}
+
+
 def start(root: Path, home: Path, port: int, round_s: float) -> tuple[subprocess.Popen[str], str]:
     """The fake's server in a process of its own, and the address that it printed."""
     flags = {"--load-s": 0, "--home": home, "--port": port, "--round-s": round_s}
@@ -180,32 +184,43 @@ def test_check_16_a_killed_server_comes_back_with_everything_and_an_interrupt_en
     page = Visit(new_tab(context), Site("127.0.0.1", port, None, None, None))  # type: ignore[arg-type]
     try:
         origin = url.split("/?")[0]
-        cookie = f"localspec_{port}={url.partition('token=')[2]}"
+        page.page.goto(url)
+        cookie = next(
+            f"{one['name']}={one['value']}" for one in context.cookies() if str(port) in one["name"]
+        )
         live = f"{origin}/live"
         found = [status_of(f"{origin}/healthz"), status_of(live), status_of(live, cookie)]
         assert [status for status, _ in found] == [200, 401, 200]
-        page.page.goto(url)
         page.page.wait_for_function(LISTENS)
         page.send("are you there?")
         until(lambda: "keeps the ones it agrees with" in stored_texts(tmp_path))  # a checkpoint
+        page.page.evaluate("window.isOfTheFirst = true")
+        page.page.set_input_files("#ls-attach-file", files=[NOTES])
+        page.wait_for("6 tokens", "#ls-chips")
+        page.page.fill("#ls-message textarea", "not sent yet")
         os.kill(server.pid, signal.SIGKILL)
         server.wait()
+        page.wait_for("localspec has stopped. Start it again, then reload.", "#ls-notices")
         with contextlib.closing(sqlite3.connect(tmp_path / "localspec.db")) as database:
             assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
         assert server.stdout is not None
         server.stdout.close()
         server, again = start(root, tmp_path, port, round_s=0.01)
-        assert status_of(live, cookie)[0] == 401, "a new launch has a new key"
-        page.page.goto(again)
+        assert again != url and status_of(live, cookie)[0] == 200, "its browser is known again"
+        page.page.wait_for_function("() => window.isOfTheFirst === undefined", timeout=WAIT_MS)
         page.wait_for("are you there?")
         page.wait_for("interrupted")
         assert bubbles(page, "user") == ["are you there?"]
+        page.page.wait_for_function(f"() => {BOX}.value === 'not sent yet'", timeout=WAIT_MS)
+        page.wait_for("6 tokens", "#ls-chips")
         assert "Speculative decoding lets" in bubbles(page)[0]
         page.page.wait_for_function(LISTENS)
         page.page.wait_for_function(READY, timeout=WAIT_MS)
         num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
         page.send("and now?")
         wait_for_reply(page, num_before)
+        context.clear_cookies(name=f"localspec_{port}")
+        page.wait_for("Open the new link from its window.", "#ls-notices")
         server.send_signal(signal.SIGINT)
         assert server.wait(timeout=60) is not None
     finally:

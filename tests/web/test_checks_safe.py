@@ -16,8 +16,9 @@ import pytest
 
 from localspec.web.guard.routes import OPEN
 from tests.web.checks import ask, num_rows
-from tests.web.conftest import TOKEN, Site, Visit, until
+from tests.web.conftest import Site, Visit, until
 from tests.web.guard.shut_routes import SHUT
+from tests.web.own_cookie import own_cookie
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +57,7 @@ def status_of(site: Site, method: str, path: str, headers: dict[str, str], body:
     connection = http.client.HTTPConnection(site.host, site.port, timeout=30)
     given = {
         "host": f"{site.host}:{site.port}",
-        "cookie": f"localspec_{site.port}={TOKEN}",
+        "cookie": own_cookie(site.port),
         "content-length": str(len(body)),
         **headers,
     }
@@ -189,7 +190,7 @@ def test_no_path_that_a_page_names_reaches_the_disk(site: Site, tmp_path: Path) 
     watch_the_disk("marker-of-this-test")
     own = {"origin": site.origin, "content-type": "application/json"}
     connection = http.client.HTTPConnection(site.host, site.port, timeout=30)
-    cookie = {"cookie": f"localspec_{site.port}={TOKEN}"}
+    cookie = {"cookie": own_cookie(site.port)}
     connection.request("GET", "/config", headers=cookie)
     config = json.loads(connection.getresponse().read())
     connection.close()

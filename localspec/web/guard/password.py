@@ -34,15 +34,21 @@ FORM = """<form method="post" action="/login">
 class Password:
     """A password, hashed. Raises SetupError for one that is too easily guessed."""
 
-    def __init__(self, password: str) -> None:
+    def __init__(self, password: str, salt: bytes | None = None) -> None:
+        """salt: None for a random one."""
         if not MIN_LENGTH <= len(password) <= MAX_LENGTH:
             raise SetupError(
                 f"The password has {len(password)} characters, but {MIN_LENGTH} to {MAX_LENGTH} "
                 "are needed: everyone on the network can try. Choose a longer one, several words "
                 "for example."
             )
-        self._salt = secrets.token_bytes(16)
+        self._salt = salt or secrets.token_bytes(16)
         self._hash = self._hashed(password)
+
+    @property
+    def fingerprint(self) -> str:
+        """What another password does not have; it tells nothing of this one."""
+        return hashlib.sha256(self._hash).hexdigest()
 
     def is_right(self, candidate: str) -> bool:
         """Takes some 50 ms on purpose; call it in a thread."""

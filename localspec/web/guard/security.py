@@ -1,4 +1,4 @@
-"""Who may use the page: this machine's browser, opened with this launch's token, and nobody else.
+"""Who may use the page: this machine's browser, let in by a launch's token, and nobody else.
 
 `Guard` is a pure ASGI wrapper, so streams pass through unbuffered. It refuses, in this order:
 a Host that is not ours (DNS rebinding), a foreign Origin or Sec-Fetch-Site (other pages in the
@@ -8,14 +8,15 @@ its answer gets the policy under which a reply can run no script and reach no ot
 
 The cookie is set by opening the address with `?token=`; the answer to that is a small page that
 moves on by itself, since a SameSite=Strict cookie is not sent on a redirect that another
-program's page began. Every account of the machine can read a browser's command line, so the browser
-that localspec opens gets a ticket instead, which is good once and soon. Where localspec listens
-beyond loopback, both are good on this machine only, and everyone else is asked for the password.
+program's page began. The token is of one launch. The cookie is signed by the key of the home folder
+(page_key), so the same browser gets in after a restart, too. Every account of the machine can read
+a browser's command line, so the browser that localspec opens gets a ticket in the token's place,
+which is good once and soon. Where localspec listens beyond loopback, all of these are good on this
+machine only, and everyone else is asked for the password; another password ends their cookies.
 
 Requests are read and answers written with Starlette's own classes. Its middleware is not used:
 TrustedHostMiddleware ignores the port and cannot read an IPv6 host, so another server on this
-machine would pass; SessionMiddleware keeps data in a signed cookie, where here one secret of the
-launch is compared.
+machine would pass; SessionMiddleware keeps data in a cookie, where here there is none.
 
 Sources: jupyter_server security documentation; fetch.spec.whatwg.org (Sec-Fetch-Site, Origin).
 """
@@ -24,8 +25,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
@@ -36,6 +35,7 @@ from starlette.responses import HTMLResponse, Response
 
 from localspec.options import is_loopback
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, own_json, replayed
+from localspec.web.guard.page_key import PageKey
 from localspec.web.guard.password import FORM, Password, Tries, password_in
 from localspec.web.guard.policy import (
     App,
@@ -52,6 +52,8 @@ from localspec.web.guard.routes import HEALTH_PATH, LOGIN_PATH, Route, route_of
 SAFE_METHODS = ("GET", "HEAD")
 LOGIN_BYTES = 4 * 2**10
 TICKET_S = 120.0  # for a browser to start
+# Seconds that a cookie is good for; each visit of the page renews it.
+COOKIE_S = 90 * 24 * 3600
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8">{head}
 <meta name="viewport" content="width=device-width, initial-scale=1"><title>localspec</title>
 <body style="font:16px/1.6 system-ui,sans-serif;margin:20vh auto;max-width:34rem;padding:0 1rem">
@@ -76,12 +78,12 @@ NOT_PASSED_ON = (b"forwarded", b"accept-encoding", b"content-length")
 NOT_HERE = "localspec answers only under its own address."
 NOT_OURS = "Another page asked for this. localspec answers only its own."
 NO_KEY = (
-    "This page needs the key of its launch. Open the address that localspec printed when it "
-    "started."
+    "localspec does not know this browser. Open the link from its window, or start it again: it "
+    "then opens its page."
 )
 OLD_ADDRESS = (
-    "This address was opened before or belongs to an earlier start of localspec. Open the address "
-    "that it printed when it started."
+    "This link was opened before or belongs to an earlier start of localspec. Open the new link "
+    "from its window, or start it again: it then opens its page."
 )
 NO_ROUTE = "localspec does not use this path."
 CLOSE = {"connection": "close"}  # the rest of the body is not read
@@ -110,9 +112,19 @@ class Hosts:
         return f"[{server[0]}]:{self.port}" if ":" in server[0] else f"{server[0]}:{self.port}"
 
 
+def ticket_purpose(token: str) -> str:
+    """Return the purpose of a ticket that is good in the place of this launch's token."""
+    return f"ticket {token}"
+
+
+def owner_purpose(port: int) -> str:
+    """Return the purpose of the cookie of this machine's browser, for the server at this port."""
+    return f"owner {port}"
+
+
 class Guard:
-    """The wrapper. password: None while only loopback is served. ticket: good in the token's place,
-    once."""
+    """The wrapper. password: None while only loopback is served. key: None for a key of this launch
+    alone."""
 
     def __init__(
         self,
@@ -121,7 +133,7 @@ class Guard:
         hosts: Hosts,
         password: Password | None = None,
         bodies: Bodies | None = None,
-        ticket: str | None = None,
+        key: PageKey | None = None,
     ) -> None:
         self._app = app
         self._token = token
@@ -129,10 +141,11 @@ class Guard:
         self._password = password
         self._tries = Tries()
         self._bodies = bodies or Bodies()
-        self._ticket = ticket
-        self._ticket_until_s = time.monotonic() + TICKET_S
-        self._guest_key = secrets.token_urlsafe(24)
+        self._key = key or PageKey()
+        self._used_tickets = set[str]()
         self._cookie = f"localspec_{hosts.port}"  # cookies ignore the port: two servers, two names
+        self._owner = owner_purpose(hosts.port)
+        self._guest = f"guest {hosts.port} {password.fingerprint}" if password else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -156,7 +169,7 @@ class Guard:
             await self._welcome(scope, send)
         elif method == "POST" and path == LOGIN_PATH and self._password is not None:
             await self._log_in(self._password, scope, receive, send)
-        elif not self._has_cookie(scope):
+        elif self._purpose_of_cookie(scope) is None:
             await self._ask_for_the_key(scope, send)
         elif (route := route_of(method, path)) is None:
             await _answer(scope, send, 403, NO_ROUTE)
@@ -165,11 +178,13 @@ class Guard:
 
     # where a request comes from
 
-    def _has_cookie(self, scope: Scope) -> bool:
+    def _purpose_of_cookie(self, scope: Scope) -> str | None:
+        """Return what the request's cookie was signed for; None for a missing or wrong one."""
         value = Request(scope).cookies.get(self._cookie, "")
-        if self._password is not None and _is_same(value, self._guest_key):
-            return True
-        return self._token_counts(scope) and _is_same(value, self._token)
+        for purpose in (self._guest, self._owner if self._token_counts(scope) else None):
+            if purpose is not None and self._key.is_signed(value, purpose, COOKIE_S):
+                return purpose
+        return None
 
     def _token_counts(self, scope: Scope) -> bool:
         return self._password is None or is_this_machine(scope)
@@ -184,7 +199,9 @@ class Guard:
 
     async def _welcome(self, scope: Scope, send: Send) -> None:
         given = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        if not (self._token_counts(scope) and self._opens(given.pop("token", ""))):
+        is_opened = self._token_counts(scope) and self._opens(given.pop("token", ""))
+        purpose = self._owner if is_opened else self._purpose_of_cookie(scope)
+        if purpose is None:
             await _answer(scope, send, 401, OLD_ADDRESS)
             return
         page = route_of("GET", "/")
@@ -193,14 +210,18 @@ class Guard:
         target = f"/?{rest}" if rest else "/"
         head = f'<meta http-equiv="refresh" content="0; url={target}">'
         answer = _page(200, f'<a href="{target}">Open localspec</a>', head)
-        self._set_cookie(answer, self._token)
+        self._set_cookie(answer, purpose)
         await _send(answer, scope, send)
 
-    def _opens(self, key: str) -> bool:
-        if self._ticket is not None and _is_same(key, self._ticket):
-            self._ticket = None
-            return time.monotonic() < self._ticket_until_s
-        return _is_same(key, self._token)
+    def _opens(self, value: str) -> bool:
+        """True for this launch's token, and once for each of its tickets."""
+        if _is_same(value, self._token):
+            return True
+        is_new = value not in self._used_tickets
+        if is_new and self._key.is_signed(value, ticket_purpose(self._token), TICKET_S):
+            self._used_tickets.add(value)
+            return True
+        return False
 
     async def _log_in(self, password: Password, scope: Scope, receive: Receive, send: Send) -> None:
         address = (scope.get("client") or ("unknown", 0))[0]
@@ -218,11 +239,15 @@ class Guard:
             return
         self._tries.forget(address)
         answer = _page(303, "Open localspec.", headers={"location": "/"})
-        self._set_cookie(answer, self._guest_key)
+        assert self._guest is not None, "there is a password"
+        self._set_cookie(answer, self._guest)
         await _send(answer, scope, send)
 
-    def _set_cookie(self, answer: Response, value: str) -> None:
-        answer.set_cookie(self._cookie, value, path="/", httponly=True, samesite="strict")
+    def _set_cookie(self, answer: Response, purpose: str) -> None:
+        value = self._key.signed(purpose)
+        answer.set_cookie(
+            self._cookie, value, max_age=COOKIE_S, path="/", httponly=True, samesite="strict"
+        )
 
     async def _body(
         self, scope: Scope, receive: Receive, send: Send, max_bytes: int, may_be_file: bool = True
@@ -256,7 +281,7 @@ class Guard:
 
     async def _send_page(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The one page is held back until complete: its policy lists the hashes of its scripts, and
-        its first one is ours."""
+        its first one is ours. It renews the cookie."""
         held: list[MessageDict] = []
 
         async def hold(message: MessageDict) -> None:
@@ -266,7 +291,12 @@ class Guard:
         start, *parts = held
         body = b"".join(part.get("body", b"") for part in parts)
         body = body.replace(HEAD, HEAD + FIRST_SCRIPT, 1)
-        MutableHeaders(raw=start["headers"])["content-length"] = str(len(body))
+        headers = MutableHeaders(raw=start["headers"])
+        headers["content-length"] = str(len(body))
+        if (purpose := self._purpose_of_cookie(scope)) is not None:
+            renewal = Response()
+            self._set_cookie(renewal, purpose)
+            headers.append("set-cookie", renewal.headers["set-cookie"])
         send_page = with_headers(send, content_policy(script_hashes(body)))
         await send_page(start)
         await send_page({"type": "http.response.body", "body": body})

@@ -1,7 +1,7 @@
 // The message box: attached files, long pastes, the context gauge.
 // The server reads each file when it is attached, and keeps nothing; its text travels with the message.
 import "./drafts.js";
-import { announce, ask, byId, command, count, inWords, make, messageBox, onNews, post, setMessage, toast } from "./ui.js";
+import { announce, ask, byId, command, count, inWords, make, messageBox, onNews, post, setMessage, toast, whenDrawn } from "./ui.js";
 
 const MAX_BOX_CHARACTERS = 32_768; // a box with more would lag with every key; the rest is attached
 const MAX_DOCUMENT_BYTES = 20_000_000; // as in chat/documents.py; these two as in chat/attachments.py
@@ -9,6 +9,8 @@ const MAX_TOTAL_BYTES = 2_000_000;
 const MAX_FILES = 10;
 const PART_BYTES = 900_000;
 const GAUGE_MS = 350;
+
+const KEPT_FILES = "ls-files"; // in the tab's storage, from one page to the next
 
 const isBox = (element) => element?.matches?.("#ls-message textarea");
 
@@ -108,6 +110,16 @@ async function attach(blobs) {
     showChips();
   }
 }
+
+// After a restart of localspec the page reloads by itself: files that were read go along.
+window.addEventListener("ls-restarted", () => {
+  const read = files.filter((file) => file.text !== null).map(({ name, size, said, text }) => ({ name, size, said, text }));
+  try {
+    if (read.length) sessionStorage.setItem(KEPT_FILES, JSON.stringify(read));
+  } catch {
+    // No room, or a browser that keeps nothing: they have to be attached again.
+  }
+});
 
 // In parts that are small enough for one file each; false where it is too much for a message.
 function attachText(text) {
@@ -268,3 +280,14 @@ onNews("moved", () => {
 for (const kind of ["input", "change"]) {
   document.addEventListener(kind, (event) => { if (event.target.closest?.("#ls-settings")) gaugeSoon(); });
 }
+
+// Files of the page before a restart of localspec.
+whenDrawn(["ls-chips"], () => {
+  try {
+    files = [...JSON.parse(sessionStorage.getItem(KEPT_FILES) ?? "[]"), ...files];
+    sessionStorage.removeItem(KEPT_FILES);
+  } catch {
+    return;
+  }
+  if (files.length) showChips();
+});

@@ -1,5 +1,6 @@
 // What is typed and not sent yet: one draft for each chat, kept while this tab of the browser lives,
-// so that neither a reload nor a look at another chat loses it. Attached files are not kept.
+// so that neither a reload nor a look at another chat loses it. Attached files are kept over a
+// restart of localspec alone (compose.js).
 import { messageBox, onNews, setMessage } from "./ui.js";
 
 const START_MS = 100;

@@ -13,6 +13,9 @@ export function stopEditing() {
   return true;
 }
 
+// The page would reload, and the text be lost.
+window.addEventListener("ls-restarted", (event) => { if (editor !== null) event.preventDefault(); });
+
 function save(decided = {}) {
   const text = editor.box.querySelector("textarea").value;
   if (text.trim()) command({ do: "rewrite", message: editor.message, text, ...decided });

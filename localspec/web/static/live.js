@@ -20,6 +20,11 @@ let nextList = 0;
 let failures = 0;
 let nextLook = 0; // the timer
 let isLooking = true;
+let launch = null; // the start of the server that this page belongs to
+
+const STOPPED = "localspec has stopped. Start it again, then reload.";
+const SHUT_OUT = "localspec was restarted. Open the new link from its window.";
+const EDITING = "localspec was restarted. Copy what you are editing, then reload.";
 
 function write(id, text) {
   const element = byId(id);
@@ -172,6 +177,23 @@ function showRounds(state) {
 
 const wantsRounds = () => Boolean(byId("ls-rounds")?.open && !byId("ls-why").hidden);
 
+// Nothing runs that this page belongs to.
+function showGone(notice) {
+  if (!byId("ls-strip")) return;
+  byId("ls-strip").dataset.phase = "gone";
+  write("ls-phase", "Not running");
+  write("ls-reason", "Nothing runs.");
+  showFacts([]);
+  showNotices([notice]);
+}
+
+// The server was started anew and knows nothing of this page. What is typed and attached goes along
+// (drafts.js, compose.js); an open edit keeps the page (edit.js).
+function comeBack() {
+  if (window.dispatchEvent(new CustomEvent("ls-restarted", { cancelable: true }))) location.reload();
+  else showGone(EDITING);
+}
+
 async function look() {
   isLooking = true;
   let pause = IDLE_MS;
@@ -179,22 +201,23 @@ async function look() {
     const query = new URLSearchParams({ c: new URLSearchParams(location.search).get("c") ?? "" });
     if (wantsRounds()) query.set("rounds_from", numRounds);
     const answer = await fetch(`/live?${query}`, { cache: "no-store" });
-    if (!answer.ok) throw new Error(String(answer.status));
-    const state = await answer.json();
-    failures = 0;
-    show(state);
-    showRounds(state);
-    const isFresh = performance.now() - lastActionAt < AFTER_ACTION_MS;
-    if (BUSY.has(state.phase) || isFresh) pause = BUSY_MS;
+    if (answer.status === 401) showGone(SHUT_OUT);
+    else if (!answer.ok) throw new Error(String(answer.status));
+    else {
+      const state = await answer.json();
+      failures = 0;
+      launch ??= state.launch;
+      if (launch !== state.launch) comeBack();
+      else {
+        show(state);
+        showRounds(state);
+        const isFresh = performance.now() - lastActionAt < AFTER_ACTION_MS;
+        if (BUSY.has(state.phase) || isFresh) pause = BUSY_MS;
+      }
+    }
   } catch {
     failures += 1;
-    if (failures > 2 && byId("ls-strip")) {
-      byId("ls-strip").dataset.phase = "gone";
-      write("ls-phase", "Not running");
-      write("ls-reason", "Nothing runs.");
-      showFacts([]);
-      showNotices(["localspec does not answer any more. Start it again and open its new address."]);
-    }
+    if (failures > 2) showGone(STOPPED);
   }
   nextLook = setTimeout(look, document.hidden ? IDLE_MS : pause);
   isLooking = false;

@@ -17,6 +17,7 @@ from localspec.web.guard.connections import server_of
 from localspec.web.guard.security import Guard, Hosts
 from tests.waiting import WAIT_S
 from tests.web.conftest import TOKEN, until
+from tests.web.own_cookie import KEY, own_cookie
 
 Connect = Callable[[], socket.socket]
 
@@ -58,7 +59,7 @@ def guarded(read: bodies.Bodies) -> Iterator[tuple[Connect, Server]]:
     bound.bind(("127.0.0.1", 0))
     port = bound.getsockname()[1]
     hosts = Hosts(frozenset({"ours"}), port)
-    guard = Guard(inner, TOKEN, hosts, bodies=read)
+    guard = Guard(inner, TOKEN, hosts, bodies=read, key=KEY)
     server = server_of(guard, lifespan="off", timeout_graceful_shutdown=1, limit_concurrency=20)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
@@ -82,7 +83,7 @@ def head(to: socket.socket, first_line: str, **headers: str) -> bytes:
     given = {
         "host": "ours",
         "origin": "http://ours",
-        "cookie": f"localspec_{port}={TOKEN}",
+        "cookie": own_cookie(port),
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
     lines = [first_line, *(f"{name}: {value}" for name, value in given.items())]

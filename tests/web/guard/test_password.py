@@ -20,8 +20,9 @@ from localspec.web.guard.password import (
     Tries,
     password_in,
 )
-from localspec.web.guard.security import Guard
+from localspec.web.guard.security import COOKIE_S, Guard
 from localspec.web.server import hosts_of, serve
+from tests.web.own_cookie import KEY, own_cookie
 
 WORDS = "correct horse battery"
 TOKEN = "the-token-of-this-launch"
@@ -37,9 +38,9 @@ class Inner:
 class Remote:
     """A browser on another machine, before one guard that listens everywhere."""
 
-    def __init__(self, address: str = "192.0.2.99") -> None:
+    def __init__(self, address: str = "192.0.2.99", password: str = WORDS) -> None:
         hosts = hosts_of("0.0.0.0", 7860)
-        self.guard = Guard(Inner(), TOKEN, hosts, Password(WORDS))
+        self.guard = Guard(Inner(), TOKEN, hosts, Password(password, KEY.salt), key=KEY)
         self.address = address
 
     def ask(
@@ -88,8 +89,10 @@ def test_the_right_password_gives_a_strict_cookie_that_opens_the_page() -> None:
     status, headers, _ = remote.log_in(WORDS)
     assert (status, headers["location"]) == (303, "/")
     cookie, _, rest = headers["set-cookie"].partition("; ")
-    assert rest == "HttpOnly; Path=/; SameSite=strict" and TOKEN not in cookie
+    assert rest == f"HttpOnly; Max-Age={COOKIE_S}; Path=/; SameSite=strict" and TOKEN not in cookie
     assert remote.ask(path="/live", cookie=cookie)[::2] == (200, b"secret")
+    assert Remote().ask(path="/live", cookie=cookie)[0] == 200, "after a restart, too"
+    assert Remote(password=f"{WORDS}!").ask(path="/live", cookie=cookie)[0] == 401
 
 
 @pytest.mark.slow
@@ -102,11 +105,11 @@ def test_a_wrong_password_gives_nothing(password: str) -> None:
 def test_the_token_of_the_launch_is_good_on_this_machine_only() -> None:
     remote = Remote()
     assert remote.ask(query=f"token={TOKEN}")[0] == 401
-    assert remote.ask(path="/live", cookie=f"localspec_7860={TOKEN}")[0] == 401
+    assert remote.ask(path="/live", cookie=own_cookie(7860))[0] == 401
     for own in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "192.0.2.7"):
         remote.address = own
         assert remote.ask(query=f"token={TOKEN}")[0] == 200
-        assert remote.ask(path="/live", cookie=f"localspec_7860={TOKEN}")[0] == 200
+        assert remote.ask(path="/live", cookie=own_cookie(7860))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from localspec.record.store import Store
 from localspec.web.guard.routes import OPEN, route_of
 from tests.fakes import FakeBackend, session_info
 from tests.web.guard.shut_routes import SHUT
+from tests.web.own_cookie import KEY, own_cookie
 
 HOST = "127.0.0.1:7860"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT")
@@ -26,7 +27,7 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     store = Store.open(tmp_path_factory.mktemp("routes") / "localspec.db")
     service = ChatService(store, session_info, lambda *_: FakeBackend())
-    yield make_app(service, "127.0.0.1", 7860, "token")
+    yield make_app(service, "127.0.0.1", 7860, "token", key=KEY)
     service.close()
     store.close()
 
@@ -66,7 +67,7 @@ def ask(guard: Any, method: str, path: str, has_key: bool = True) -> int:
 
     headers = {"host": HOST, "origin": f"http://{HOST}", "sec-fetch-site": "same-origin"}
     if has_key:
-        headers["cookie"] = "localspec_7860=token"
+        headers["cookie"] = own_cookie(7860)
     scope = {
         "type": "http",
         "method": method,

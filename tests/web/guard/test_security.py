@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from localspec.web.guard.bodies import Bodies
+from localspec.web.guard.page_key import PageKey
 from localspec.web.guard.policy import content_policy, script_hashes
 from localspec.web.guard.routes import MESSAGE_BYTES, SMALL_BYTES
-from localspec.web.guard.security import Guard, Hosts
+from localspec.web.guard.security import COOKIE_S, Guard, Hosts, ticket_purpose
 from localspec.web.server import hosts_of
+from tests.web.own_cookie import KEY, own_cookie
 
 TOKEN = "right-token"
 HOST = "127.0.0.1:7860"
-COOKIE = {"cookie": f"other=1; localspec_7860={TOKEN}"}
+COOKIE = {"cookie": f"other=1; {own_cookie(7860)}"}
 POSTED = {**COOKIE, "origin": f"http://{HOST}", "sec-fetch-site": "same-origin"}
 JOIN = "/gradio_api/queue/join"
 Headers = dict[str, str]
@@ -79,7 +81,7 @@ def call(
             "server": ("127.0.0.1", 7860),
         }
         hosts = hosts_of("127.0.0.1", 7860)
-        made = Guard(inner, TOKEN, hosts, bodies=Bodies(body_s=0.2))
+        made = Guard(inner, TOKEN, hosts, bodies=Bodies(body_s=0.2), key=KEY)
         await (inner if isinstance(inner, Guard) else made)(scope, receive, send)
 
     asyncio.run(run())
@@ -97,7 +99,9 @@ def test_the_cookie_of_this_launch_gets_in() -> None:
     [
         {},
         {"cookie": "localspec_7860=wrong"},
-        {"cookie": f"localspec_7861={TOKEN}"},
+        {"cookie": f"localspec_7860={TOKEN}"},
+        {"cookie": own_cookie(7861)},
+        {"cookie": own_cookie(7861).replace("7861", "7860", 1)},
         {"cookie": "localspec_7860"},
         {"cookie": "=;;==\x7f"},
         {"authorization": f"Bearer {TOKEN}"},
@@ -171,22 +175,41 @@ def test_the_token_becomes_a_strict_cookie_and_leaves_the_address() -> None:
     inner = Inner()
     status, headers, body = call(inner, {}, "/", query=f"token={TOKEN}&c=3")
     assert (status, inner.calls) == (200, 0)
-    assert headers["set-cookie"] == (f"localspec_7860={TOKEN}; HttpOnly; Path=/; SameSite=strict")
-    assert b"url=/?c=3" in body and TOKEN.encode() not in body
+    cookie, _, attributes = headers["set-cookie"].partition("; ")
+    assert attributes == f"HttpOnly; Max-Age={COOKIE_S}; Path=/; SameSite=strict"
+    assert b"url=/?c=3" in body and TOKEN.encode() not in body and TOKEN not in cookie
+    assert call(inner, {"cookie": cookie})[0] == 200
 
 
 def test_a_ticket_opens_the_page_once_and_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    def guard() -> Guard:
-        return Guard(Inner(), TOKEN, Hosts(frozenset({HOST}), 7860), ticket="once")
-
-    new = guard()
-    status, headers, _ = call(new, {}, "/", query="token=once")
-    assert status == 200 and headers["set-cookie"].startswith(f"localspec_7860={TOKEN};")
-    status, headers, body = call(new, {}, "/", query="token=once")
+    guard = Guard(Inner(), TOKEN, Hosts(frozenset({HOST}), 7860), key=KEY)
+    ticket = f"token={KEY.signed(ticket_purpose(TOKEN))}"
+    status, headers, _ = call(guard, {}, "/", query=ticket)
+    assert status == 200 and "set-cookie" in headers
+    status, headers, body = call(guard, {}, "/", query=ticket)
     assert status == 401 and "set-cookie" not in headers and b"opened before" in body
-    assert call(new, {}, "/", query=f"token={TOKEN}")[0] == 200
+    assert call(guard, {}, "/", query=f"token={TOKEN}")[0] == 200
+    of_another_launch = KEY.signed(ticket_purpose("another token"))
+    assert call(guard, {}, "/", query=f"token={of_another_launch}")[0] == 401
     monkeypatch.setattr("localspec.web.guard.security.TICKET_S", -1.0)
-    assert call(guard(), {}, "/", query="token=once")[0] == 401
+    assert call(guard, {}, "/", query=f"token={KEY.signed(ticket_purpose(TOKEN))}")[0] == 401
+
+
+def test_a_browser_gets_in_again_after_a_restart_with_the_same_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def guard(key: PageKey, token: str = "of another launch") -> Guard:
+        return Guard(Inner(), token, Hosts(frozenset({HOST}), 7860), key=key)
+
+    _, headers, _ = call(guard(KEY, TOKEN), {}, "/", query=f"token={TOKEN}")
+    cookie = {"cookie": headers["set-cookie"].partition(";")[0]}
+    status, headers, _ = call(guard(KEY), cookie, "/")
+    assert status == 200 and "localspec_7860=" in headers["set-cookie"], "a visit renews it"
+    status, _, body = call(guard(KEY), cookie, "/", query=f"token={TOKEN}&c=3")
+    assert status == 200 and b"url=/?c=3" in body, "a bookmark of the link of an earlier launch"
+    assert call(guard(PageKey()), cookie)[0] == 401, "another key knows no browser"
+    monkeypatch.setattr("localspec.web.guard.security.COOKIE_S", -1)
+    assert call(guard(KEY), cookie)[0] == 401, "too old"
 
 
 def test_a_query_cannot_break_out_of_the_welcome_page() -> None:
@@ -345,7 +368,7 @@ def test_only_so_many_bodies_are_read_at_once() -> None:
             "query_string": b"",
             "headers": headers,
         }
-        guard = Guard(Inner(), TOKEN, Hosts(frozenset({HOST}), 7860), bodies=bodies)
+        guard = Guard(Inner(), TOKEN, Hosts(frozenset({HOST}), 7860), bodies=bodies, key=KEY)
         await asyncio.gather(*(guard(scope, never, send) for _ in range(5)))
         return sent
 
@@ -413,7 +436,7 @@ def test_a_stream_is_not_held_back() -> None:
             "query_string": b"",
             "headers": [(b"host", HOST.encode()), (b"cookie", COOKIE["cookie"].encode())],
         }
-        guard = Guard(stream, TOKEN, Hosts(frozenset({HOST}), 7860))
+        guard = Guard(stream, TOKEN, Hosts(frozenset({HOST}), 7860), key=KEY)
         await guard(scope, nothing, send)
         return passed
 
