@@ -12,6 +12,7 @@
     ├── NumericsError    the target returned values that are not numbers
     ├── MemoryShortage   something does not fit
     ├── CacheError       a KV cache was asked for a slot it does not have
+    ├── UnexpectedFault  something failed that no part of localspec expects
     ├── EngineLost       the engine cannot answer any more and must be started again
     └── StoreError       the log cannot be read or written
 
@@ -85,8 +86,10 @@ class ContextOverflow(RequestError):
 class QueueFull(LocalspecError):
     """Too many requests wait; nothing is wrong with this one."""
 
-    def __init__(self, num_waiting: int, seconds_each: float) -> None:
-        self.retry_after_s = max(1, round(num_waiting * seconds_each))
+    def __init__(self, num_waiting: int, seconds_each: float, num_slots: int = 1) -> None:
+        """seconds_each: how long a reply takes. num_slots: replies that are written together; a
+        place in the queue is free once one of them has ended."""
+        self.retry_after_s = max(1, round(seconds_each / num_slots))
         super().__init__(
             f"{num_waiting} requests wait already, and more are not kept. Try again in about "
             f"{self.retry_after_s} seconds."
@@ -111,6 +114,10 @@ class MemoryShortage(LocalspecError):
 
 class CacheError(LocalspecError):
     """A KV cache was asked for a slot it does not have."""
+
+
+class UnexpectedFault(LocalspecError):
+    """Something failed that no part of localspec expects."""
 
 
 class EngineLost(LocalspecError):

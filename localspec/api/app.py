@@ -222,9 +222,6 @@ async def _answer_fault(http: HttpRequest, error: Exception) -> Response:
         known = ", ".join(f"{min(one.methods)} {one.path}" for one in http.app.routes)
         sentence = f"{error.detail}: {http.method} {http.url.path}. What there is: {known}."
         fault = Fault(error.status_code, sentence, headers=error.headers or {})
-    elif isinstance(error, Refused | LocalspecError | ValidationError):
-        fault = fault_of(error)
     else:
-        sentence = f"localspec failed by an unexpected fault ({type(error).__name__})."
-        fault = Fault(500, sentence)  # the server prints where it was raised
+        fault = fault_of(error)  # The server prints where an unexpected fault was raised.
     return fault.response(http.scope)

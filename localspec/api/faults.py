@@ -8,6 +8,7 @@ Source: platform.openai.com/docs/guides/error-codes; docs.anthropic.com/en/api/e
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
@@ -17,7 +18,13 @@ from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 
-from localspec.errors import ContextOverflow, LocalspecError, QueueFull, RequestError
+from localspec.errors import (
+    ContextOverflow,
+    LocalspecError,
+    QueueFull,
+    RequestError,
+    UnexpectedFault,
+)
 
 MESSAGES_PATH = "/v1/messages"  # what lies there is Anthropic's
 Scope = MutableMapping[str, Any]
@@ -39,24 +46,29 @@ TYPES: Mapping[int, tuple[str, str]] = {
 }
 UNEXPECTED = ("server_error", "api_error")
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Fault:
     """status: of HTTP. message: a sentence. param: the field that is wrong. code: a word for
-    programs. headers: of the answer."""
+    programs. headers: of the answer. for_anthropic: the sentence in words that clients of
+    Anthropic's look for, "" where any will do."""
 
     status: int
     message: str
     code: str | None = None
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    for_anthropic: str = ""
 
     def body(self, scope: Scope) -> dict[str, Any]:
         """In the format that the client reads."""
         for_openai, for_anthropic = TYPES.get(self.status, UNEXPECTED)
         if is_anthropics(scope):
             details = {"details": {"error_code": self.code}} if self.code else {}
-            told = {"type": for_anthropic, "message": self.message, **details}
+            message = self.for_anthropic or self.message
+            told = {"type": for_anthropic, "message": message, **details}
             return {"type": "error", "error": told, "request_id": scope.get(REQUEST_ID)}
         error = {"message": self.message, "type": for_openai, "param": self.param}
         return {"error": {**error, "code": self.code}}
@@ -82,8 +94,15 @@ def refusal(message: str, param: str | None = None) -> Refused:
     return Refused(Fault(400, message, param=param))
 
 
+def fault_in_stream(error: Exception) -> Fault:
+    """As `fault_of`, where no server prints an unexpected fault."""
+    if not isinstance(error, Refused | LocalspecError):
+        log.exception("a stream failed")
+    return fault_of(error)
+
+
 def fault_of(error: Exception) -> Fault:
-    """The answer to an error of ours, or to fields that cannot be read."""
+    """The answer to an error of ours, to fields that cannot be read, or to an unexpected fault."""
     if isinstance(error, Refused):
         return error.fault
     if isinstance(error, ValidationError):
@@ -91,12 +110,26 @@ def fault_of(error: Exception) -> Fault:
     if isinstance(error, QueueFull):
         headers = {"retry-after": str(error.retry_after_s)}
         return Fault(429, str(error), "queue_full", headers=headers)
+    if isinstance(error, ContextOverflow):
+        return _overflow(error)
     if isinstance(error, RequestError):
-        code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
-        return Fault(400, str(error), code, error.field)
+        return Fault(400, str(error), None, error.field)
+    if isinstance(error, UnexpectedFault):
+        return Fault(500, str(error), "internal_error")
     if isinstance(error, LocalspecError):
         return Fault(503, str(error), "unavailable")
-    raise error
+    sentence = f"localspec failed by an unexpected fault ({type(error).__name__})."
+    return Fault(500, sentence, "internal_error")
+
+
+def _overflow(error: ContextOverflow) -> Fault:
+    """In the words by which clients know it: LiteLLM OpenAI's, and Claude Code Anthropic's, after
+    which it shortens the conversation by itself."""
+    length, num_tokens = error.context_length, error.num_prompt_tokens
+    openais = f"This model's maximum context length is {length} tokens. {error}"
+    anthropics = f"prompt is too long: {num_tokens} tokens > {length} maximum. {error}"
+    code = "context_length_exceeded"
+    return Fault(400, openais, code, error.field, for_anthropic=anthropics)
 
 
 def _invalid(error: ValidationError) -> Fault:

@@ -21,12 +21,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from localspec.api.faults import CLOSED_BY_CLIENT, Fault, Refused, fault_of, is_anthropics
+from localspec.api.faults import CLOSED_BY_CLIENT, Fault, Refused, fault_in_stream, is_anthropics
 from localspec.backend import Chunk, Request
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService, Reply
 from localspec.chat.tool_formats import FORMATS, TOOL_CALL, CallFormat
-from localspec.errors import LocalspecError
 
 TIME_LIMIT_S = 600.0  # as the clients of OpenAI wait at most
 PING_S = 15.0  # proxies close a stream that says nothing for a minute
@@ -104,7 +103,9 @@ def _require_an_end(reply: Reply) -> None:
     if view.finish_reason == "cancelled":
         raise Refused(Fault(503, "The reply was stopped on localspec's own page.", "stopped"))
     if view.finish_reason in FAILED:
-        raise Refused(Fault(503, view.error or "The reply failed.", "engine_error"))
+        is_passing = view.finish_reason == "interrupted" or reply.is_relieved is not None
+        status = 503 if is_passing else 500  # an engine that was lost, or memory that ran out
+        raise Refused(Fault(status, view.error or "The reply failed.", "engine_error"))
 
 
 async def ask(
@@ -159,9 +160,9 @@ def streamed(asked: Asked, http: HttpRequest, events: AsyncGenerator[bytes | Non
             async with aclosing(events):
                 async for one in events:
                     yield KEEPALIVE_COMMENT if one is None else one
-        except (Refused, LocalspecError) as error:
+        except Exception as error:  # the head was sent, so the stream says it
             name = "error" if is_anthropics(http.scope) else None
-            yield event(fault_of(error).body(http.scope), name)
+            yield event(fault_in_stream(error).body(http.scope), name)
         finally:
             asked.stop()
 

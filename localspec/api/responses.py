@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from localspec.api.accounts import prediction_tokens, speculation_of
-from localspec.api.faults import refusal
+from localspec.api.faults import Fault, fault_in_stream, refusal
 from localspec.api.fields import (
     Common,
     Fields,
@@ -247,16 +247,19 @@ async def events(asked: Asked, response: Response) -> AsyncGenerator[bytes | Non
     stream, reply = _Stream(response), asked.replies[0]
     for each in stream.begun():
         yield each
-    async with aclosing(pieces(asked, reply)) as coming:
-        async for piece in coming:
-            if piece is None:
-                yield None
-                continue
-            for each in stream.of(piece):
-                yield each
-            if piece.finish_reason is not None:
-                for each in stream.ended(response.ended(reply, stream.whole(piece))):
+    try:
+        async with aclosing(pieces(asked, reply)) as coming:
+            async for piece in coming:
+                if piece is None:
+                    yield None
+                    continue
+                for each in stream.of(piece):
                     yield each
+                if piece.finish_reason is not None:
+                    for each in stream.ended(response.ended(reply, stream.whole(piece))):
+                        yield each
+    except Exception as error:  # the head was sent, so the stream says it
+        yield stream.failed(fault_in_stream(error))
 
 
 class _Stream:
@@ -306,6 +309,13 @@ class _Stream:
                 yield self._event("response.output_item.added", output_index=index, item=item)
             yield self._event("response.output_item.done", output_index=index, item=item)
         yield self._event(f"response.{response['status']}", response=response)
+
+    def failed(self, fault: Fault) -> bytes:
+        """The end of a response that failed, with the text that it had."""
+        output = [self._response.item("incomplete", self._text)] if self._text else []
+        error = {"code": fault.code or "server_error", "message": fault.message}
+        shown = self._response.shown("failed", output, error=error)
+        return self._event("response.failed", response=shown)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._number += 1

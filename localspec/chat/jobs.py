@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from localspec.backend import Backend
 from localspec.chat.turn import unexpected
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, UnexpectedFault
 
 Job = Callable[[Backend, threading.Event], None]
 
@@ -41,5 +41,5 @@ def attempted(name: str, act: Callable[[], None]) -> LocalspecError | None:
         return fault
     except Exception as fault:  # the edge of one job: the next one must run
         log.exception("a job failed: %s", name)
-        return LocalspecError(unexpected(name, fault))
+        return UnexpectedFault(unexpected(name, fault))
     return None

@@ -53,7 +53,8 @@ class ProgramService:
         with self._asking:  # of two that ask at once, the first may take the last place
             num_waiting = self.service.worker.num_waiting
             if num_waiting >= self._most_waiting:
-                raise QueueFull(num_waiting, self._usual_seconds())
+                num_slots = self.service.lifecycle.num_slots
+                raise QueueFull(num_waiting, self._usual_seconds(), num_slots)
             wanted = ReplySettings(
                 **shared(request), system_prompt=request.system_prompt, checking=checking
             )
@@ -89,7 +90,9 @@ class ProgramService:
     def _usual_seconds(self) -> float:
         """How long a reply takes, by the one that ended last."""
         latest = self.service.latest
-        return 1.0 if latest is None else latest.view.seconds
+        stats = None if latest is None else latest.view.stats  # without the time in the queue
+        reply_ms = None if stats is None else stats.told("reply_ms")
+        return 1.0 if reply_ms is None else reply_ms / 1000
 
 
 # which messages of a request are in the log already
