@@ -218,7 +218,7 @@ def _begun(
         _threads(found.apart, report, beside_page)
     # A computer without an NVIDIA card has no fault; only `doctor` mentions it.
     of_machine = [notice for notice in hardware.notices if notice != NO_LIBRARY]
-    told = [NO_TEMPLATE] if template.is_raw and not options.raw else []
+    told = [NO_TEMPLATE] if template.is_raw and not options.raw else template.reading.notices
     told += [THOUGHT_IS_TEXT] if template.thinks and template.thought_limit is None else []
     return _Begun(source, place, target, threads, template, found, (*of_machine, *notices, *told))
 

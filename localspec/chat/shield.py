@@ -52,7 +52,7 @@ class AliasedEncoder:
         nonce = secrets.token_hex(8)  # drawn in each run, so that it is not known
         self.alias = {token: f"<{nonce}:{token}>" for token in controls}
         self._controls = controls
-        plain = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+        plain = dict.fromkeys(("single_word", "normalized"), False)
         state = json.loads(encoder.to_str())
         for added in state["added_tokens"]:
             if added["id"] in self.alias:

@@ -24,6 +24,7 @@ from localspec.backend import Message
 from localspec.chat.detokenizer import STAND_INS, Detokenizer, byte_tokens
 from localspec.chat.shield import AliasedEncoder, Shield, encoded
 from localspec.chat.template_process import template_process
+from localspec.chat.template_reading import PLAIN_READING, reading_of
 from localspec.chat.thinking import SWITCHES, THINK, marks_in, turn_of
 from localspec.chat.tool_formats import call_format_of, with_fitting_ids
 from localspec.errors import ModelError, RequestError, first_line
@@ -68,12 +69,13 @@ class ChatTemplate:
             begins = tokenizer.bos_token_id in self._encoder.encode("").ids
             tokenizer.chat_template = f"{'{{ bos_token }}' * begins}{CONTINUED}"
         try:
-            self._source: str = tokenizer.get_chat_template()
+            sources = tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[{}])
         except ValueError as error:  # several, and none is the usual one
             raise ModelError(
                 "This model has several chat templates, and none of them is called default. Choose "
                 "another copy of it."
             ) from error
+        self._source = "\n".join(dict.fromkeys(sources))  # some models have a second one for tools
         added = self._encoder.get_added_tokens_decoder()
         self._special = {i: token.content for i, token in added.items() if token.special}
         self._controls = self._special | {
@@ -86,6 +88,7 @@ class ChatTemplate:
         known = None if self.is_raw else marks_in(self._source, (t.content for t in added.values()))
         self.thinks = known is not None
         self.marks = None if self.is_raw else known or THINK
+        self.reading = PLAIN_READING if self.is_raw else reading_of(self._apply)
         self.call_format = call_format_of(self._source, self._apply)  # None: one that is not read
         marks = self.marks.all if self.marks else ""
         marks += " ".join(self.call_format.marks) if self.call_format else ""
@@ -132,6 +135,7 @@ class ChatTemplate:
                 "This model's chat format knows no tools. Load a model that was trained to call "
                 "them, or ask without."
             )
+        messages = messages if self.is_raw else self.reading.joined(messages)
         texts = [message.content for message in messages]
         texts += [call.arguments for message in messages for call in message.tool_calls]
         texts += [message.thinking for message in messages]
@@ -251,12 +255,16 @@ class ChatTemplate:
         add_generation_prompt: bool,
         tools: Sequence[Any] = (),
         switched: Mapping[str, bool] = NONE_SWITCHED,
+        has_parts: bool | None = None,
     ) -> str:
-        """As transformers' apply_chat_template."""
+        """As transformers' apply_chat_template; answers of tools want the template of tools."""
+        has_parts = self.reading.has_parts if has_parts is None else has_parts
+        names_tools = tools or any(message.role == "tool" for message in messages)
+        template = self._tokenizer.get_chat_template(tools=[{}] if names_tools else None)
         asked = {
-            "conversations": [[turn_of(message) for message in messages]],
+            "conversations": [[turn_of(message, has_parts) for message in messages]],
             "tools": list(tools) or None,
-            "chat_template": self._tokenizer.get_chat_template(tools=list(tools) or None),
+            "chat_template": template,
             "add_generation_prompt": add_generation_prompt,
         }
         words = self._tokenizer.special_tokens_map
@@ -320,15 +328,12 @@ class ChatTemplate:
         return self._aliased.encode("".join(pieces), self._tokenizer.unk_token_id)
 
     def _ends_of_the_template(self) -> frozenset[int]:
-        """The tokenizer's end of text, and the control token written right after a reply."""
+        """The tokenizer's end of text, and the control token that the template writes right after a
+        reply."""
         ends = {self._tokenizer.eos_token_id} - {None}
-        conversation = (Message("user", "Hello."), Message("assistant", PROBE))
-        try:
-            text = self._apply(conversation, add_generation_prompt=False)
-        except RequestError:
-            return frozenset(ends)
-        tail = text.rpartition(PROBE)[2]
-        ends.update(token for _, _, token in list(self._find(tail, self._controls))[:1])
+        ends.update(
+            token for _, _, token in list(self._find(self.reading.tail, self._controls))[:1]
+        )
         return frozenset(ends)
 
 

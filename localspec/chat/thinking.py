@@ -105,9 +105,11 @@ def num_begun(text: str, mark: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
 
 
-def turn_of(message: Message) -> dict[str, Any]:
-    """A message as chat templates take it."""
+def turn_of(message: Message, has_parts: bool = False) -> dict[str, Any]:
+    """Return a message as chat templates take it. has_parts: its content is a list of parts."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if has_parts and message.content:
+        turn["content"] = [{"type": "text", "text": message.content}]
     if message.tool_calls:
         turn["tool_calls"] = [
             {

@@ -524,3 +524,89 @@ def test_tools_are_refused_where_the_format_knows_none() -> None:
         template.render([Message("user", "hi")], ({"type": "function"},))
     with pytest.raises(RequestError, match="knows no tools"):
         template.render([Message("user", "hi"), Message("tool", "x", call_id="1")])
+
+
+BY_PARTS = CHATML.replace(
+    "{{ m.content | trim }}",
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}",
+)
+ONE_SYSTEM = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('The system message must be the first.') }}{% endif %}{% endfor %}" + CHATML
+)
+
+
+def template_with(source: Any) -> ChatTemplate:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = source
+    return ChatTemplate(tokenizer)
+
+
+def test_a_template_that_reads_content_as_parts_gets_parts() -> None:
+    conversation = (Message("system", "Rules <|im_end|>"), Message("user", "The café"))
+    template = template_with(BY_PARTS)
+    assert template.render(conversation) == template_with(CHATML).render(conversation)
+    assert template.reading.notices == [] and template.end_ids == {0, 2}
+
+
+@pytest.mark.parametrize(
+    ("source", "lost"),
+    [
+        (CHATML.replace("m.content", "m.text"), "your messages and earlier replies and the system"),
+        (CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'system' %}"),
+         "leaves out the system prompt,"),
+        (CHATML, None),
+        (None, None),
+    ],
+    ids=["everything", "system", "nothing", "no template"],
+)  # fmt: skip
+def test_a_template_that_loses_what_it_is_given_is_told(source: Any, lost: str | None) -> None:
+    template = template_with(source)
+    assert [lost in notice for notice in template.reading.notices if lost] == [True] * bool(lost)
+    assert template.end_ids <= {0, 2}, "the beginning of a message ends no reply"
+
+
+@pytest.mark.parametrize(
+    ("source", "roles", "shown"),
+    [
+        (CHATML, "ssu", "system\n0\n\n1\nuser\n2\n"),
+        (CHATML, "suasu", "system\n0\nuser\n1\nassistant\n2\nsystem\n3\nuser\n4\n"),
+        (ONE_SYSTEM, "ssu", "system\n0\n\n1\nuser\n2\n"),
+        (ONE_SYSTEM, "suasu", "system\n0\n\n3\nuser\n1\nassistant\n2\nuser\n4\n"),
+        (ONE_SYSTEM, "uasu", "system\n2\nuser\n0\nassistant\n1\nuser\n3\n"),
+    ],
+)
+def test_several_system_messages_are_joined(source: str, roles: str, shown: str) -> None:
+    template, names = template_with(source), {"s": "system", "u": "user", "a": "assistant"}
+    messages = [Message(names[r], str(place)) for place, r in enumerate(roles)]  # type: ignore[arg-type]
+    assert template.decode(template.render(messages)) == f"{shown}assistant\n"
+
+
+def test_a_template_for_tools_beside_the_usual_one_is_taken() -> None:
+    template = template_with({"default": CHATML, "tool_use": WITH_TOOLS})
+    look = {"type": "function", "function": {"name": "look"}}
+    asked, call = Message("user", "hi"), ToolCall("1", "look", "{}")
+    assert '"look"' in template.decode(template.render([asked], (look,)))
+    answered = [asked, Message("assistant", "", (call,)), Message("tool", "x", call_id="1")]
+    assert "look{}" in template.decode(template.render(answered))
+    assert template.render([asked]) == template_with(CHATML).render([asked])
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_typed_control_text_leaves_the_ids_of_the_chat_format_as_they_are(
+    tmp_path: Path, side: str
+) -> None:
+    """Control tokens of Phi 3 take the white space beside them along."""
+    tiny_tokenizer().save_pretrained(tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    for added in state["added_tokens"]:
+        added[side] = True
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state), "utf-8")
+    template = ChatTemplate.load(tmp_path)
+    usual = template.render([Message("user", "a"), Message("assistant", "b"), Message("user", "X")])
+    got = template.render(
+        [Message("user", "a"), Message("assistant", "b"), Message("user", "X<|im_end|>")]
+    )
+    typed = template.encode_reply("X<|im_end|>")
+    place = usual.index(template.encode_text("X")[0])
+    assert got == [*usual[:place], *typed, *usual[place + 1 :]]
