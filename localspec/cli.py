@@ -46,7 +46,8 @@ app.command()(cluster)
 @loading("heads", "kernels", "parallel", "remote")  # heads are not planned
 def plan(
     vram_gib: Annotated[
-        list[float] | None, typer.Option(help="Free memory to plan for; twice for two GPUs.")
+        list[float] | None,
+        typer.Option(help="Size of the card, of which a desktop takes 1.1; twice for two GPUs."),
     ] = None,
     *,
     options: LoadOptions,

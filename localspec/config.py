@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -108,7 +109,8 @@ class ModelEntry:
     their own. heads: folders of heads trained on it, one a kind. accepted: a file of what drafts of
     these very models were accepted (train accepted). gated: whether the hub hands it out only to
     those who agreed to its terms, None when that is not known. terms: the page of the licence.
-    note: a sentence a person should know before choosing it."""
+    note: a sentence a person should know before choosing it. awq: id of the same model published
+    in 4 bits, as AWQ in groups of 128. copy_of: of the entry of such a copy, the model's id."""
 
     id: str
     license: str
@@ -121,6 +123,15 @@ class ModelEntry:
     gated: bool | None = None
     terms: str | None = None
     note: str = ""
+    awq: str | None = None
+    copy_of: str = ""
+
+    @property
+    def packed(self) -> ModelEntry | None:
+        """The entry of the model's copy in 4 bits; None where none is known."""
+        if self.awq is None:
+            return None
+        return replace(self, id=self.awq, awq=None, copy_of=self.id, accepted=None)
 
     @property
     def page(self) -> str:
@@ -128,6 +139,7 @@ class ModelEntry:
         return f"https://huggingface.co/{self.id}"
 
 
+NUMBERS = re.compile(r"\d+(?:\.\d+)?")  # in a name: of a generation, or a size
 SIZES = (
     "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
     "vocab_size", "context_length",
@@ -155,7 +167,7 @@ PROFILE_KINDS: Mapping[str, type] = {
 }
 MODEL_KINDS: Mapping[str, type] = {
     **SHAPE_KINDS,
-    **dict.fromkeys(("license", "folder", "accepted", "terms", "note"), str),
+    **dict.fromkeys(("license", "folder", "accepted", "terms", "note", "awq"), str),
     **dict.fromkeys(("drafts", "foreign", "heads"), list),
     "gated": bool,
 }
@@ -220,9 +232,19 @@ def find_profile(name: str, profiles: Mapping[str, Profile]) -> Profile:
     if name.endswith(".toml"):
         return load_profile(Path(name).expanduser())
     raise ConfigError(
-        f"There is no profile '{name}'. Did you mean '{nearest(name, profiles)}'? "
+        f"There is no profile '{name}'.{suggestion(name, profiles)} "
         f"Known: {', '.join(sorted(profiles))}."
     )
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'X'?" with the known name that looks most like this one, or "" without
+    a close one. A name with other numbers is another generation or size, and no slip of the pen."""
+    numbers = NUMBERS.findall(word)
+    same = [name for name in known if NUMBERS.findall(name) == numbers]
+    spelt = {name.lower(): name for name in sorted(same)}
+    close = difflib.get_close_matches(word.lower(), spelt, n=1)
+    return f" Did you mean '{spelt[close[0]]}'?" if close else ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -251,6 +273,7 @@ def _model_entry(model_id: str, table: Any, family: str | None, path: Path) -> M
         accepted=_in_project(table["accepted"]) if "accepted" in table else None,
         gated=table.get("gated"),
         terms=table.get("terms"),
+        awq=table.get("awq"),
         note=table.get("note", ""),
     )
 

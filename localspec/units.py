@@ -60,6 +60,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def billions(count: int) -> str:
+    """A number of parameters, in words."""
+    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
+
+
 def capital(phrase: str) -> str:
     """With its first letter large, the others as they are."""
     return phrase[:1].upper() + phrase[1:]

@@ -119,8 +119,8 @@ def test_a_pipe_among_the_profiles_is_refused_and_not_waited_for(tmp_path: Path)
 
 
 def test_an_unknown_profile_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"'qwen33'. Did you mean 'qwen3'\?"):
-        find_profile("qwen33", SHIPPED)
+    with pytest.raises(ConfigError, match=r"'qwem3'. Did you mean 'qwen3'\?"):
+        find_profile("qwem3", SHIPPED)
 
 
 def test_a_profile_can_be_given_by_path(tmp_path: Path) -> None:

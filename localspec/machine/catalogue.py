@@ -180,6 +180,7 @@ def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[Av
             terms=entry.terms,
             page=None if entry.folder is not None else entry.page,
             note=entry.note,
+            packed=shape_from_entry(entry.packed) if entry.packed else None,
         )
         for entry in listed
         if entry.id in offered

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from math import ceil, floor, inf
+from math import ceil, inf
 
 from localspec.config import Profile, Settings, find_profile, load_profiles, nearest, settings_for
 from localspec.core import AUTO, OFF
@@ -36,6 +36,9 @@ from localspec.precisions import FULL_BYTES, PRECISIONS
 from localspec.speculation import Measurement
 from localspec.units import gib
 
+# What a desktop with a browser takes of a card, in bytes: drivers report 10.5 to 11.3 GiB free of
+# 12, of which this is the middle.
+DESKTOP_BYTES = int(1.1 * GIB)
 DEVICE_WORDS = {"cuda": "a GPU", "mps": "the Apple GPU", "cpu": "the processor"}
 
 
@@ -43,7 +46,7 @@ def machine_for(
     device: str | None = None, vram_gib: Sequence[float] = (), here: Hardware | None = None
 ) -> Hardware:
     """The machine to plan for: this one with the device asked for, or with one or two GPUs of so
-    many free GiB in place of its own (0: with none). Raises ConfigError."""
+    many GiB in place of its own (0: with none), a desktop on the larger. Raises ConfigError."""
     here = here or probe()
     if not vram_gib:
         return on_device(here, device)
@@ -67,14 +70,17 @@ def machine_for(
 
 
 def _with_gpus(hardware: Hardware, sizes: Sequence[int]) -> Hardware:
-    """With GPUs of so many bytes, all free; of the kind of its own, where it has one."""
+    """With GPUs of so many bytes, the largest first; of the kind of its own, where it has one. A
+    desktop is drawn with the first, and the others are free."""
     kind = hardware.gpu or Gpu("GPU", "", None, None, None, None, None, has_display=False)
-    kind = replace(kind, has_unified_memory=False, own_bytes=None)
-    gpus = tuple(
+    kind = replace(kind, has_unified_memory=False, own_bytes=None, has_display=False)
+    gpus = [
         replace(kind, uuid=f"planned {number}", total_bytes=size, free_bytes=size)
         for number, size in enumerate(sizes)
-    )
-    return replace(hardware, device="cuda", gpu=gpus[0], gpus=gpus)
+    ]
+    left_bytes = max(0, sizes[0] - DESKTOP_BYTES)
+    gpus[0] = replace(gpus[0], free_bytes=left_bytes, has_display=True)
+    return replace(hardware, device="cuda", gpu=gpus[0], gpus=tuple(gpus))
 
 
 def make_plans(
@@ -106,7 +112,8 @@ def make_plans(
         found = [find_model(name, profiles) for name in drafts]
         candidates = tuple(DraftCandidate(e.shape, compatibility_of(target, e)) for e in found)
         known = tuple(measurements)
-        return PlanRequest(target.shape, room, context, candidates, full, only, known, other)
+        places = (room, context, candidates, full, only, known, other, target.packed)
+        return PlanRequest(target.shape, *places, is_here=target.folder is not None)
 
     if options.model is None and options.draft is None:
         requests, refused = [], list[Refusal]()
@@ -143,7 +150,7 @@ def _of_many(requests: Sequence[PlanRequest], refused: list[Refusal], device: st
         for each in first.values():
             is_short = each.context_length < (request.context_length or DEFAULT_CONTEXT) / 2
             is_for_code = "Coder" in each.target.name
-            worth = (-worth_of(each, device), is_for_code, -number)
+            worth = (-worth_of(each, device, request.is_here), is_for_code, -number)
             found.append(((is_short, is_slow(each, device), *worth), each))
         refused += [each for each in report.refused if each.drafter not in first]
     found.sort(key=lambda each: each[0])
@@ -174,9 +181,9 @@ def render(
     second GPU that was planned for."""
     second = "" if other_gib is None else f", and a second one with {other_gib:.1f} GiB"
     device = DEVICE_WORDS[report.device]
-    lines = [f"Planning for {device} with {gib(free_bytes, floor)} free{second}.", ""]
-    best = {each.target.name: each for each in reversed(report.plans)}
-    of_models = [each for each in report.plans if best[each.target.name] is each]
+    lines = [f"Planning for {device} with {gib(free_bytes)} free{second}.", ""]
+    best = {each.target.model_name: each for each in reversed(report.plans)}
+    of_models = [each for each in report.plans if best[each.target.model_name] is each]
     is_overview = len(of_models) > 1
     shown = of_models if is_overview else report.plans
     for number, each in enumerate(shown[:most], start=1):

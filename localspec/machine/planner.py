@@ -39,10 +39,9 @@ from localspec.machine.plans import (
     bytes_of,
     draft_bytes_of,
 )
-from localspec.machine.shapes import ModelShape
 from localspec.precisions import Precision
 from localspec.speculation import Measurement
-from localspec.units import capital, gib
+from localspec.units import billions, capital, gib
 
 # Context lengths tried below the wanted one.
 CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024)
@@ -78,10 +77,7 @@ def preference() -> tuple[str, ...]:
 def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrangement] | str]]:
     """For each drafter its arrangements, from the fullest precision to the smallest, or a sentence
     on why there is none. A draft_model comes once for each draft."""
-    base = [
-        Arrangement(request.target, precision, request.wanted_context, request.full)
-        for precision in request.precisions
-    ]
+    base = [request.arranged(precision) for precision in request.precisions]
     if request.target.is_recurrent and request.target.family in TOKEN_BY_TOKEN:
         reason = no_drafts_for(request.target.family)
         yield from ((drafter, reason) for drafter in preference() if drafter != OFF)
@@ -127,8 +123,9 @@ def _draft_objection(request: PlanRequest, candidate: DraftCandidate) -> str | N
         )
     if draft.num_params >= target.num_params:
         return (
-            f"{draft.name} ({_billions(draft)} parameters) is not smaller than "
-            f"{target.name} ({_billions(target)}), so it cannot save time. A smaller draft would."
+            f"{draft.name} ({billions(draft.num_params)} parameters) is not smaller than "
+            f"{target.name} ({billions(target.num_params)}), so it cannot save time. A smaller "
+            "draft would."
         )
     if draft.context_length < request.wanted_context:
         return (
@@ -198,7 +195,8 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     fewer = request.precisions[request.precisions.index(short.precision) + 1 :]
     if request.precisions[-1] == "4-bit":
         fewer = (*fewer, "4-bit-head")  # planned only where it is asked for
-    lower = [replace(short, precision=each) for each in fewer if short.self_draft is None]
+    fewer = fewer if short.self_draft is None else ()
+    lower = [replace(short, precision=each, target=request.files_for(each)) for each in fewer]
     remedies = [f"context {shorter.context_length}"] if shorter else []
     remedies += [each.precision for each in lower if _fits(request, each)][:1]
     if not remedies:
@@ -293,8 +291,8 @@ def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByt
     if share <= LARGE_DRAFT_SHARE:
         return said
     return (
-        f"{said} The draft has {_billions(draft)} parameters, {share:.0%} of its target's "
-        f"{_billions(target)}: beyond a tenth it may cost more than it saves."
+        f"{said} The draft has {billions(draft.num_params)} parameters, {share:.0%} of its "
+        f"target's {billions(target.num_params)}: beyond a tenth it may cost more than it saves."
     )
 
 
@@ -347,6 +345,12 @@ def _concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str
     if arrangement.context_length < request.wanted_context:
         asked_for = f"{request.wanted_context} tokens"
         yield f"The context is cut to {arrangement.context_length} of {asked_for} to fit."
+    if target.copy_of:
+        yield (
+            f"{target.name} is {target.copy_of} published in 4 bits: about "
+            f"{gib(target.published_bytes)} to fetch. The 16-bit files, "
+            f"{gib(request.target.published_bytes)}, would be quantised here."
+        )
     if target.stored_as:
         yield f"Its weights are kept as {target.stored_as}, and {_done(request, arrangement)}."
     if arrangement.precision == "4-bit-head":
@@ -392,8 +396,3 @@ def _precision_at(arrangement: Arrangement) -> str:
 
 def _copy(arrangement: Arrangement) -> str:
     return "an 8-bit copy" if arrangement.self_draft == "8-bit" else "a 4-bit copy"
-
-
-def _billions(shape: ModelShape) -> str:
-    count = shape.num_params
-    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"

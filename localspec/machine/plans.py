@@ -263,7 +263,8 @@ class DraftCandidate:
 class PlanRequest:
     """drafts: best first. full: what unquantised weights and caches are kept in.
     only_precision: None plans for all that the device and the model allow. other: a second device,
-    for a draft."""
+    for a draft. packed: the target's copy in 4 bits, where its own files are not here. is_here:
+    whether they are."""
 
     target: ModelShape
     room: Room
@@ -273,6 +274,20 @@ class PlanRequest:
     only_precision: Precision | None = None
     measurements: tuple[Measurement, ...] = ()
     other: OtherDevice | None = None
+    packed: ModelShape | None = None
+    is_here: bool = False
+
+    def files_for(self, precision: Precision) -> ModelShape:
+        """The copy of the target to fetch for a precision: the one in 4 bits where these stay as
+        they are, since it is a third of the download and is not quantised here."""
+        is_packed = precision in ("4-bit", "4-bit-head") and self.packed is not None
+        if is_packed and self.packed and self.packed.count_in_groups(self.room.device, self.full):
+            return self.packed
+        return self.target
+
+    def arranged(self, precision: Precision) -> Arrangement:
+        """The target alone in a precision, at the wanted context."""
+        return Arrangement(self.files_for(precision), precision, self.wanted_context, self.full)
 
     @property
     def wanted_context(self) -> int:

@@ -47,6 +47,9 @@ SMALL_FILES_BYTES = 12_000_000
 MOST_BYTES_ON_CPU = 4_000_000_000
 NUM_ALTERNATIVES = 2
 DRAFT_WORTH = 2.25  # a draft about doubles the speed, as half the size would
+# Worth of 16-bit files that must be fetched and quantised here, as a share of that of 4-bit files,
+# a third of the download. So the 4-bit files of a model a little smaller are offered before them.
+QUANTISED_WORTH = 0.6
 
 LONGEST_DRAFT = 8
 ASSUMED_ACCEPTANCE = {DRAFT_MODEL: (0.5, 0.8), SELF_QUANT: (0.8, 0.95)}  # careful, hopeful
@@ -58,7 +61,8 @@ MOST_LOOKUP_GAIN = 2.0
 class AvailableModel:
     """A model that can be loaded or downloaded. origin: where it was found, "" for what a profile
     lists or a person named. page: on the hub, None for what ships or is in a folder. place: the
-    path to load it by, where its name is none, and num_bytes of its weights."""
+    path to load it by, where its name is none, and num_bytes of its weights. packed: its copy in 4
+    bits on the hub."""
 
     shape: ModelShape
     license: str | None
@@ -70,6 +74,7 @@ class AvailableModel:
     note: str = ""
     place: str = ""
     num_bytes: int = 0
+    packed: ModelShape | None = None
 
     @property
     def id(self) -> str:
@@ -180,13 +185,15 @@ class Recommendation:
 def recommend(
     snapshot: Snapshot, models: Sequence[AvailableModel], context_length: int
 ) -> Recommendation:
-    cards = [card_of(snapshot, model, context_length) for model in models]
+    every = [card_of(snapshot, model, context_length) for model in models]
+    # A copy in 4 bits is both a profile's and in the cache: the profile knows its drafts.
+    cards = list({card.id: card for card in reversed(every)}.values())[::-1]
     by_size = sorted(cards, key=_size)
     fitting = [card for card in by_size if card.refusal is None]
     first = max(
         (card for card in fitting if _may_be_first(snapshot, card, context_length)),
         # Of equal ones the later family wins.
-        key=lambda card: (worth_of(card.plan, snapshot.room.device), cards.index(card)),
+        key=lambda card: (_worth(snapshot, card), cards.index(card)),
         default=None,
     )
     here = tuple(card for card in cards if card.is_here)
@@ -200,6 +207,10 @@ def recommend(
     near = tuple(smaller[:NUM_ALTERNATIVES]), tuple(larger[:NUM_ALTERNATIVES])
     others = _without(cards, (first, *near[0], *near[1], *here))
     return Recommendation(first, *near, here, others)
+
+
+def _worth(snapshot: Snapshot, card: Card) -> float:
+    return worth_of(card.plan, snapshot.room.device, card.parts[0].is_here)
 
 
 def _size(card: Card) -> int:
@@ -228,10 +239,13 @@ def _is_for_anyone(card: Card) -> bool:
     return is_open and "Coder" not in card.id
 
 
-def worth_of(plan: Plan, device: str) -> float:
-    """What a plan is worth beside those of other models. Sizes alike to two digits are equal."""
+def worth_of(plan: Plan, device: str, is_here: bool) -> float:
+    """What a plan is worth beside those of other models. Sizes alike to two digits are equal.
+    is_here: the target's files are on this machine."""
     is_pair = plan.drafter == DRAFT_MODEL and device != "cpu"
-    return (DRAFT_WORTH if is_pair else 1.0) * float(f"{plan.target.num_params:.1e}")
+    is_quantised = plan.precision not in FULL_BYTES and not plan.target.stored_as
+    worth = (DRAFT_WORTH if is_pair else 1.0) * float(f"{plan.target.num_params:.1e}")
+    return worth * QUANTISED_WORTH if is_quantised and not is_here else worth
 
 
 # -- one card -------------------------------------------------------------------------------
@@ -250,6 +264,7 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
         only_precision=snapshot.full if room.device == "cpu" else None,
         measurements=snapshot.measurements,
         other=snapshot.other,
+        packed=None if model.shape.name in snapshot.cached else model.packed,
     )
     report = plan(request)
     if report.plans:
@@ -260,6 +275,9 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
         wished = plan(replace(request, room=unlimited)).plans
         chosen = min(wished, key=lambda each: each.bytes.total)
         refusal = next(each.reason for each in report.refused if each.drafter == OFF)
+    if chosen.target is not model.shape:
+        page = f"https://huggingface.co/{chosen.target.name}"
+        model = replace(model, shape=chosen.target, page=page)
     shapes = (model.shape,) if chosen.draft is None else (model.shape, chosen.draft)
     parts = tuple(_part(snapshot, shape, model) for shape in shapes)
     missing, disk = sum(p.num_bytes for p in parts if not p.is_here), snapshot.disk_free_bytes
@@ -281,8 +299,7 @@ def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> CardP
         return CardPart(shape.name, snapshot.cached[shape.name], True, True)
     if shape.name in snapshot.exact:
         return CardPart(shape.name, snapshot.exact[shape.name], True, False)
-    published_bytes = shape.num_params * FULL_BYTES["bf16"]  # in 16 bits, as most are
-    return CardPart(shape.name, published_bytes + SMALL_FILES_BYTES, False, False)
+    return CardPart(shape.name, shape.published_bytes + SMALL_FILES_BYTES, False, False)
 
 
 # -- the gain -------------------------------------------------------------------------------

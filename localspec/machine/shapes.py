@@ -69,7 +69,8 @@ class ModelShape:
     not_native: why the native decoder does not run it, after "because"; empty where it does.
     counted: of a family whose layers are not known here. all_kv_width: as `kv_width` of all layers
     together, 0 where all have the same. group_size, num_in_groups: of 4-bit weights in the files
-    that can stay as they are (formats.stored). is_published_wide: not held by fp16."""
+    that can stay as they are (formats.stored). is_published_wide: not held by fp16. copy_of: of a
+    copy in 4 bits, the name of the model."""
 
     name: str
     family: str
@@ -100,6 +101,20 @@ class ModelShape:
     group_size: int = 0
     num_in_groups: int | None = None
     is_published_wide: bool = False
+    copy_of: str = ""
+
+    @property
+    def model_name(self) -> str:
+        """Of the model itself, whichever copy of it this is."""
+        return self.copy_of or self.name
+
+    @property
+    def published_bytes(self) -> int:
+        """Of its weights on the hub: 16 bits each, but for those that are kept in groups of 4 bits,
+        each group with a scale of 16 bits and a zero of 4."""
+        packed = self.linear_params if self.group_size else 0
+        whole = FULL_BYTES["bf16"] * (self.num_params - packed)
+        return whole + int(packed * (0.5 + 2.5 / (self.group_size or 1)))
 
     @property
     def is_native(self) -> bool:

@@ -19,8 +19,8 @@ from localspec.config import (
     Profile,
     find_profile,
     load_profiles,
-    nearest,
     settings_for,
+    suggestion,
 )
 from localspec.errors import ConfigError, ModelError
 from localspec.formats.folder_files import name_of, require_whole
@@ -34,6 +34,11 @@ from localspec.machine.shapes import ModelShape
 from localspec.options import LoadOptions
 
 DEMO = "localspec/demo"
+AWQ_GROUP = 128  # weights with one scale, in the copies that profiles name
+AWQ = f"AWQ, 4-bit, groups of {AWQ_GROUP}"
+UNKNOWN_MODEL = (
+    " Fetch it in the Models tab or name its folder; `plan` without --model lists what is known."
+)
 
 Say = Callable[[str], None]
 
@@ -43,12 +48,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class KnownModel:
-    """folder: where its files are, or a GGUF file; None when only the shape is known. drafts:
-    ids."""
+    """folder: where its files are, or a GGUF file; None when only the shape is known. drafts: ids.
+    packed: its copy in 4 bits, where the model's own files are not here and there is one."""
 
     shape: ModelShape
     folder: Path | None
     drafts: tuple[str, ...]
+    packed: ModelShape | None = None
 
 
 def named_path(name: str) -> Path:
@@ -70,8 +76,10 @@ def named_path(name: str) -> Path:
 
 
 def find_entry(name: str, profiles: Mapping[str, Profile]) -> ModelEntry | None:
-    """A profile's model, named by its id, by its folder or by the id's last part."""
+    """A profile's model or its copy in 4 bits, named by its id, by its folder or by the id's last
+    part."""
     entries = [entry for profile in profiles.values() for entry in profile.models.values()]
+    entries += [entry.packed for entry in entries if entry.packed is not None]
     exact = next((entry for entry in entries if entry.id == name), None)
     folder = named_path(name)
     if exact is not None:
@@ -89,9 +97,9 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
     ModelError for a folder that cannot be read."""
     entry = find_entry(name, profiles)
     if entry is not None:
-        return KnownModel(
-            shape_from_entry(entry), entry.folder or cached_folder(entry.id), entry.drafts
-        )
+        here = entry.folder or cached_folder(entry.id)
+        packed = None if here or not entry.packed else shape_from_entry(entry.packed)
+        return KnownModel(shape_from_entry(entry), here, entry.drafts, packed)
     folder = named_path(name)
     file = gguf_of(folder)
     if file is not None:
@@ -103,8 +111,8 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
         return KnownModel(shape_from_folder(cached, name), cached, ())
     known = [id for profile in profiles.values() for id in profile.models]
     raise ConfigError(
-        f"'{name}' is neither a model folder nor a model the profiles know. "
-        f"Did you mean '{nearest(name, known)}'?"
+        f"'{name}' is neither a model folder nor a model the profiles know, so its size is not "
+        f"known.{suggestion(name, known) or UNKNOWN_MODEL}"
     )
 
 
@@ -114,10 +122,13 @@ def shape_from_entry(entry: ModelEntry) -> ModelShape:
     family = entry.shape["family"]
     if family not in SIZED:
         raise ConfigError(
-            f"The profile of {entry.id} names the family '{family}'. "
-            f"Did you mean '{nearest(family, SIZED)}'?"
+            f"The profile of {entry.id} names the family '{family}', which is not known."
+            f"{suggestion(family, SIZED)}"
         )
-    return ModelShape(name=entry.id, **entry.shape)
+    shape = ModelShape(name=entry.id, **entry.shape)
+    if not entry.copy_of:
+        return shape
+    return replace(shape, copy_of=entry.copy_of, stored_as=AWQ, group_size=AWQ_GROUP)
 
 
 def compatibility_of(target: KnownModel, draft: KnownModel) -> Compatibility:

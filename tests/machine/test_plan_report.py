@@ -19,7 +19,7 @@ from localspec.load import open_local_backend
 from localspec.machine.catalogue import folder_model
 from localspec.machine.hardware import Hardware, probe
 from localspec.machine.plan_report import machine_for, make_plans, render
-from localspec.machine.plans import full_precision, room_for
+from localspec.machine.plans import PlanReport, full_precision, room_for
 from localspec.machine.sources import find_model
 from localspec.options import LoadOptions
 from localspec.speculation import Measurement
@@ -77,24 +77,29 @@ def test_the_room_is_what_the_machine_has_free() -> None:
 
 def test_the_table_of_cards_in_the_readme_is_what_is_planned(settings: Settings) -> None:
     readme = (PROJECT_FOLDER / "README.md").read_text("utf-8")
-    rows = re.findall(r"^\| (\d+) GB \| (\S+), 4-bit \| (\S+) \| (\S+ GiB) \|$", readme, re.M)
+    row = r"^\| (\d+) GB \| (\S+), 4-bit \| (\S+) \| (\d+) \| (\S+ GiB) \|$"
+    rows = re.findall(row, readme, re.M)
     assert len(rows) == 4
     for card, *shown in rows:
         hardware = machine_for(None, (float(card),), CPU)
-        report = make_plans(LoadOptions(profile="qwen3", context=8192), settings, hardware)
-        drafted = [each for each in report.plans if each.draft and each.context_length == 8192]
-        most = max(each.target.num_params for each in drafted)
-        assert shown in [
-            [*(str(name).rpartition("/")[2] for name in (each.target.name, each.draft_name)),
-             gib(each.bytes.total, ceil)]
-            for each in drafted
-            if each.target.num_params == most
-        ]  # fmt: skip
+        best = make_plans(LoadOptions(profile="qwen3", context=8192), settings, hardware).plans[0]
+        names = [str(name).rpartition("/")[2] for name in (best.target.name, best.draft_name)]
+        assert shown == [*names, str(best.context_length), gib(best.bytes.total, ceil)]
 
 
 def test_given_memory_is_planned_for_as_a_gpu_even_without_one() -> None:
     room = room_for(machine_for(None, (8,), CPU))
-    assert (room.device, room.free_bytes) == ("cuda", 8 * GIB)
+    assert (room.device, room.total_bytes) == ("cuda", 8 * GIB)
+
+
+def test_a_desktop_takes_its_part_of_the_card_that_is_planned_for() -> None:
+    """Of 12 GiB drivers report 10.5 to 11.3 as free."""
+    hardware = machine_for(None, (8, 12), GPU)
+    room, report = room_for(hardware), PlanReport("cuda", (), ())
+    assert 10.5 * GIB <= room.free_bytes <= 11.3 * GIB and room.has_display
+    assert render(report, room.free_bytes).startswith("Planning for a GPU with 10.9 GiB free")
+    assert hardware.gpus[1].free_bytes == 8 * GIB, "no desktop is drawn with the other one"
+    assert "11.0 GiB free" in render(report, int(10.97 * GIB)), "rounded to the nearest"
 
 
 @pytest.mark.parametrize(("device", "gib"), [("cuda", 8), ("cpu", 0)])
@@ -165,6 +170,37 @@ def test_a_known_model_brings_its_drafts(settings: Settings, name: str) -> None:
 def test_an_unknown_model_names_the_nearest(settings: Settings) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'Qwen/Qwen3-8B'"):
         plans_of(settings, model="Qwen/Qwen3-8X")
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2-7B", "qwen4-8b", "Qwen/Qwen3-9B"])
+def test_another_generation_or_size_is_not_what_was_meant(settings: Settings, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"size is not known\. Fetch it"):
+        plans_of(settings, model=name)
+
+
+def test_files_in_4_bits_are_offered_before_those_that_would_be_quantised(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    four = plans_of(settings, vram=12, model="Qwen/Qwen3-8B")["plans"]
+    assert {each["target"] for each in four} == {"Qwen/Qwen3-8B-AWQ"}
+    assert "about 5.7 GiB to fetch. The 16-bit files, 15.3 GiB," in four[0]["reason"]
+    whole = plans_of(settings, vram=40, model="Qwen/Qwen3-8B")["plans"]
+    assert {each["target"] for each in whole if each["precision"] == "bf16"} == {"Qwen/Qwen3-8B"}
+    said = [each["target"] for each in plans_of(settings, vram=12)["plans"] if each["draft"]]
+    assert said.index("Qwen/Qwen2.5-7B-Instruct-AWQ") < said.index(
+        "meta-llama/Llama-3.1-8B-Instruct"
+    )
+    monkeypatch.setattr("localspec.machine.sources.cached_folder", lambda hub_id: Path("here"))
+    here = plans_of(settings, vram=12, model="Qwen/Qwen3-8B")["plans"]
+    assert {each["target"] for each in here} == {"Qwen/Qwen3-8B"}, "nothing is to be fetched"
+
+
+def test_a_copy_in_4_bits_has_the_drafts_of_its_model(settings: Settings) -> None:
+    plans = plans_of(settings, vram=40, model="Qwen/Qwen3-8B-AWQ")["plans"]
+    assert {each["draft"] for each in plans if each["draft"]} == {
+        "Qwen/Qwen3-0.6B",
+        "Qwen/Qwen3-1.7B",
+    }
 
 
 def test_a_folder_is_planned_with_its_token_map_compared(
@@ -294,8 +330,8 @@ def test_the_catalogue_says_something_of_every_model_and_drafter(
 
 def test_the_catalogue_puts_first_what_the_models_tab_does(settings: Settings) -> None:
     """A draft counts more than twice the size; a processor reads a few gigabytes in time."""
-    targets = [plans_of(settings, vram=v, profile="qwen3")["plans"][0]["target"] for v in (5, 24)]
-    assert targets == ["Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-32B"]
+    targets = [plans_of(settings, vram=v, profile="qwen3")["plans"][0]["target"] for v in (8, 24)]
+    assert targets == ["Qwen/Qwen3-4B-AWQ", "Qwen/Qwen3-32B-AWQ"]
     on_cpu = plans_of(settings, CPU, profile="qwen3")["plans"]
     assert on_cpu[0]["bytes"]["target_weights"] <= 4e9 < on_cpu[-1]["bytes"]["target_weights"]
 
