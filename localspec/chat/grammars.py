@@ -28,7 +28,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from localspec.chat.schemas import closed, refuse_too_large
+from localspec.chat.schemas import MOST_PROPERTIES, closed, refuse_too_large
 from localspec.chat.template import ChatTemplate
 from localspec.errors import RequestError, first_line
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Of the parser, which needs four for each optional property that may come next. The library's own
+# 2,000 would end a reply in its middle that has 500 to choose among.
+MOST_ITEMS_IN_ROW = 5 * MOST_PROPERTIES
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -100,9 +103,10 @@ class Grammars:
 
     def of(self, grammar: str, begun: Sequence[int] = ()) -> ReplyGrammar:
         """begun: tokens of the reply that stand before the first new one. Raises RequestError."""
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(self._indexed(), grammar, log_level=0)
+        limits = LLParserLimits(max_items_in_row=MOST_ITEMS_IN_ROW)
+        matcher = LLMatcher(self._indexed(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise _refused(matcher.get_error())
         if matcher.try_consume_tokens(list(begun)) < len(begun):

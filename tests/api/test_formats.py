@@ -97,7 +97,10 @@ def test_others_are_answered_while_a_schema_is_compiled(
 @pytest.mark.parametrize(
     ("form", "said"),
     [
-        (format_of({"properties": {f"p{n}": {} for n in range(3000)}}), "has 3,000 properties"),
+        (
+            format_of({"properties": {f"p{n}": {} for n in range(3000)}}),
+            "has 3,000 properties in one object",
+        ),
         ({"type": "json_schema"}, "holds no schema"),
         (format_of("object"), "holds no schema"),
         (format_of({"type": "strange"}), "cannot hold a reply to this schema: .*strange. Change"),

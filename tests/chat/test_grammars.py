@@ -150,7 +150,7 @@ def test_a_call_has_the_arguments_that_its_tool_names_and_no_others() -> None:
     assert takes(defined, {"a": {"b": 1}}) and not takes(defined, {"a": {"x": 1}})
 
 
-NAMES: dict[str, Any] = {f"p{place}": {} for place in range(2001)}
+NAMES: dict[str, Any] = {f"p{place}": {} for place in range(501)}
 DEEP: dict[str, Any] = {"type": "string"}
 for _ in range(40):
     DEEP = {"type": "object", "properties": {"a": DEEP}}
@@ -159,8 +159,8 @@ for _ in range(40):
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ({"properties": NAMES}, "has 2,001 properties, but .* at most 2,000"),
-        ({"anyOf": [{"properties": NAMES}]}, "has 2,001 properties"),
+        ({"properties": NAMES}, "has 501 properties in one object, but .* at most 500"),
+        ({"anyOf": 10 * [{"properties": NAMES}]}, "has 5,010 properties, but .* at most 5,000"),
         (DEEP, "has 81 levels, but .* at most 60"),
         ({"enum": ["word" * 10] * 6000}, "has 264,010 characters"),
     ],
@@ -172,6 +172,14 @@ def test_a_schema_that_is_too_large_is_refused_by_its_size(
     for asked in ({"schema": schema}, {"functions": [function]}):
         with pytest.raises(RequestError, match=said):
             grammar_of(**asked)  # type: ignore[arg-type]
+
+
+def test_a_large_schema_holds_its_reply_to_the_end() -> None:
+    objects = [
+        {"type": "object", "properties": {f"{letter}{place}": {} for place in range(200)}}
+        for letter in "abcd"
+    ]
+    assert allows(grammars().of(grammar_of({"anyOf": objects})), '{"a7": 1, "a199": 2}')
 
 
 def test_a_format_beside_tools_leaves_the_choice() -> None:
