@@ -264,9 +264,9 @@ class Backend(Protocol):
 
     def count_tokens(
         self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
-    ) -> int | None:
+    ) -> int:
         """Prompt tokens of a conversation. A last message of the assistant counts as a reply to be
-        continued. tools: as in `Request`. None where a server does not tell it. Raises
+        continued. tools: as in `Request`. Raises NotCounted where a server does not tell it, and
         EngineLost also where no answer comes in a few seconds."""
         ...
 

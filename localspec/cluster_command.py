@@ -178,13 +178,14 @@ def run(made: ClusterCommand) -> None:
 
 def _wait_until_it_answers(made: ClusterCommand, server: subprocess.Popen[bytes]) -> None:
     """Raises SetupError where it ends before."""
-    from localspec.remote.servers import client_of, look_at
+    from localspec.remote.connection import Connection
+    from localspec.remote.servers import look_at
 
     asked = RemoteServer(made.url)
-    with client_of(asked) as client:
+    with Connection(asked) as connection:
         while server.poll() is None:
             with suppress(ConfigError):
-                look_at(asked, client)
+                look_at(asked, connection)
                 return
             time.sleep(LOOK_S)
     raise SetupError(

@@ -5,7 +5,8 @@
     │   └── AlreadyRunning    another process serves this home folder
     ├── ConfigError      a profile, a setting or a flag is wrong
     ├── RequestError     a message or sampling value cannot be used
-    │   └── ContextOverflow   the conversation is longer than the context
+    │   ├── ContextOverflow   the conversation is longer than the context
+    │   └── NotCounted        a server does not tell how many tokens a conversation has
     ├── QueueFull        too many requests wait
     ├── ModelError       a model folder is missing, corrupt, unsafe or unsupported
     │   └── DraftMismatch     a draft cannot serve this target
@@ -81,6 +82,10 @@ class ContextOverflow(RequestError):
             f"{enumerated(remedies, ', or ')}.",
             "messages",
         )
+
+
+class NotCounted(RequestError):
+    """A server does not tell how many tokens a conversation has, for the reason in the message."""
 
 
 class QueueFull(LocalspecError):

@@ -74,3 +74,8 @@ def enumerated(words: Sequence[str], joint: str = " and ") -> str:
     """One or more words as a list in a sentence: a, b and c."""
     *first, last = words
     return f"{', '.join(first)}{joint}{last}" if first else last
+
+
+def clean(text: str) -> str:
+    """Return the text as UTF-8 can hold it: a lone half of a surrogate pair becomes U+FFFD."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -13,7 +13,7 @@ from localspec.machine.download_faults import fault_of
 from localspec.machine.hub_files import search
 from localspec.options import RemoteServer
 from localspec.proxies import require_usable_proxies
-from localspec.remote.servers import client_of
+from localspec.remote.connection import Connection
 
 SOCKS = "socks://me:secret@127.0.0.1:7891/"
 
@@ -44,8 +44,8 @@ def test_a_proxy_that_cannot_be_used_is_named_without_its_password(
         "secret" not in str(fault_of(hub.value, "any")) and fault_of(hub.value, "any").remedy == ""
     )
     with pytest.raises(ConfigError, match=rf"The proxy in {name} cannot be used"):
-        client_of(RemoteServer("http://10.0.0.1:8000"))
-    client_of(RemoteServer("http://127.0.0.1:8000")).close()  # asks no proxy
+        Connection(RemoteServer("http://10.0.0.1:8000"))
+    Connection(RemoteServer("http://127.0.0.1:8000")).close()  # asks no proxy
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9", "127.0.0.1:9", "https://me@127.0.0.1"])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from localspec.backend import Backend, Description, DrafterStatus, Message, Request
 from localspec.core import AUTO, OFF
 from localspec.drafters.registry import label_of
-from localspec.errors import ContextOverflow, EngineLost, RequestError
+from localspec.errors import ContextOverflow, EngineLost, NotCounted, RequestError
 from localspec.units import capital
 
 
@@ -45,8 +45,10 @@ def max_tokens_of(
 def _num_system_tokens(backend: Backend, messages: tuple[Message, ...]) -> int:
     """Tokens of the system prompt that a conversation begins with."""
     system = [one for one in messages[:1] if one.role == "system"]
-    # No chat format renders a system prompt alone.
-    return (backend.count_tokens((*system, Message("user", "-"))) or 0) if system else 0
+    with suppress(NotCounted):
+        # No chat format renders a system prompt alone.
+        return backend.count_tokens((*system, Message("user", "-"))) if system else 0
+    return 0
 
 
 def check_servable(backend: Backend, loaded: Description, request: Request) -> None:
@@ -91,9 +93,11 @@ def check_room(backend: Backend, loaded: Description, request: Request) -> None:
     tell its context, or the length of a prompt, refuses by itself."""
     if loaded.context_length is None:
         return
-    num_prompt_tokens = backend.count_tokens(request.messages, request.tools)
-    if num_prompt_tokens is not None:
-        max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)
+    try:
+        num_prompt_tokens = backend.count_tokens(request.messages, request.tools)
+    except NotCounted:
+        return
+    max_tokens_of(backend, request, num_prompt_tokens, loaded.context_length)
 
 
 def count_prompt(backend: Backend | None, messages: tuple[Message, ...]) -> int | None:

@@ -71,13 +71,7 @@ class ProgramService:
     def count_tokens(self, request: Request) -> int:
         """Of its prompt. Raises LocalspecError, also while no model is loaded."""
         backend, _ = self.service.lifecycle.require()
-        found = backend.count_tokens(request.messages, request.tools)
-        if found is None:
-            raise RequestError(
-                "The server that answers here does not count tokens. Send the messages and read "
-                "the usage of the reply."
-            )
-        return found
+        return backend.count_tokens(request.messages, request.tools)
 
     def prompt_tokens(self, request: Request) -> tuple[int, ...]:
         """Of its prompt. Raises LocalspecError, also while no model is loaded."""

@@ -14,12 +14,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
 from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.jobs import Task
 from localspec.chat.turn import Reply, ShownMessage, prompt_messages
 from localspec.core import SamplingParams
+from localspec.errors import NotCounted
 from localspec.record.rows import PAGE, title_line
 from localspec.record.store import Store
 
@@ -92,8 +94,10 @@ class Titles:
 
 def _fits(backend: Backend, request: Request) -> bool:
     """False where it is not known, as of some servers: nobody asked for a title."""
-    num_tokens, room = backend.count_tokens(request.messages), backend.describe().context_length
-    return None not in (num_tokens, room) and (num_tokens or 0) + MAX_TITLE_TOKENS <= (room or 0)
+    room = backend.describe().context_length
+    with suppress(NotCounted):
+        return backend.count_tokens(request.messages) + MAX_TITLE_TOKENS <= (room or 0)
+    return False
 
 
 def title_from(text: str, exchange: Sequence[ShownMessage]) -> str | None:

@@ -27,6 +27,7 @@ from localspec.options import Offer
 from localspec.record.drafted import TokenRecord, pack
 from localspec.record.store import TurnEnd, TurnSettings
 from localspec.turn_stats import TurnStats
+from localspec.units import clean as clean
 from localspec.workloads import AS_SET, Workload, decide
 
 SAMPLED = tuple(one.name for one in fields(SamplingParams) if one.name != "leniency")
@@ -381,11 +382,6 @@ def turn_settings(settings: ReplySettings, loaded: Description | None) -> TurnSe
         target_fingerprint=loaded.fingerprint,
         kernels=loaded.kernels,
     )
-
-
-def clean(text: str) -> str:
-    """Text that UTF-8 can hold: a lone half of a surrogate pair becomes U+FFFD."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def unexpected(what: str, error: Exception) -> str:

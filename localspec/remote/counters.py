@@ -7,12 +7,16 @@ request before and after it, one finished in between, and as many output tokens 
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from localspec.errors import LocalspecError
+from localspec.remote.servers import LOOK_S
+
 if TYPE_CHECKING:
-    import httpx2
+    from localspec.remote.connection import Connection
 
 UPDATE_S = 1.0  # the counters follow the end of a reply after some ms
 LOOK_AGAIN_S = 0.02
@@ -51,15 +55,13 @@ SAMPLES = {
 }
 
 
-def read(client: httpx2.Client, prefix: str) -> Counters | None:
+def read(connection: Connection, prefix: str) -> Counters | None:
     """None where the server shows none."""
-    import httpx2
-
     try:
-        answer = client.get("/metrics")
-    except httpx2.HTTPError:
+        answer = connection.ask("GET", "/metrics", LOOK_S)
+    except LocalspecError:
         return None
-    return counters_in(answer.text, prefix) if answer.status_code == 200 else None
+    return counters_in(answer.text, prefix) if answer.status == 200 else None
 
 
 def counters_in(text: str, prefix: str) -> Counters | None:
@@ -72,21 +74,28 @@ def counters_in(text: str, prefix: str) -> Counters | None:
     if not any(line.startswith(f"{prefix}:generation_tokens_total") for line in lines):
         return None
     sums = dict.fromkeys(SAMPLES, 0.0)
-    for family in text_string_to_metric_families("\n".join(lines)):
-        for sample in family.samples:
-            if sample.name in fields:
-                sums[fields[sample.name]] += sample.value
-    return Counters(**sums)
+    try:
+        for family in text_string_to_metric_families("\n".join(lines)):
+            for sample in family.samples:
+                if sample.name in fields:
+                    sums[fields[sample.name]] += sample.value
+    except ValueError:
+        return None
+    return Counters(**sums) if all(map(math.isfinite, sums.values())) else None
 
 
-def read_after(client: httpx2.Client, prefix: str, before: Counters) -> Counters | None:
-    """Once the counters hold a reply that ended since `before`."""
+def read_after(connection: Connection, prefix: str, before: Counters) -> Counters | None:
+    """Return the counters once they hold a reply that ended since `before` and nothing is active:
+    a server counts a reply that a stop text ended before it lets go of it. Return them at once
+    where others ran too."""
     until_s = time.monotonic() + UPDATE_S
     while True:
-        found = read(client, prefix)
-        is_there = found is not None and found.num_finished > before.num_finished
-        if found is None or is_there or time.monotonic() > until_s:
-            return found
+        after = read(connection, prefix)
+        if after is None or before.num_active > 0 or time.monotonic() > until_s:
+            return after
+        num_ended = after.num_finished - before.num_finished
+        if num_ended > 1 or (num_ended == 1 and after.num_active == 0):
+            return after
         time.sleep(LOOK_AGAIN_S)
 
 

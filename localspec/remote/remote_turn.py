@@ -8,6 +8,7 @@ Not here: reading the stream (server).
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -20,10 +21,20 @@ from localspec.errors import LocalspecError
 from localspec.remote import servers
 from localspec.remote.counters import Drafts
 from localspec.turn_stats import TurnStats
+from localspec.units import clean
 
 # Text that arrives within it tells how it was delivered, not how fast it was written.
 SHORTEST_WRITING_S = 0.05
-LARGEST_COUNT = 2**31 - 1  # of tokens
+# Tokens of a reply for which nobody set a limit.
+MOST_TOKENS = 2**20
+# Events beyond one for each token that a known program may send: the first and last have none.
+SPARE_EVENTS = 2
+# Characters that a token has on average at most. Programs between may cut text into smaller events.
+MEAN_CHARACTERS = 8
+# Characters of the longest tokens, which are spaces or lines.
+LONGEST_TOKEN = 256
+# Events for each token, with those that say nothing, and events of a reply of no token.
+EVENTS_A_TOKEN, EVENTS_BESIDE = 16, 1024
 NAME = "server"  # of a draft's maker, as the log has it
 
 # Unknown when a reply begins. What the first line names no server tells at all.
@@ -46,10 +57,16 @@ FINISHED: Mapping[str, FinishReason] = {"stop": "eos", "length": "length"}
 
 @dataclass(eq=False)
 class RemoteTurn:
-    """One reply under way. stats: so far."""
+    """One reply under way. stats: so far. most_tokens: after which the reply is ended here, where
+    the server does not do it. is_cut: whether that was so."""
 
     request: Request
     cancel: threading.Event
+    most_tokens: int = MOST_TOKENS
+    is_cut: bool = False
+    num_events: int = 0
+    num_texts: int = 0
+    num_characters: int = 0
     stats: TurnStats = field(init=False)
     started_s: float = field(default_factory=time.monotonic)
     first_s: float | None = None
@@ -62,7 +79,11 @@ class RemoteTurn:
 
     def add(self, event: Mapping[str, Any], kind: servers.ServerKind) -> Chunk | None:
         """What an event of the stream adds; None where that is nothing to show. Raises TypeError,
-        AttributeError or KeyError for one that is not in OpenAI's format."""
+        AttributeError, KeyError or ValueError for one that is not in OpenAI's format."""
+        self.num_events += 1
+        if self.num_events > EVENTS_A_TOKEN * self.most_tokens + EVENTS_BESIDE:
+            raise ValueError("more events than a reply can have")
+        num_before = self._least_tokens(kind)
         self._count_tokens(event.get("usage") or {})
         if kind.drafts is not None:
             self.drafts = _drafts_in(event, kind.drafts) or self.drafts
@@ -71,11 +92,19 @@ class RemoteTurn:
             self.reason = _reason(choice)
         delta = choice.get("delta") or {}
         # a list or a number raises
-        text = "" + (delta.get("content") or choice.get("text") or "")
-        thinking = "" + (delta.get("reasoning_content") or delta.get("reasoning") or "")
+        text = clean("" + (delta.get("content") or choice.get("text") or ""))
+        thinking = clean("" + (delta.get("reasoning_content") or delta.get("reasoning") or ""))
         logprobs = _logprobs(choice.get("logprobs") or {})
         if not (text or thinking or logprobs):
             return None
+        self.num_texts += 1
+        self.num_characters += len(text) + len(thinking)
+        if num_before >= self.most_tokens < self._least_tokens(kind):
+            self.is_cut, self.reason = True, "length"
+            return None
+        return self._chunk(text, thinking, logprobs)
+
+    def _chunk(self, text: str, thinking: str, logprobs: tuple[Logprob, ...]) -> Chunk:
         now_s = time.monotonic()
         if self.first_s is None:
             self.first_s = now_s
@@ -86,6 +115,15 @@ class RemoteTurn:
             self._learn({"decode_ms": 1000.0 * written_s})
         return Chunk("decode", self.stats, text, thinking=thinking, logprobs=logprobs)
 
+    def _least_tokens(self, kind: servers.ServerKind) -> int:
+        """Return a number of tokens that the reply has at least, so that a server that ignores
+        max_tokens is noticed and no other is cut."""
+        is_known = kind is not servers.OTHER
+        by_length = self.num_characters // MEAN_CHARACTERS
+        by_events = self.num_texts - SPARE_EVENTS if is_known else min(self.num_texts, by_length)
+        by_server = self.stats.told("num_output_tokens") or 0
+        return int(max(by_server, by_events, self.num_characters // LONGEST_TOKEN))
+
     def _count_tokens(self, usage: Mapping[str, Any]) -> None:
         paths = {
             "num_output_tokens": "completion_tokens",
@@ -93,7 +131,9 @@ class RemoteTurn:
             "num_reused_tokens": "prompt_tokens_details.cached_tokens",
             "num_thinking_tokens": "completion_tokens_details.reasoning_tokens",
         }
-        found = {name: _count(servers.at_path(usage, path)) for name, path in paths.items()}
+        found = {
+            name: servers.count_in(servers.at_path(usage, path)) for name, path in paths.items()
+        }
         told = {name: count for name, count in found.items() if count is not None}
         if told:
             self._learn(told)
@@ -142,24 +182,23 @@ def _reason(choice: Mapping[str, Any]) -> FinishReason:
 
 
 def _drafts_in(event: Mapping[str, Any], paths: servers.DraftPaths) -> Drafts | None:
-    drafted = _count(servers.at_path(event, paths.num_draft_tokens))
-    accepted = _count(servers.at_path(event, paths.num_accepted_tokens))
+    drafted = servers.count_in(servers.at_path(event, paths.num_draft_tokens))
+    accepted = servers.count_in(servers.at_path(event, paths.num_accepted_tokens))
     if drafted is None or accepted is None:
         return None
-    return Drafts(_count(servers.at_path(event, paths.num_drafts)), drafted, accepted)
-
-
-def _count(told: Any) -> int | None:
-    """None for what no count can be."""
-    return told if type(told) is int and 0 <= told <= LARGEST_COUNT else None
+    return Drafts(servers.count_in(servers.at_path(event, paths.num_drafts)), drafted, accepted)
 
 
 def _logprobs(found: Mapping[str, Any]) -> tuple[Logprob, ...]:
     return tuple(
-        Logprob(
-            one["token"],
-            one["logprob"],
-            tuple((each["token"], each["logprob"]) for each in one.get("top_logprobs") or ()),
-        )
+        Logprob(*_logprob(one), tuple(map(_logprob, one.get("top_logprobs") or ())))
         for one in found.get("content") or ()
     )
+
+
+def _logprob(one: Mapping[str, Any]) -> tuple[str, float]:
+    """Return a token's text and its logarithm. Raises TypeError or ValueError for other things."""
+    value = one["logprob"] + 0.0
+    if not math.isfinite(value):
+        raise ValueError(f"a probability whose logarithm is {value}")
+    return clean("" + one["token"]), value

@@ -13,8 +13,9 @@ here is kept as it was.
 Source of the batch: SGLang 0.5.23, `GenerateReqInput` and the `meta_info` of its answers. Its
 kernels want a GPU, so this was held against the protocol and not against the server.
 
-Not here: what servers there are (servers), their counters (counters). The client is OpenAI's own
-package; it runs in a thread of its own, so that a cancel reaches a server that says nothing.
+Not here: what servers there are (servers), their counters (counters), the limits within which they
+are read (connection). The client is OpenAI's own package; it runs in a thread of its own, so that a
+cancel reaches a server that says nothing.
 """
 
 from __future__ import annotations
@@ -24,23 +25,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any
 
 from localspec.backend import Candidate, Chunk, Description, Message, Request, Server
-from localspec.errors import LocalspecError, RequestError, first_line
+from localspec.errors import LocalspecError, NotCounted, RequestError, first_line
 from localspec.options import RemoteServer
 from localspec.remote import counters, servers
 from localspec.remote.counters import Counters, Drafts
-from localspec.remote.remote_turn import NOT_ALONE, NOT_WHOLE, TOLD_NOTHING, RemoteTurn
+from localspec.remote.remote_turn import MOST_TOKENS, NOT_ALONE, NOT_WHOLE, TOLD_NOTHING, RemoteTurn
 from localspec.remote.server_request import fields_of
+from localspec.remote.servers import count_in
+from localspec.units import clean
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
+    from localspec.remote.connection import Connection
+
 CANCEL_LOOK_S = 0.02
-CONNECT_S = 10.0
 SILENT_S = 600.0  # a long prompt on a slow server comes first
+TOKEN_S = 10.0  # that a token may take, on average over a reply
+MOST_WAITING = 256  # events that were read and not yet taken
 BATCH_S = 600.0
 USUAL_TOGETHER = 16  # replies asked for at the same time; the server has a queue of its own
 
@@ -64,26 +70,26 @@ class ServerBackend:
         num_slots: int | None = None,
         counts_replies: bool = True,
     ) -> None:
-        from anyio.from_thread import start_blocking_portal
+        from localspec.remote.connection import Connection
 
         self._server = server
         self._num_slots = num_slots or USUAL_TOGETHER
         self._counts_replies = counts_replies
         self._must_look = False
         with ExitStack() as stack:
-            self._asks = stack.enter_context(servers.client_of(server))
-            self._found = servers.look_at(server, self._asks)
-            self._portal = stack.enter_context(start_blocking_portal())
-            self._client = _client_of(server)
-            stack.callback(self._portal.call, self._client.close)
+            self._connection = stack.enter_context(Connection(server))
+            self._found = servers.look_at(server, self._connection)
+            self._client = _client_of(server, self._connection)
             self._open = stack.pop_all()
 
     def is_alive(self) -> bool:
         return True  # a server that went away may be there again with the next request
 
     def describe(self) -> Description:
+        from localspec.remote.connection import uses_proxies
+
         found, notices = self._found, list[str]()
-        if not found.url.startswith("https://") and servers.uses_proxies(found.url):
+        if not found.url.startswith("https://") and uses_proxies(found.url):
             notices.append(
                 f"The connection to {found.url} is not encrypted: whoever listens on the network "
                 "can read along."
@@ -102,8 +108,10 @@ class ServerBackend:
 
     def count_tokens(
         self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...] = ()
-    ) -> int | None:
-        return None if tools else servers.num_tokens(self._found, self._asks, messages)
+    ) -> int:
+        if tools:
+            raise NotCounted("A server is not asked to count the tokens of tools. Leave them out.")
+        return servers.num_tokens(self._found, self._connection, messages)
 
     def prompt_tokens(self, request: Request) -> None:
         return None
@@ -125,47 +133,48 @@ class ServerBackend:
     def counters(self) -> Counters | None:
         """Of all requests so far, where the server shows them."""
         prefix = self._found.kind.counters
-        return counters.read(self._asks, prefix) if prefix else None
+        return counters.read(self._connection, prefix) if prefix else None
 
     def generate_batch(self, requests: Sequence[Request]) -> list[BatchReply] | None:
         """The replies to several requests as one batch by SGLang's native `/generate`; None where
         this is another program. Each prompt is the text of a request's last message, without a chat
         template: the native interface has none. Raises LocalspecError."""
-        import httpx2
-
         if self._found.kind.name != "SGLang":
             return None
         fields = {
             "text": [request.messages[-1].content for request in requests],
             "sampling_params": [_native_sampling(request) for request in requests],
         }
+        answer = self._connection.ask("POST", "/generate", BATCH_S, fields)
         try:
-            answer = self._asks.post("/generate", json=fields, timeout=BATCH_S)
             replies = answer.json()
-        except httpx2.HTTPError as error:
-            raise LocalspecError(servers.gone(self._found.url, error)) from error
         except ValueError:
-            replies = None
-        if answer.status_code != 200 or not isinstance(replies, list):
+            replies = answer.text
+        if answer.status != 200:
             said = servers.sentence_in(replies)
             raise LocalspecError(f"{self._found.kind.name} refused the batch: {said}. Change it.")
-        return [_native_reply(one) for one in replies]
+        try:
+            return [_native_reply(reply) for reply in replies]
+        except (AttributeError, TypeError) as error:
+            raise _unreadable(self._found, error) from error
 
     # one turn
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         if self._must_look:
-            self._found = servers.look_at(self._server, self._asks)
+            self._found = servers.look_at(self._server, self._connection)
             self._must_look = False
-        fields = fields_of(self._found, self._with_room(request))
-        return self._chunks(RemoteTurn(request, cancel), fields)
+        request = self._with_room(request)
+        most_tokens = request.max_tokens or self._found.context_length or MOST_TOKENS
+        fields = fields_of(self._found, request)
+        return self._chunks(RemoteTurn(request, cancel, most_tokens), fields)
 
     def _chunks(self, turn: RemoteTurn, fields: dict[str, Any]) -> Iterator[Chunk]:
         kind = self._found.kind
         before = self.counters() if self._counts_replies else None
-        events = SimpleQueue[_Event]()
-        reading: Future[None] = self._portal.start_task_soon(
-            self._read, fields, turn.request.is_raw, events
+        events = Queue[_Event](MOST_WAITING)
+        reading: Future[None] = self._connection.portal.start_task_soon(
+            self._read, fields, turn, events
         )
         try:
             first = _next(events, turn.cancel)
@@ -180,11 +189,13 @@ class ServerBackend:
                     break
                 try:
                     chunk = turn.add(event.to_dict(warnings=False), kind)
-                except (AttributeError, KeyError, TypeError) as fault:
+                except (AttributeError, KeyError, TypeError, ValueError) as fault:
                     error = _unreadable(self._found, fault)
                     break
                 if chunk is not None:
                     yield chunk
+                if turn.is_cut:
+                    break
         finally:
             reading.cancel()
         turn.count(self._drafts(turn, before))
@@ -196,69 +207,86 @@ class ServerBackend:
         length, is_chat = self._found.context_length, not request.is_raw
         if length is None or request.max_tokens is None or not (request.is_ceiling and is_chat):
             return request
-        num_prompt_tokens = self.count_tokens(request.messages, request.tools)
-        if num_prompt_tokens is None:
+        try:
+            num_prompt_tokens = self.count_tokens(request.messages, request.tools)
+        except NotCounted:
             return request
         room = max(1, length - num_prompt_tokens)
         return replace(request, max_tokens=min(request.max_tokens, room))
 
     def _drafts(self, turn: RemoteTurn, before: Counters | None) -> Drafts | str:
         """What was drafted for the whole reply, or why that is not known."""
-        if turn.reason is None:
+        if turn.reason is None or turn.is_cut:
             return NOT_WHOLE
         if before is None:
             return turn.drafts or TOLD_NOTHING
-        after = counters.read_after(self._asks, self._found.kind.counters, before)
+        after = counters.read_after(self._connection, self._found.kind.counters, before)
         if after is None:
             return TOLD_NOTHING
         return counters.drafts_between(before, after, turn.stats.num_output_tokens) or NOT_ALONE
 
-    async def _read(
-        self, fields: dict[str, Any], is_raw: bool, events: SimpleQueue[_Event]
-    ) -> None:
+    async def _read(self, fields: dict[str, Any], turn: RemoteTurn, events: Queue[_Event]) -> None:
         """Put what the server sends into the queue: first an empty event once it took the request,
         at the end None or an error."""
+        import anyio
         import httpx2
         import openai
 
-        asked: Any = self._client.completions if is_raw else self._client.chat.completions
+        from localspec.remote.connection import gone
+
+        client = self._client
+        asked: Any = client.completions if turn.request.is_raw else client.chat.completions
+        most_s = SILENT_S + TOKEN_S * turn.most_tokens
         try:
-            async with await asked.create(**fields) as stream:
-                events.put({})
-                async for event in stream:
-                    events.put(event)
-            events.put(None)
+            with anyio.fail_after(most_s):
+                with anyio.fail_after(SILENT_S):
+                    stream = await asked.create(**fields)
+                async with stream:
+                    event: _Event = {}
+                    while event is not None:
+                        await _put(events, event)
+                        with anyio.fail_after(SILENT_S):
+                            event = await anext(stream, None)
+            end: Exception | None = None
+        except TimeoutError:
+            end = LocalspecError(gone(self._found.url, "its answer takes too long"))
         except (openai.OpenAIError, httpx2.HTTPError) as error:
-            events.put(explained(self._found, error, self._server.key))
+            end = explained(self._found, error, self._server.key)
         except ValueError as error:  # it ended in the middle of an event
-            events.put(_unreadable(self._found, error))
+            end = _unreadable(self._found, error)
         except Exception as error:  # the edge of this task: whoever waits must be told
-            events.put(error)
+            end = error
+        await _put(events, end)
+
+
+async def _put(events: Queue[_Event], event: _Event) -> None:
+    """Put an event into the queue once it has room. Until then nothing more is read."""
+    import anyio
+
+    while True:
+        with suppress(Full):
+            return events.put_nowait(event)
+        await anyio.sleep(CANCEL_LOOK_S)
 
 
 _Event = Any  # of OpenAI's package, or an error; None at the end
 
 
-def _client_of(server: RemoteServer) -> AsyncOpenAI:
-    import httpx2
-    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+def _client_of(server: RemoteServer, connection: Connection) -> AsyncOpenAI:
+    from openai import AsyncOpenAI
 
-    url = server.address
-    timeout = httpx2.Timeout(SILENT_S, connect=CONNECT_S)
     return AsyncOpenAI(
-        base_url=f"{url}/v1",
+        base_url=f"{server.address}/v1",
         api_key=server.key or "none",  # the package wants one
         organization="",
         project="",
         max_retries=0,
-        timeout=timeout,
-        http_client=DefaultAsyncHttpxClient(
-            trust_env=servers.uses_proxies(url), timeout=timeout, follow_redirects=False
-        ),
+        timeout=connection.client.timeout,
+        http_client=connection.client,
     )
 
 
-def _next(events: SimpleQueue[_Event], cancel: threading.Event) -> _Event:
+def _next(events: Queue[_Event], cancel: threading.Event) -> _Event:
     """The next event; None at the end, and where the turn was cancelled."""
     while not cancel.is_set():
         with suppress(Empty):
@@ -274,13 +302,19 @@ def explained(found: servers.Found, error: Exception, key: str | None) -> Locals
     """A fault of the request or of the server, with the remedy. No key is in it."""
     import openai
 
+    from localspec.remote.connection import gone
+
     if isinstance(error, openai.AuthenticationError | openai.PermissionDeniedError):
         return RequestError(servers.refused_key(found.url))
     if not isinstance(error, openai.APIStatusError):
         if isinstance(error, openai.APIError) and error.body is not None:  # told in the stream
             return LocalspecError(f"{found.kind.name} failed: {_said(error.body, key)}.")
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        return LocalspecError(servers.gone(found.url, cause))
+        if isinstance(cause, LocalspecError):
+            return cause
+        return LocalspecError(gone(found.url, first_line(cause)))
+    if location := error.response.headers.get("location"):
+        return LocalspecError(servers.moved(found.url, location))
     said = _said(error.body or error.message, key)
     if isinstance(error, openai.RateLimitError):
         return LocalspecError(f"{found.kind.name} is busy: {said}. Wait a moment, then try again.")
@@ -315,6 +349,7 @@ def _native_reply(one: dict[str, Any]) -> BatchReply:
     told = one.get("meta_info") or {}
     drafted, accepted = (told.get(f"spec_num_{name}_drafts") for name in ("proposed", "correct"))
     drafts = None
-    if isinstance(drafted, int) and isinstance(accepted, int):
-        drafts = Drafts(told.get("spec_verify_ct"), drafted, accepted)
-    return BatchReply(str(one.get("text", "")), told.get("completion_tokens"), drafts)
+    if (drafted := count_in(drafted)) is not None and (accepted := count_in(accepted)) is not None:
+        drafts = Drafts(count_in(told.get("spec_verify_ct")), drafted, accepted)
+    text = clean("" + one.get("text", ""))
+    return BatchReply(text, count_in(told.get("completion_tokens")), drafts)

@@ -17,19 +17,22 @@ from dataclasses import dataclass, field
 from functools import reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from localspec.backend import Message
-from localspec.errors import ConfigError, first_line
-from localspec.options import RemoteServer, is_loopback
-from localspec.proxies import require_usable_proxies
+from localspec.errors import ConfigError, LocalspecError, NotCounted
+from localspec.options import RemoteServer
+from localspec.units import clean
 
 if TYPE_CHECKING:
-    import httpx2
+    from localspec.remote.connection import Connection
 
 LOOK_S = 5.0
 COUNT_S = 3.0  # a page waits for the answer
 MAX_NAMED = 8  # models in a sentence
+LONGEST_NAME = 256  # characters of a model's name, or of a version
+LONGEST_SENTENCE = 300  # characters of a server's own words
+LARGEST_COUNT = 2**31 - 1  # of tokens
+READ_THE_USAGE = "Send the messages and read the usage of the reply."
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -164,30 +167,10 @@ class Found:
         return tuple(told)
 
 
-def client_of(server: RemoteServer) -> httpx2.Client:
-    """For short questions, with the key. Raises ConfigError for a proxy that cannot be used."""
-    import httpx2
-
-    url = server.address
-    if uses_proxies(url):
-        require_usable_proxies()
-    return httpx2.Client(
-        base_url=url,
-        headers={"authorization": f"Bearer {server.key}"} if server.key else {},
-        timeout=LOOK_S,
-        trust_env=uses_proxies(url),
-    )
-
-
-def uses_proxies(url: str) -> bool:
-    """A proxy of the environment is not asked for what runs on this machine."""
-    return not is_loopback(urlsplit(url).hostname or "")
-
-
-def look_at(server: RemoteServer, client: httpx2.Client) -> Found:
+def look_at(server: RemoteServer, connection: Connection) -> Found:
     """What the server is and offers. Raises ConfigError."""
     url = server.address
-    models = _models(url, client)
+    models = _models(url, connection)
     wanted = server.model or str(models[0]["id"])
     entry = next((one for one in models if one["id"] == wanted), None)
     names = tuple(str(one["id"]) for one in models)
@@ -203,57 +186,64 @@ def look_at(server: RemoteServer, client: httpx2.Client) -> Found:
         url,
         wanted,
         names,
-        context if isinstance(context, int) else None,
-        _version(kind, client),
+        count_in(context),
+        _version(kind, connection),
     )
 
 
-def _models(url: str, client: httpx2.Client) -> list[dict[str, Any]]:
-    import httpx2
-
+def _models(url: str, connection: Connection) -> list[dict[str, Any]]:
     try:
-        answer = client.get("/v1/models")
-    except httpx2.HTTPError as error:
-        raise ConfigError(gone(url, error)) from error
-    if answer.status_code in (401, 403):
+        answer = connection.ask("GET", "/v1/models", LOOK_S)
+    except LocalspecError as error:
+        raise ConfigError(str(error)) from error
+    if answer.status in (401, 403):
         raise ConfigError(refused_key(url))
+    if answer.location:
+        raise ConfigError(moved(url, answer.location))
     try:
-        models = [one for one in answer.json()["data"] if isinstance(one.get("id"), str)]
+        models = [one for one in answer.json()["data"] if is_name(one.get("id"))]
     except (ValueError, KeyError, TypeError, AttributeError):
         models = []
     if not models:
         raise ConfigError(
-            f"{url}/v1/models answers with {answer.status_code} and no list of models, so this is "
+            f"{url}/v1/models answers with {answer.status} and no list of models, so this is "
             "no server with OpenAI's interface, or it serves no model yet. Check the address."
         )
     return models
 
 
-def _version(kind: ServerKind, client: httpx2.Client) -> str | None:
-    import httpx2
-
+def _version(kind: ServerKind, connection: Connection) -> str | None:
     path, name = kind.version
     try:
-        found = client.get(path).json().get(name) if path else None
-    except (httpx2.HTTPError, ValueError, AttributeError):
+        version = connection.ask("GET", path, LOOK_S).json().get(name) if path else None
+    except (LocalspecError, ValueError, AttributeError):
         return None
-    return found if isinstance(found, str) else None
+    return version if is_name(version) else None
 
 
-def num_tokens(found: Found, client: httpx2.Client, messages: tuple[Message, ...]) -> int | None:
-    """Of a conversation as a prompt; None where the server does not tell it."""
-    import httpx2
-
+def num_tokens(found: Found, connection: Connection, messages: tuple[Message, ...]) -> int:
+    """Of a conversation as a prompt. Raises NotCounted with the reason."""
+    name = "This server" if found.kind is OTHER else found.kind.name
     if not found.kind.counts_tokens:
-        return None
+        raise NotCounted(f"{name} does not count tokens. {READ_THE_USAGE}")
     is_begun = messages[-1].role == "assistant"
     fields: dict[str, Any] = {"model": found.model, "messages": as_json(messages)}
     fields |= dict(found.kind.continuing or {}) if is_begun else {"add_generation_prompt": True}
     try:
-        count = client.post("/tokenize", json=fields, timeout=COUNT_S).json().get("count")
-    except (httpx2.HTTPError, ValueError, AttributeError):
-        return None
-    return count if isinstance(count, int) else None
+        answer = connection.ask("POST", "/tokenize", COUNT_S, fields)
+    except LocalspecError as error:
+        raise NotCounted(f"The tokens were not counted. {error}") from error
+    try:
+        body = answer.json()
+    except ValueError:
+        body = answer.text
+    count = count_in(body.get("count")) if isinstance(body, Mapping) else None
+    if count is None:
+        raise NotCounted(
+            f"{name} did not count the tokens. It answered with {answer.status}: "
+            f"{sentence_in(body)}. {READ_THE_USAGE}"
+        )
+    return count
 
 
 def as_json(messages: tuple[Message, ...]) -> list[dict[str, Any]]:
@@ -270,14 +260,21 @@ def at_path(data: Mapping[str, Any], path: str) -> Any:
     return reduce(inside, path.split("."), data) if path else None
 
 
-def gone(url: str, error: Exception) -> str:
-    """A sentence on a server that cannot be reached."""
-    said = first_line(error)
-    if "CERTIFICATE" in said.upper():
-        return f"The certificate of {url} is not trusted here: {said}. Install it on this machine."
+def is_name(value: Any) -> bool:
+    """Whether a server's word for a model or a version can be shown."""
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= LONGEST_NAME
+
+
+def count_in(value: Any) -> int | None:
+    """The value where it can be a count of tokens, else None."""
+    return value if type(value) is int and 0 <= value <= LARGEST_COUNT else None
+
+
+def moved(url: str, location: str) -> str:
+    """Return a sentence on a server that names another address."""
     return (
-        f"The server at {url} does not answer ({said}). Check that it runs and that the address is "
-        "right, then try again."
+        f"The server at {url} sends everybody on to {location[:LONGEST_NAME]!r}. That was not "
+        "followed. If you trust it, give that address instead."
     )
 
 
@@ -292,4 +289,5 @@ def sentence_in(body: Any) -> str:
     """The server's own words for an error, from the body of its answer."""
     inner = body.get("error", body) if isinstance(body, Mapping) else body
     said = inner.get("message") if isinstance(inner, Mapping) else inner
-    return " ".join((said if isinstance(said, str) else json.dumps(said)).split())[:300]
+    words = clean(said if isinstance(said, str) else json.dumps(said))
+    return " ".join(words.split())[:LONGEST_SENTENCE]

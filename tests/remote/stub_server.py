@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +22,8 @@ COUNTERS = (
 )  # fmt: skip
 
 COUNTING = threading.Lock()
+# Seconds after which a client that takes nothing has stopped reading.
+BLOCKED_S = 0.3
 
 
 @dataclass
@@ -30,7 +32,9 @@ class Stub:
     fields of the last event. breaks_after: events until the connection breaks. sends_after:
     events, and the data of one more behind them. stands_after: events until nothing comes any more.
     others: requests of somebody else that end during a reply. key: without which there is no
-    answer."""
+    answer. tokenized: status and body of an answer on a prompt's length. runs_on_s: that an ended
+    reply still counts as running. writes: of an address, what writes its raw answer; `blocked` is
+    set once nobody reads it any more."""
 
     port: int = 0
     owned_by: str = "vllm"
@@ -46,8 +50,13 @@ class Stub:
     stands_after: int | None = None
     others: int = 0
     key: str | None = None
+    tokenized: tuple[int, str] = (200, '{"count": 9, "max_model_len": 512}')
+    runs_on_s: float = 0.0
+    ended_s: float = 0.0
+    writes: Mapping[str, Callable[[Callable[[bytes], None]], None]] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     closed: threading.Event = field(default_factory=threading.Event)
+    blocked: threading.Event = field(default_factory=threading.Event)
     counters: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0))
 
     @property
@@ -60,6 +69,7 @@ class Stub:
         with COUNTING:
             for name, by in zip(COUNTERS, grown, strict=True):
                 self.counters[name] += by
+        self.ended_s = time.monotonic()
 
     def models(self) -> dict[str, Any]:
         entry = {"id": self.model, "object": "model", "owned_by": self.owned_by}
@@ -68,9 +78,10 @@ class Stub:
         return {"object": "list", "data": [entry]}
 
     def metrics(self) -> str:
+        is_running = time.monotonic() - self.ended_s < self.runs_on_s
         return "".join(
             f'# TYPE vllm:{name} untyped\nvllm:{name}{{engine="0"}} {value}.0\n'
-            for name, value in self.counters.items()
+            for name, value in {**self.counters, COUNTERS[1]: int(is_running)}.items()
         )
 
     def events(self, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -120,6 +131,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def _is_refused(self) -> bool:
+        if (write := self.stub.writes.get(self.path)) is not None:
+            self.close_connection = True
+            self.connection.settimeout(BLOCKED_S)
+            try:
+                write(self.connection.sendall)
+            except TimeoutError:
+                self.stub.blocked.set()
+            except OSError:
+                self.stub.closed.set()
+            return True
         if self.stub.key in (None, (self.headers["authorization"] or "").removeprefix("Bearer ")):
             return False
         said = f"Incorrect API key: {self.headers['authorization']}"
@@ -147,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, json.dumps([_native(text) for text in body["text"]]))
             return
         if self.path == "/tokenize":
-            self._answer(200, json.dumps({"count": 9, "max_model_len": 512}))
+            self._answer(*self.stub.tokenized)
             return
         self.stub.bodies.append({"path": self.path, **body})
         if self.stub.fault is not None:

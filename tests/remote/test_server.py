@@ -14,7 +14,7 @@ from localspec.backend import Backend, Chunk, Message, Request
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.config import remote_server
 from localspec.core import OFF, SamplingParams
-from localspec.errors import ConfigError, LocalspecError, RequestError
+from localspec.errors import ConfigError, LocalspecError, NotCounted, RequestError
 from localspec.leniency import Threshold
 from localspec.options import RemoteServer
 from localspec.record.store import Store
@@ -136,6 +136,16 @@ def test_beside_others_its_counters_tell_nothing_of_one_reply(stub: Stub, open_i
     assert stats.reason == NOT_ALONE
 
 
+@pytest.mark.slow
+def test_a_reply_that_still_counts_as_running_when_it_has_ended_is_waited_for(
+    stub: Stub, open_it: Any
+) -> None:
+    """A stop text ends a reply in front of the engine, which hears of it later."""
+    stub.runs_on_s = 0.1
+    stats = chunks(open_it(stub), stop=("\n",))[-1].stats
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens) == (12, 6)
+
+
 def test_a_request_that_still_runs_counts_as_another(stub: Stub, open_it: Any) -> None:
     stub.counters["num_requests_running"] = 1
     stats = chunks(open_it(stub))[-1].stats
@@ -158,7 +168,8 @@ def test_a_server_of_unknown_kind_is_asked_for_openais_fields_only(
     stats = chunks(backend)[-1].stats
     assert stats.told("num_draft_tokens") is None
     assert stats.reason == TOLD_NOTHING
-    assert backend.count_tokens(ASKED) is None
+    with pytest.raises(NotCounted, match="This server does not count tokens"):
+        backend.count_tokens(ASKED)
     assert backend.describe().context_length is None
     assert not {"top_k", "min_p", "repetition_penalty"} & stub.bodies[-1].keys()
     with pytest.raises(RequestError, match="top-k"):
@@ -273,6 +284,25 @@ def test_a_count_that_none_can_be_is_not_taken(stub: Stub, open_it: Any, count: 
     stub.extra = {"usage": {"prompt_tokens": count, "completion_tokens": 4}}
     stats = chunks(open_it(stub))[-1].stats
     assert (stats.num_prompt_tokens, stats.num_output_tokens) == (9, 4)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((400, '{"error": {"message": "no template"}}'), "answered with 400: no template"),
+        ((200, '{"count": "many"}'), "answered with 200"),
+        ((200, "[" * 5000), "more than 64 lists"),
+        ((500, "Oh no"), "answered with 500: Oh no"),
+    ],
+)
+def test_why_a_prompt_is_not_counted_is_said(
+    stub: Stub, open_it: Any, answer: tuple[int, str], words: str
+) -> None:
+    stub.tokenized = answer
+    backend = open_it(stub)
+    with pytest.raises(NotCounted, match=words):
+        backend.count_tokens(ASKED)
+    assert text_of(chunks(backend)) == "Rain falls.", "the server may answer all the same"
 
 
 def test_of_a_reply_without_a_word_nothing_is_kept(stub: Stub, open_it: Any) -> None:
