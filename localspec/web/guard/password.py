@@ -1,8 +1,10 @@
 """The password for other machines, asked for only when localspec listens beyond loopback.
 
 Contract: the password is kept as a salted scrypt hash and compared in constant time. A wrong try
-makes its address wait, longer each time, and all addresses together get TRIES_A_MINUTE. Who knows
-it gets the guard's cookie. The page that asks for it needs no script.
+makes its address wait, longer each time, and all unknown addresses together get TRIES_A_MINUTE. A
+login that is being sent has one of few places, and one address has fewer still. An address from
+which the password was right before shares neither the tries nor the last places with the others.
+Who knows the password gets the guard's cookie. The page that asks for it needs no script.
 
 Not here: where the password comes from (app.py), who is asked for it (security).
 """
@@ -13,11 +15,13 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from urllib.parse import parse_qs
 
 from localspec.errors import SetupError
+from localspec.web.guard.bodies import BodyRefused
 
 MIN_LENGTH = 10
 MAX_LENGTH = 1024
@@ -25,6 +29,13 @@ FREE_TRIES = 3
 MAX_WAIT_S = 300.0
 TRIES_A_MINUTE = 30
 MAX_ADDRESSES = 1024
+# Seconds in which a login has to arrive, which is a line of text.
+LOGIN_S = 5.0
+# Logins that are being sent at the same time, of all addresses and of one.
+MAX_LOGINS = 8
+MAX_LOGINS_OF_ADDRESS = 2
+# Of these places, those that only addresses get from which the password was right before.
+KEPT_LOGINS = 2
 FORM = """<form method="post" action="/login">
 <label>Password <input type="password" name="password" autocomplete="current-password" autofocus
  required style="font:inherit;padding:.3rem"></label>
@@ -60,12 +71,17 @@ class Password:
 
 
 class Tries:
-    """Counts wrong tries. clock: monotonic seconds."""
+    """Counts wrong tries, and knows the addresses of right ones. clock: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._recent: deque[float] = deque()
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    def is_known(self, address: str) -> bool:
+        """True if the password was right from there before."""
+        return address in self._known
 
     def wait_s(self, address: str) -> float:
         """Seconds until this address may try; 0 for now."""
@@ -74,7 +90,7 @@ class Tries:
             self._recent.popleft()
         for_all = 60.0 - (now - self._recent[0]) if len(self._recent) >= TRIES_A_MINUTE else 0.0
         _, until_s = self._failures.get(address, (0, 0.0))
-        return max(0.0, until_s - now, for_all)
+        return max(0.0, until_s - now, 0.0 if self.is_known(address) else for_all)
 
     def begin(self, address: str) -> None:
         """A try is made; it counts as wrong until `forget` says otherwise, so that many at once
@@ -91,6 +107,30 @@ class Tries:
     def forget(self, address: str) -> None:
         """The try was right."""
         self._failures.pop(address, None)
+        self._known[address] = None
+        self._known.move_to_end(address)
+        while len(self._known) > MAX_ADDRESSES:
+            self._known.popitem(last=False)
+
+
+class Places:
+    """The places of logins that are being sent."""
+
+    def __init__(self) -> None:
+        self._taken: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, address: str, is_known: bool) -> Iterator[None]:
+        """Hold a place. Raise BodyRefused if there is none for this address."""
+        most = MAX_LOGINS if is_known else MAX_LOGINS - KEPT_LOGINS
+        if self._taken.total() >= most or self._taken[address] >= MAX_LOGINS_OF_ADDRESS:
+            raise BodyRefused(503, "Too many log in at the same time. Try again in some seconds.")
+        self._taken[address] += 1
+        try:
+            yield
+        finally:
+            self._taken[address] -= 1
+            self._taken += Counter()  # drops the addresses that hold none
 
 
 def password_in(form: bytes) -> str:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
@@ -36,7 +36,7 @@ from starlette.responses import HTMLResponse, Response
 from localspec.options import is_loopback
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, own_json, replayed
 from localspec.web.guard.page_key import PageKey
-from localspec.web.guard.password import FORM, Password, Tries, password_in
+from localspec.web.guard.password import FORM, LOGIN_S, Password, Places, Tries, password_in
 from localspec.web.guard.policy import (
     App,
     MessageDict,
@@ -141,6 +141,8 @@ class Guard:
         self._password = password
         self._tries = Tries()
         self._bodies = bodies or Bodies()
+        self._places = Places()
+        self._logins = Bodies(LOGIN_S)
         self._key = key or PageKey()
         self._used_tickets = set[str]()
         self._cookie = f"localspec_{hosts.port}"  # cookies ignore the port: two servers, two names
@@ -225,7 +227,7 @@ class Guard:
 
     async def _log_in(self, password: Password, scope: Scope, receive: Receive, send: Send) -> None:
         address = (scope.get("client") or ("unknown", 0))[0]
-        form = await self._body(scope, receive, send, LOGIN_BYTES)
+        form = await _or_refuse(self._form(address, scope, receive), scope, send)
         if form is None:
             return
         wait_s = self._tries.wait_s(address)
@@ -249,27 +251,20 @@ class Guard:
             self._cookie, value, max_age=COOKIE_S, path="/", httponly=True, samesite="strict"
         )
 
-    async def _body(
-        self, scope: Scope, receive: Receive, send: Send, max_bytes: int, may_be_file: bool = True
-    ) -> bytes | None:
-        """The body of the request; None when it was refused, which is answered here, or when the
-        sender went away."""
-        try:
-            length = Headers(scope=scope).get("content-length")
-            body = await self._bodies.read(receive, length, max_bytes)
-            if body and not may_be_file:
-                body = own_json(body)
-        except Gone:
-            return None
-        except BodyRefused as refused:
-            await _answer(scope, send, refused.status, str(refused), CLOSE)
-            return None
-        return body
+    async def _form(self, address: str, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a login. Raise BodyRefused or Gone."""
+        with self._places.place(address, self._tries.is_known(address)):
+            return await self._logins.read(receive, _length_of(scope), LOGIN_BYTES)
+
+    async def _body(self, route: Route, scope: Scope, receive: Receive) -> bytes:
+        """Return the body of a request of our page. Raise BodyRefused or Gone."""
+        body = await self._bodies.read(receive, _length_of(scope), route.max_bytes)
+        return own_json(body) if body and not route.is_file else body
 
     # answers to our page
 
     async def _pass_on(self, route: Route, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await self._body(scope, receive, send, route.max_bytes, route.is_file)
+        body = await _or_refuse(self._body(route, scope, receive), scope, send)
         if body is None:
             return
         inner = _as_passed_on(scope, route)
@@ -346,6 +341,21 @@ def _as_passed_on(scope: Scope, route: Route) -> Scope:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
         query = urlencode([pair for pair in pairs if pair[0] in route.query]).encode()
     return {**scope, "headers": kept, "query_string": query}
+
+
+def _length_of(scope: Scope) -> str | None:
+    return Headers(scope=scope).get("content-length")
+
+
+async def _or_refuse(body: Awaitable[bytes], scope: Scope, send: Send) -> bytes | None:
+    """Return the body; None if it was refused, which is answered here, or if the sender left."""
+    try:
+        return await body
+    except Gone:
+        return None
+    except BodyRefused as refused:
+        await _answer(scope, send, refused.status, str(refused), CLOSE)
+        return None
 
 
 async def _ask_for_the_password(scope: Scope, send: Send, sentence: str) -> None:

@@ -60,25 +60,39 @@ class Remote:
         async def send(message: Any) -> None:
             sent.append(message)
 
+        scope = self.scope(method, path, self.address, query, host, **headers)
+        asyncio.run(self.guard(scope, receive, send))
+        received = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+        return sent[0]["status"], received, b"".join(m.get("body", b"") for m in sent[1:])
+
+    def scope(
+        self,
+        method: str,
+        path: str,
+        address: str,
+        query: str = "",
+        host: str = HOST,
+        **headers: str,
+    ) -> dict[str, Any]:
         given = {"host": host, **headers}
         if method == "POST":
             given.setdefault("origin", f"http://{host}")
-        scope = {
+        return {
             "type": "http",
             "method": method,
             "path": path,
             "query_string": query.encode(),
             "headers": [(name.encode(), value.encode()) for name, value in given.items()],
-            "client": (self.address, 40000),
+            "client": (address, 40000),
             "server": ("192.0.2.7", 7860),
         }
-        asyncio.run(self.guard(scope, receive, send))
-        received = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-        return sent[0]["status"], received, b"".join(m.get("body", b"") for m in sent[1:])
 
     def log_in(self, password: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-        body = b"password=" + password.encode().replace(b" ", b"+")
-        return self.ask("POST", "/login", body=body, **headers)
+        return self.ask("POST", "/login", body=form(password), **headers)
+
+
+def form(password: str) -> bytes:
+    return b"password=" + password.encode().replace(b" ", b"+")
 
 
 def test_the_right_password_gives_a_strict_cookie_that_opens_the_page() -> None:
@@ -141,6 +155,42 @@ def test_guessing_is_made_to_wait_longer_and_longer(monkeypatch: pytest.MonkeyPa
     assert status == 429 and int(headers["retry-after"]) >= 1 and b"Try again in" in body
 
 
+def test_half_sent_logins_shut_nobody_out_who_was_here_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(security, "LOGIN_S", 0.3)
+    remote = Remote("192.0.2.1")
+    assert remote.log_in(WORDS)[0] == 303
+    statuses = dict[str, list[int]]()
+
+    async def login(address: str, body: bytes | None) -> None:
+        async def receive() -> dict[str, Any]:
+            if body is None:
+                await asyncio.sleep(60)
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            if "status" in message:
+                statuses.setdefault(address, []).append(message["status"])
+
+        await remote.guard(remote.scope("POST", "/login", address), receive, send)
+
+    async def run() -> None:
+        half_sent = [login(f"192.0.2.{100 + number // 4}", None) for number in range(40)]
+        senders = asyncio.gather(*half_sent)
+        await asyncio.sleep(0)
+        await login("192.0.2.99", form(WORDS))
+        await login("192.0.2.1", form(WORDS))
+        await senders
+        await login("192.0.2.99", form(WORDS))
+
+    asyncio.run(run())
+    assert statuses["192.0.2.100"] == [503, 503, 408, 408], "an address has few places"
+    assert statuses["192.0.2.109"] == [503] * 4, "and so have all together"
+    assert statuses["192.0.2.1"] == [303], "the place of one that was here before is kept"
+    assert statuses["192.0.2.99"] == [503, 303], "the others wait for some seconds"
+
+
 def test_waits_double_up_to_a_limit_and_end_with_a_right_try() -> None:
     now = [0.0]
     tries = Tries(lambda: now[0])
@@ -163,6 +213,8 @@ def test_all_addresses_together_get_so_many_tries_a_minute() -> None:
         assert tries.wait_s(f"fd00::{number}") == 0.0
         tries.begin(f"fd00::{number}")
     assert tries.wait_s("a fresh address") == 60.0
+    tries.forget("fd00::7")
+    assert tries.wait_s("fd00::7") == 0.0, "the password was right from there"
     now[0] = 60.0
     assert tries.wait_s("a fresh address") == 0.0
 
