@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from localspec.backend import Chunk, Request
+from localspec.backend import Chunk, Description, Request, Server
 from localspec.chat.service import ReplySettings
 from tests.api.conftest import Doors, scripted_pace, scripted_reply, serving
 from tests.fakes import FakeBackend, Script
@@ -42,7 +42,7 @@ def read(doors: Doors) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_the_counters_are_the_logs_of_pages_and_programs(fresh: Doors) -> None:
-    assert read(fresh).get("vllm:request_success_total", 0) == 0
+    assert read(fresh)["vllm:request_success_total"] == 0
     with fresh.openai() as client:
         for text in ("Count.", "Count again."):
             client.chat.completions.create(
@@ -75,6 +75,22 @@ def test_the_counters_are_the_logs_of_pages_and_programs(fresh: Doors) -> None:
     assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
 
 
+def test_counters_begin_at_0_and_every_metric_names_its_model(fresh: Doors) -> None:
+    with fresh.http() as client:
+        families = list(text_string_to_metric_families(client.get("/metrics").text))
+    samples = [one for family in families for one in family.samples]
+    for sample in samples:
+        assert (sample.labels["model_name"], sample.labels["engine"]) == ("demo-12m", "0"), sample
+    counts = [one for one in samples if one.name.endswith(("_total", "_count"))]
+    assert {one.value for one in counts} == {0}
+    names = {one.name for one in counts}
+    assert {"vllm:generation_tokens_total", "vllm:time_to_first_token_seconds_count"} <= names
+    labels = [one.labels for one in counts]
+    assert {one.get("finished_reason") for one in labels} >= {"stop", "length", "abort", "error"}
+    assert {one.get("drafter") for one in labels} == {None, "draft_model", "ngram"}
+    assert not [one for one in names if "energy" in one], "whether the card tells it is not known"
+
+
 def test_a_reply_that_failed_or_was_stopped_counts_as_such(fresh: Doors) -> None:
     with fresh.openai() as client:
         stream = client.chat.completions.create(
@@ -90,6 +106,9 @@ def test_a_reply_that_failed_or_was_stopped_counts_as_such(fresh: Doors) -> None
 
 class Reticent(FakeBackend):
     """A server that tells how long a prompt is, and not how much of it was known before."""
+
+    def describe(self) -> Description:
+        return replace(super().describe(), server=Server("vLLM 1", "http://x.test", ("demo-12m",)))
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         for chunk in super().generate(request, cancel):
@@ -114,10 +133,7 @@ def test_the_board_asks_for_metrics_that_there_are(fresh: Doors) -> None:
             model="demo-12m", messages=[{"role": "user", "content": "Count."}]
         )
     until(lambda: read(fresh).get("vllm:request_success_total") == 1)
-    known = set(read(fresh)) | {
-        "localspec:energy_joules_total",
-        "localspec:exploration_seconds_total",
-    }
+    known = {*read(fresh), "localspec:energy_joules_total"}
     asked = set(re.findall(r"(?:vllm|localspec):\w+", BOARD.read_text("utf-8")))
     assert asked - known == set() and len(asked) > 12
     titles = [panel["title"] for panel in json.loads(BOARD.read_text("utf-8"))["panels"]]
