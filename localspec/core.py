@@ -308,6 +308,7 @@ class Step:
     is_probe: bool = False
     signal: Hashable = None
     num_lenient_tokens: int = 0  # of the accepted: what exact checking would have refused
+    num_checked_tokens: int = 0  # draft tokens that follow the root or an accepted token
     policy_ms: float = 0.0
     plain_ms: float | None = None
     others: Others = ALONE

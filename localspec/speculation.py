@@ -39,11 +39,17 @@ class DecodeCounts:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_checked_tokens: int | None = 0
     decode_ms: float = 0.0
 
     @property
     def acceptance_rate(self) -> float | None:
         return ratio(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def checked_acceptance_rate(self) -> float | None:
+        """Accepted of the draft tokens that were checked: one after a wrong token never is."""
+        return ratio(self.num_accepted_tokens, self.num_checked_tokens)
 
     @property
     def draft_share(self) -> float | None:
@@ -61,6 +67,16 @@ class DecodeCounts:
     @property
     def tokens_per_second(self) -> float | None:
         return ratio(1000.0 * self.num_output_tokens, self.decode_ms)
+
+
+def num_checked(parents: Sequence[int], path: Sequence[int], num_accepted: int) -> int:
+    """Return how many draft tokens were compared with the target's choice: those that follow the
+    root (-1) or an accepted token. path: nodes that verification accepted; num_accepted: as many of
+    them belong to the reply, which otherwise ended with the last of these."""
+    reached = {-1, *path[:num_accepted]}
+    if num_accepted < len(path):
+        reached.discard(path[num_accepted - 1] if num_accepted else -1)
+    return sum(parent in reached for parent in parents)
 
 
 def expected_tokens(acceptance: Sequence[float], num_draft_tokens: int) -> float:

@@ -28,8 +28,8 @@ from localspec.speculation import (
 )
 
 NO_GAIN: Mapping[str, str] = {
-    "load_changed": "gain unknown: uneven",
-    "too_short": "gain unknown: too short",
+    "load_changed": "gain not measurable: the computer was busy",
+    "too_short": "gain not measurable: the reply was short",
 }
 
 
@@ -37,6 +37,7 @@ NO_GAIN: Mapping[str, str] = {
 class TurnStats(DecodeCounts):
     """The running totals of one turn; `plus` adds a round. Times in ms.
 
+    num_checked_tokens: None where a server does not tell it.
     drafter: the one that drafted most of the tokens, OFF when nothing was drafted.
     reply_ms: from the request to the last token. plain_decode_ms: of plain decoding for the same
     tokens; `compared` sets it. no_speedup: why there is none though plain decoding was measured;
@@ -84,11 +85,17 @@ class TurnStats(DecodeCounts):
             num_drafts=self.num_drafts + (1 if drafted else 0),
             num_draft_tokens=self.num_draft_tokens + drafted,
             num_accepted_tokens=self.num_accepted_tokens + step.num_accepted_tokens,
+            num_checked_tokens=(self.num_checked_tokens or 0) + step.num_checked_tokens,
             num_lenient_tokens=self.num_lenient_tokens + step.num_lenient_tokens,
             decode_ms=self.decode_ms + step.round_ms,
             off=None if drafted else self.off,
             drafted_by=counts,
         )
+
+    def explained(self, step: Step, reason: str) -> TurnStats:
+        """Return it with the reason of its latest round, if that is one of the drafter which is
+        named beside the reply: what another one did later says nothing of it."""
+        return replace(self, reason=reason) if step.drafter == self.drafter else self
 
     def compared(self, plain_ms: float | None, least_ms: float | None = None) -> TurnStats:
         """With what plain decoding would have taken, or at least; unchanged where nothing was

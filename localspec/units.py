@@ -1,4 +1,4 @@
-"""Times, sizes and lists as a person reads them, the same on the page, in reports and on the
+"""Times, sizes, gains and lists as a person reads them, the same on the page, in reports and on the
 command line.
 
 Contract: pure. Of times ms below a second, seconds beyond, minutes beyond a minute. Of what is not
@@ -48,6 +48,30 @@ def gib(num_bytes: int | None, whole: Callable[[float], int] = round) -> str:
     if num_bytes >= 2**30:
         return f"{whole(10 * num_bytes / 2**30) / 10:.1f} GiB"
     return f"{whole(num_bytes / 2**20)} MiB"
+
+
+def gain_words(speedup: float) -> str:
+    """Return a speedup in words: 1.5x faster, 1.08x slower, as fast (within 5 %)."""
+    which, times = direction(speedup), max(speedup, 1.0 / speedup)
+    return f"{times:.{2 if times < 1.15 else 1}f}x {which}" if which else "as fast"
+
+
+def compared(speedup: float) -> str:
+    """Return the one sentence of speed: 1.5x faster than without drafting."""
+    return f"{gain_words(speedup)} {'than' if direction(speedup) else 'as'} without drafting"
+
+
+def direction(speedup: float | None) -> str:
+    """Return "faster" or "slower", or "" for a speedup within 5 % of 1 and for none."""
+    if speedup is None or speedup <= 0.0 or max(speedup, 1.0 / speedup) < 1.05:
+        return ""
+    return "faster" if speedup > 1.0 else "slower"
+
+
+def at_least(speedup: float | None) -> str:
+    """Return what a speedup surely reaches, rounded down; "" where that is nothing to speak of."""
+    tenths = int(10 * (speedup or 0.0))
+    return f"at least {tenths / 10:.1f}x faster" if tenths > 10 else ""
 
 
 def axis_unit(longest_ms: float) -> tuple[str, float]:

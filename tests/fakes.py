@@ -248,6 +248,7 @@ class FakeBackend:
             drafter=drafter if gamma else OFF,
             num_draft_tokens=gamma,
             num_accepted_tokens=accepted,
+            num_checked_tokens=min(accepted + 1, gamma),
             num_output_tokens=accepted + 1,
             draft_ms=draft_ms,
             verify_ms=round_ms - draft_ms,

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.speculation import Measurement, best_length, expected_tokens, interpolated
+from localspec.speculation import (
+    Measurement,
+    best_length,
+    expected_tokens,
+    interpolated,
+    num_checked,
+)
 
 FLAT = {1: 10.0, 2: 10.0, 4: 10.0, 8: 10.0}
 
@@ -17,6 +23,24 @@ def test_expected_tokens_are_the_geometric_sum() -> None:
     assert expected_tokens((0.8,), 3) == pytest.approx((1 - 0.8**4) / (1 - 0.8))
     assert expected_tokens((1.0,), 5) == 6.0
     assert expected_tokens((0.9, 0.5), 3) == pytest.approx(1 + 0.9 + 0.45 + 0.225)
+
+
+@pytest.mark.parametrize(
+    ("parents", "path", "num_accepted", "checked"),
+    [
+        ((), (), 0, 0),
+        ((-1, 0, 1, 2), (), 0, 1),  # the first is wrong, and none behind it is looked at
+        ((-1, 0, 1, 2), (0, 1), 2, 3),
+        ((-1, 0, 1, 2), (0, 1, 2, 3), 4, 4),
+        ((-1, 0, 1, 2), (0, 1, 2), 2, 2),  # the reply ended with the second
+        ((-1, 0, 1, 2), (0,), 0, 0),  # and before the first
+        ((-1, -1, 0, 0, 1), (0, 3), 2, 4),  # a tree: both pairs that stand after what was accepted
+    ],
+)
+def test_a_guess_is_checked_when_all_before_it_were_accepted(
+    parents: tuple[int, ...], path: tuple[int, ...], num_accepted: int, checked: int
+) -> None:
+    assert num_checked(parents, path, num_accepted) == checked
 
 
 def test_costs_between_measured_widths_are_on_a_line() -> None:

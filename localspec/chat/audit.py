@@ -27,12 +27,13 @@ from localspec.backend import (
 from localspec.chat.branches import shown_message, tokens_of
 from localspec.chat.journal import without_half_a_character
 from localspec.chat.turn import SAMPLED, prompt_messages
-from localspec.core import OFF, SamplingParams
+from localspec.core import AUTO, OFF, SamplingParams
+from localspec.drafters.registry import PLAIN, label_of
 from localspec.errors import StoreError
 from localspec.precisions import PRECISIONS
 from localspec.record.rows import API
 from localspec.record.store import Store
-from localspec.units import counted, enumerated
+from localspec.units import counted, enumerated, took
 
 Outcome = Literal["identical", "tie", "differs", "cancelled"]
 
@@ -67,12 +68,13 @@ class Difference:
 @dataclass(frozen=True)
 class Finding:
     """The result of a replay. num_compared: equal tokens. changes: what is not as it was when the
-    reply was logged, in words."""
+    reply was logged, in words. decode_ms: what writing the same reply took now."""
 
     outcome: Outcome
     num_compared: int
     difference: Difference | None = None
     changes: tuple[str, ...] = ()
+    decode_ms: float | None = None
 
     @property
     def is_explained(self) -> bool:
@@ -127,18 +129,18 @@ class Replay:
         )
 
     def _compared(self, backend: Backend, loaded: Description, cancel: threading.Event) -> Finding:
-        again, prompt = tuple[int, ...](), None
+        again, prompt, decode_ms = tuple[int, ...](), None, None
         with closing(chunks_of(backend, self.request, cancel)) as chunks:
             for chunk in chunks:
                 again = (again + chunk.tokens)[: self._limit]
                 self.text += chunk.thinking + chunk.text
-                prompt = chunk.stats.prompt_fingerprint
+                prompt, decode_ms = chunk.stats.prompt_fingerprint, chunk.stats.decode_ms
                 if self.tokens[: len(again)] != again or len(again) == self._limit:
                     break
         changed = changes(self.row, loaded, prompt)
         place = first_difference(self.tokens, again)
         if place is None:
-            return Finding("identical", len(again), changes=changed)
+            return Finding("identical", len(again), changes=changed, decode_ms=decode_ms)
         if cancel.is_set() and place == len(again):
             return Finding("cancelled", place)
         messages = self.messages[:-1] if self.request.continues else self.messages
@@ -262,7 +264,8 @@ def sentence(replay: Replay) -> str:
     compared = counted(finding.num_compared, "token")
     if finding.outcome == "identical":
         still = f", although {changed} changed" if changed else ""
-        return f"Identical: made again {how}, the model wrote the same {compared}{still}."
+        same = f"Identical: made again {how}, the model wrote the same {compared}{still}."
+        return f"{same}{_both_times(replay.row, finding.decode_ms, replay.drafter)}"
     if finding.outcome == "cancelled":
         return f"Stopped after the first {compared}, which are the same."
     assert finding.difference is not None
@@ -271,6 +274,18 @@ def sentence(replay: Replay) -> str:
         return f"{head} Since it was written, {changed} changed, so another text is no fault."
     is_greedy = replay.row["temperature"] == 0
     return describe(finding.difference, "The logged reply", "the replay", is_greedy)
+
+
+def _both_times(row: Mapping[str, Any], decode_ms: float | None, drafter: str) -> str:
+    """Return what writing took then and now, as a sentence; "" where the log does not know it."""
+    if row["decode_ms"] is None or not decode_ms:
+        return ""
+    before = PLAIN if not row["num_draft_tokens"] else f"with {label_of(row['drafter'])}"
+    now = PLAIN if drafter == OFF else "with drafting" if drafter == AUTO else None
+    return (
+        f" Writing took {took(row['decode_ms'])} then, {before}, and {took(decode_ms)} now, "
+        f"{now or f'with {label_of(drafter)}'}."
+    )
 
 
 def where(found: Difference, first: str, second: str) -> str:

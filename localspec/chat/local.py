@@ -304,8 +304,7 @@ class LocalBackend:
         stats = with_thought(stats.plus(cut.step), said, cut.step)
         if stats.ttft_ms is None and cut.tokens:
             stats = replace(stats, ttft_ms=turn.passed_ms)
-        if cut.step.num_draft_tokens or not stats.num_drafts:
-            stats = replace(stats, reason=labelled(cut.plan.reason))
+        stats = stats.explained(cut.step, labelled(cut.plan.reason))
         if baseline is not None:
             # Plain decoding needs a round for the end-of-text token too, no output token.
             is_ended = sequence.finish_reason == "eos" and not reply.is_stopped

@@ -23,7 +23,7 @@ REASONS: Mapping[OffCode, tuple[str, str]] = {
     "does_not_pay": ("", LONGER_CHAT),
     "no_room": (
         "The reply was over before anything could be drafted.",
-        "Nothing needs doing: longer replies are drafted.",
+        "No action needed: longer replies are drafted.",
     ),
     "nothing_to_propose": ("No drafter has anything to propose for this text.", LONGER_CHAT),
     "no_memory": ("", "Close other programs, shorten the context, or choose a smaller model."),
@@ -51,7 +51,9 @@ def off_now(
     if missing is not None:
         return missing
     if stats is not None and stats.num_steps:
-        if not is_over or stats.num_drafts or stats.off is not None:
+        if is_over and stats.num_drafts:
+            return None  # what its last rounds did without says nothing of the reply
+        if not is_over or stats.off is not None:
             return stats.off
         is_short = stats.num_output_tokens <= SHORTEST_DRAFTED
         return _reason("no_room" if is_short else "nothing_to_propose")

@@ -39,6 +39,7 @@ from localspec.chat.template import ChatTemplate
 from localspec.chat.thinking import Marks, divided, num_begun
 from localspec.core import Round, Step, TokenLogprob
 from localspec.errors import ContextOverflow, RequestError
+from localspec.speculation import num_checked
 from localspec.thought import ThoughtLimit
 from localspec.turn_stats import TurnStats
 
@@ -289,10 +290,12 @@ def shortened(found: Round, count: int) -> Round:
     if count == len(found.tokens):
         return found
     lenient = tuple(place for place in found.lenient if place < count)
+    num_accepted = min(found.step.num_accepted_tokens, count)
     step = replace(
         found.step,
         num_output_tokens=count,
-        num_accepted_tokens=min(found.step.num_accepted_tokens, count),
+        num_accepted_tokens=num_accepted,
+        num_checked_tokens=num_checked(found.proposal.parents, found.verdict.path, num_accepted),
         num_lenient_tokens=len(lenient),
     )
     return replace(

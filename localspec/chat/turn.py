@@ -79,7 +79,7 @@ class ReplyRound:
 class TurnView:
     """A reply at one moment. position: how many replies have to end before it begins. started_s,
     ended_s: on the monotonic clock. workload: the kind of text. num_read_tokens: see Chunk.
-    guesses: right and made, of each drafter by its rounds. error: the sentence to show when the
+    guesses: right and checked, of each drafter by its rounds. error: the sentence to show when the
     reply failed."""
 
     phase: TurnPhase
@@ -267,8 +267,8 @@ def _round(chunk: Chunk) -> ReplyRound:
 def _with_round(
     guesses: Mapping[str, tuple[int, int]], step: Step
 ) -> Mapping[str, tuple[int, int]]:
-    right, made = guesses.get(step.drafter, (0, 0))
-    mine = right + step.num_accepted_tokens, made + step.num_draft_tokens
+    right, checked = guesses.get(step.drafter, (0, 0))
+    mine = right + step.num_accepted_tokens, checked + step.num_checked_tokens
     return {**guesses, step.drafter: mine}
 
 

@@ -46,6 +46,7 @@ from localspec.engine.sampling import choices, masked, scores
 from localspec.engine.verify import verify
 from localspec.errors import NumericsError
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
+from localspec.speculation import num_checked
 from localspec.thought import ThoughtLimit
 
 
@@ -256,10 +257,11 @@ def _measured(
     plan: DraftPlan, proposal: Proposal, verdict: Verdict, kept: list[int], times: _Times, base: int
 ) -> Step:
     plan_ms = 1000.0 * (times.planned - times.started)
+    num_accepted = min(verdict.accepted_length, len(kept))
     return Step(
         drafter=plan.drafter if proposal.tokens else OFF,
         num_draft_tokens=len(proposal.tokens),
-        num_accepted_tokens=min(verdict.accepted_length, len(kept)),
+        num_accepted_tokens=num_accepted,
         num_output_tokens=len(kept),
         draft_ms=1000.0 * (times.drafted - times.planned) - times.waited_ms,
         verify_ms=1000.0 * (times.ended - times.drafted) + plan_ms + times.waited_ms,
@@ -267,6 +269,7 @@ def _measured(
         is_probe=plan.is_probe and (bool(proposal.tokens) or plan.drafter == OFF),
         signal=plan.signal,
         num_lenient_tokens=sum(place < len(kept) for place in verdict.lenient),
+        num_checked_tokens=num_checked(proposal.parents, verdict.path, num_accepted),
         policy_ms=plan_ms,
     )
 

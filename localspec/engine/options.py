@@ -22,7 +22,7 @@ from localspec.engine.cost_snapshot import CostSnapshot
 from localspec.engine.costs import MAX_DRAFT_TOKENS
 from localspec.off_code import OffCode
 from localspec.speculation import NEGLIGIBLE, best_length, expected_tokens
-from localspec.units import counted
+from localspec.units import compared, counted
 
 MARGIN = 0.15  # share of the rate of an untried option that is not counted on
 PROOF = 4.0  # rounds of evidence that halve it
@@ -30,6 +30,7 @@ DRAW_SHARPNESS = 0.5  # share of the evidence in a draw: acceptance differs from
 USUAL_NODES = 4  # of a drafter that shapes its drafts, until its rounds have shown it
 UNKNOWN_STEPS = 0.25  # of such a drafter, a token
 
+PAUSED = "Drafting paused: not measured enough yet to know that it helps."
 PLAIN_FIRST = DraftPlan(OFF, 0, reason="The first token waits for no drafter to read the prompt.")
 PLAIN_LOOK = DraftPlan(OFF, 0, True, "A round without drafting, to keep its cost measured.")
 
@@ -150,9 +151,9 @@ def without_drafting(options: Sequence[Option], plain_ms: float) -> DraftPlan:
     if all(option.ceiling * plain_ms <= 1.0 for option in options):
         why = f"even with every token accepted {best.drafter} would not be faster."
     elif (gain := best.rate * plain_ms) > 1.0:
-        why = f"too little is known of {best.drafter} here to be sure that it is faster."
+        return DraftPlan(OFF, 0, reason=PAUSED, off="does_not_pay")
     else:
-        why = f"{best.drafter} would reach {gain:.2f}x the speed without drafting."
+        why = f"with {best.drafter} it would be {compared(gain)}."
     return _off("does_not_pay", why)
 
 
@@ -163,8 +164,9 @@ def _off(code: OffCode, why: str) -> DraftPlan:
 def why_drafting(option: Option, shapes_itself: bool, is_chosen: bool) -> str:
     """shapes_itself: the drafter decides how much it drafts. is_chosen: a person named it."""
     about = "" if shapes_itself else f", about {counted(option.num_draft_tokens, 'token')} a round"
-    why = "as you chose" if is_chosen else "the most promising when this round began"
-    return f"Drafting with {option.drafter}{about}: {why}."
+    if is_chosen:
+        return f"Drafting with {option.drafter}{about}, as you chose."
+    return f"Drafting with {option.drafter}, the best bet so far."
 
 
 def why_exploring(option: Option, length: int, shapes_itself: bool) -> str:

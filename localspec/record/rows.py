@@ -40,15 +40,17 @@ STATE_AFTER: Mapping[str, MessageState] = {
 # Names of columns are those of the numbers.
 STATS_COLUMNS = (
     "drafter", "reason", "exact", "num_prompt_tokens", "num_reused_tokens", "num_output_tokens",
-    "num_steps", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_lenient_tokens",
-    "acceptance_rate", "draft_share", "mean_accepted_length", "mean_num_draft_tokens",
-    "tokens_per_second", "speedup", "decode_speedup", "no_speedup", "least_speedup", "ttft_ms",
-    "prefill_ms", "decode_ms", "plain_decode_ms", "reply_ms", "plain_reply_ms", "energy_joules",
-    "prompt_fingerprint", "continued_from", "num_thinking_tokens", "thinking_ms", "drafted_by",
+    "num_steps", "num_drafts", "num_draft_tokens", "num_checked_tokens", "num_accepted_tokens",
+    "num_lenient_tokens", "acceptance_rate", "draft_share", "mean_accepted_length",
+    "mean_num_draft_tokens", "tokens_per_second", "speedup", "decode_speedup", "no_speedup",
+    "least_speedup", "ttft_ms", "prefill_ms", "decode_ms", "plain_decode_ms", "reply_ms",
+    "plain_reply_ms", "energy_joules", "prompt_fingerprint", "continued_from",
+    "num_thinking_tokens", "thinking_ms", "drafted_by",
 )  # fmt: skip
 STEP_COLUMNS = (
     "drafter", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "draft_ms",
     "verify_ms", "context_length", "is_probe", "signal", "num_lenient_tokens", "plain_ms",
+    "num_checked_tokens",
 )  # fmt: skip
 LEFT_OUT_OF_MESSAGES = ("text_exact", "deleted_at_utc", "children_ids")
 LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted")

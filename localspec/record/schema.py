@@ -247,6 +247,13 @@ migration(
     "ALTER TABLE turn ADD COLUMN grammar TEXT",
 )
 
+# Of the draft tokens those that were checked; NULL in rows from before.
+migration(
+    "m020_checked_tokens",
+    "ALTER TABLE turn ADD COLUMN num_checked_tokens INTEGER",
+    "ALTER TABLE step ADD COLUMN num_checked_tokens INTEGER",
+)
+
 
 def unknown_migrations(db: Database) -> list[str]:
     """Migrations applied to this database that this program does not have: it is newer."""

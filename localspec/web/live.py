@@ -25,15 +25,19 @@ from localspec.leniency import label
 from localspec.machine.sources import DEMO
 from localspec.record.rows import counts
 from localspec.turn_stats import NO_GAIN, TurnStats
-from localspec.units import DASH, capital, clock, counted, gib, took
-from localspec.web.words import (
+from localspec.units import (
+    DASH,
     at_least,
+    capital,
+    clock,
+    compared,
+    counted,
     direction,
     gain_words,
-    number,
-    percent,
-    rate,
+    gib,
+    took,
 )
+from localspec.web.words import number, percent, rate
 from localspec.workloads import kind_words
 
 REFRESH_S = 5.0  # of the hardware line
@@ -142,14 +146,22 @@ def _figures(stats: TurnStats | None) -> dict[str, Any]:
     if stats is None or not stats.num_output_tokens:
         return {"speed": DASH, "gain": "", "gain_is": "", "guesses": ""}
     speed = stats.tokens_per_second
-    right = percent(stats.acceptance_rate)
     gain = _gain(stats, stats.speedup, stats.least_speedup)
     return {
         "speed": DASH if speed is None else rate(speed),
         "gain": gain.partition(":")[0],  # the popover and the line under the reply say why
         "gain_is": "faster" if at_least(stats.least_speedup) else direction(stats.speedup),
-        "guesses": f"{right} of guesses right" if stats.num_draft_tokens else "",
+        "guesses": _guesses(stats),
     }
+
+
+def _guesses(stats: TurnStats) -> str:
+    """Return the share of guesses that were right; a server does not say how many were checked."""
+    if not stats.num_draft_tokens:
+        return ""
+    if stats.told("num_checked_tokens") is None:
+        return f"{percent(stats.acceptance_rate)} of all guesses right"
+    return f"{percent(stats.checked_acceptance_rate)} of checked guesses right"
 
 
 def _gain(stats: TurnStats, speedup: float | None, least: float | None) -> str:
@@ -172,10 +184,11 @@ def _facts(status: Status, stats: TurnStats | None, view: TurnView | None) -> li
         is_remote = loaded is not None and loaded.server is not None
         facts += _speeds(stats, is_remote)
         facts += [
-            (capital(label_of(name)), f"{right} of {made} guesses right")
-            for name, (right, made) in sorted(view.guesses.items(), key=lambda one: -one[1][1])
+            (capital(label_of(name)), f"{right} of {checked} checked guesses right")
+            for name, (right, checked) in sorted(view.guesses.items(), key=lambda one: -one[1][1])
         ]
         if stats.num_draft_tokens:
+            facts.append(("Text that was guessed", percent(stats.draft_share)))
             facts.append(("Guesses a round", number(stats.mean_num_draft_tokens)))
         facts.append(("Kind of text", kind_words(view.workload)))
     if loaded is not None and loaded.server is not None:
@@ -208,7 +221,7 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
         most = rate(1000 * stats.num_output_tokens / stats.least_plain_decode_ms)
         plain = f"at most {most} tok/s"
     elif stats.no_speedup == "load_changed":
-        plain = "not known: uneven speed"
+        plain = "not measurable: the computer was busy"
     elif stats.plain_decode_ms:
         plain = (
             f"{rate(1000 * stats.num_output_tokens / stats.plain_decode_ms)} tok/s, measured here"
@@ -252,10 +265,8 @@ def _reason(status: Status, stats: TurnStats | None) -> str:
 
 
 def _reasons_of_reply(stats: TurnStats) -> Iterator[str]:
-    """Why its latest round was as it was, who drafted most, and what a person has allowed."""
+    """Why its drafter drafted or nothing did, and what a person has allowed."""
     yield stats.reason or "Without drafting: no round was long enough."
-    if len(stats.drafted_by) > 1:
-        yield f"Most of the reply was drafted by {label_of(stats.drafter)}."
     if not stats.exact:
         said = label(stats.num_lenient_tokens, stats.num_output_tokens)
         yield f"Not exact, as you chose: {said}."
@@ -291,9 +302,9 @@ def footer(row: Mapping[str, Any]) -> list[str]:
     if row["tokens_per_second"] is not None:
         parts.append(f"writing at {rate(row['tokens_per_second'])} tok/s")
     if row["speedup"] is not None:
-        parts.append(gain_words(row["speedup"]))
+        parts.append(compared(row["speedup"]))
     elif gain := at_least(row["least_speedup"]):
-        parts.append(gain)
+        parts.append(f"{gain} than without drafting")
     elif row["num_draft_tokens"] == 0:
         parts.append("without drafting")
     elif row["no_speedup"] is not None:

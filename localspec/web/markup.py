@@ -15,11 +15,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from localspec.drafters.registry import label_of
 from localspec.machine.hub_files import gb
-from localspec.units import DASH, capital, counted, gib, took
-from localspec.web.words import number, percent
+from localspec.units import DASH, capital, counted, direction, gib, took
+from localspec.web.words import gain, number, percent
 
-WORDS = {"gib": gib, "gb": gb, "took": took, "number": number, "percent": percent,
-         "label_of": label_of, "capital": capital, "counted": counted, "thousands": "{:,}".format,
+WORDS = {"gib": gib, "gb": gb, "took": took, "number": number, "percent": percent, "gain": gain,
+         "direction": direction, "label_of": label_of, "capital": capital, "counted": counted,
+         "thousands": "{:,}".format,
          }  # fmt: skip
 
 

@@ -7,30 +7,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from localspec.units import DASH
+from localspec.units import DASH, gain_words
 
 
-def gain_words(speedup: float) -> str:
-    """A speedup as a person says it: 1.4x faster, 1.2x slower, no faster."""
-    which = direction(speedup)
-    return f"{_times(speedup)}x {which}" if which else "no faster"
-
-
-def direction(speedup: float | None) -> str:
-    """What is said of a speedup: "faster", "slower", or "" for neither of them."""
-    if speedup is None or _times(speedup) == "1.0":
-        return ""
-    return "faster" if speedup > 1 else "slower"
-
-
-def _times(speedup: float) -> str:
-    return f"{max(speedup, 1 / speedup):.1f}" if speedup > 0 else DASH
-
-
-def at_least(speedup: float | None) -> str:
-    """What a speedup surely reaches, rounded down; "" where that is nothing to speak of."""
-    tenths = int(10 * (speedup or 0.0))
-    return f"at least {gain_words(tenths / 10)}" if tenths > 10 else ""
+def gain(speedup: float | None) -> str:
+    """Return a speedup as a cell of a table has it."""
+    return DASH if speedup is None else gain_words(speedup)
 
 
 def number(value: float | None, unit: str = "", digits: int = 1) -> str:

@@ -43,6 +43,9 @@ ROW: dict[str, Any] = {
     "is_raw": None,
     "grammar": None,
     "source": "page",
+    "decode_ms": 900.0,
+    "num_draft_tokens": 4,
+    "drafter": "ngram",
 }
 HELLO = (Message("user", "hello"),)
 GO = threading.Event()
@@ -66,7 +69,8 @@ class Says(FakeBackend):
         chunks = FakeBackend(Script(round_s=0.0)).generate(request, cancel)
         first = next(iter(chunks))
         for token in self.tokens[: request.max_tokens]:
-            yield replace(first, phase="decode", tokens=(token,))
+            stats = replace(first.stats, decode_ms=4.0)
+            yield replace(first, phase="decode", tokens=(token,), stats=stats)
 
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int
@@ -95,7 +99,9 @@ def test_the_same_tokens_are_identical_and_were_decoded_plainly() -> None:
     found, said = replayed(backend, 1, 2, 3)
     assert (found.outcome, found.num_compared) == ("identical", 3)
     assert backend.requests[0].drafter == OFF and backend.requests[0].sampling.temperature == 0.0
-    assert said == "Identical: made again without drafting, the model wrote the same 3 tokens."
+    head = "Identical: made again without drafting, the model wrote the same 3 tokens."
+    times = "Writing took 900 ms then, with word lookup, and 4.00 ms now, without drafting."
+    assert said == f"{head} {times}"
 
 
 def test_a_sampled_reply_is_asked_for_with_its_seed_and_settings() -> None:

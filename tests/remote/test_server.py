@@ -425,7 +425,7 @@ def test_a_turn_is_logged_with_null_for_what_is_not_known(stub: Stub, tmp_path: 
     assert (first["model"], first["device"]) == ("stub-1b", f"vLLM at {stub.url}")
     facts = dict(strip["facts"])
     assert strip["model"] == ["stub-1b", f"vLLM at {stub.url}"]
-    assert strip["guesses"] == "50 % of guesses right"
+    assert strip["guesses"] == "50 % of all guesses right"
     assert facts["Guesses of the server"] == "6 of 12 right"
     assert "plain decoding" in facts["Limits"]
 

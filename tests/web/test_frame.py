@@ -136,15 +136,15 @@ LINES: tuple[dict[str, Any], ...] = (
         "model": ["A-Model-8B-Instruct", "4-bit · draft A-Model-0.6B-Instruct"],
         "speed": "103",
         "gain": "2.1x faster",
-        "guesses": "100 % of guesses right",
+        "guesses": "100 % of checked guesses right",
     },
     {
         "label": "Ready",
         "model": ["demo", "bf16 · draft demo-draft"],
         "speed": "31",
-        "gain": "no faster",
+        "gain": "as fast",
         "gain_is": "",
-        "guesses": "100 % of guesses right",
+        "guesses": "100 % of checked guesses right",
     },
 )
 # Words of the gain and the guesses that are seen, and not from their beginning.
@@ -271,7 +271,7 @@ def test_the_page_is_used_at_twice_its_size(page: Visit, site: Site) -> None:
 
 def test_the_line_is_one_line_and_no_label_is_cut(page: Visit, site: Site) -> None:
     ask(page, "hello")
-    page.wait_for("% of guesses right", "#ls-guesses")
+    page.wait_for("% of checked guesses right", "#ls-guesses")
     cut = """() => [...document.querySelectorAll('#ls-strip *, #ls-tabs [role=tab]')]
       .filter((one) => one.offsetParent && one.scrollWidth > one.clientWidth + 1
         && getComputedStyle(one).display !== 'inline').map((one) => one.id || one.className)"""
@@ -293,7 +293,7 @@ def test_the_popover_says_why_stays_where_it_was_put_and_goes_by_escape(
     ask(page, "brisk: show me")
     assert popover.is_visible(), "it stays while a reply is written"
     row = newest(site)
-    right = f"{row['num_accepted_tokens']} of {row['num_draft_tokens']} guesses right"
+    right = f"{row['num_accepted_tokens']} of {row['num_checked_tokens']} checked guesses right"
     page.wait_for(right, "#ls-facts")
     assert "The small model was the fastest" in page.text("#ls-reason")
     assert len(str(page.page.get_attribute("#ls-spark-line", "points")).split()) >= 2

@@ -15,12 +15,14 @@ from localspec.backend import DrafterStatus
 from localspec.chat.off_reasons import off_now
 from localspec.chat.service import Status
 from localspec.chat.turn import ReplyRound, TurnView
+from localspec.core import Step
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.machine.sources import DEMO
 from localspec.off_code import OffReason
-from localspec.turn_stats import TurnStats
+from localspec.turn_stats import NO_GAIN, TurnStats
+from localspec.units import DASH, compared, gain_words
 from localspec.web.live import HardwareLine, badge, footer, live_state
-from localspec.web.words import DASH, gain_words, number, rate, time_of_day
+from localspec.web.words import number, rate, time_of_day
 from tests.fakes import FakeBackend
 from tests.web.conftest import until
 from tests.web.stats.test_figures import LENIENT, OFF, ROW
@@ -33,6 +35,7 @@ STATS = TurnStats(
     num_steps=12,
     num_drafts=12,
     num_draft_tokens=60,
+    num_checked_tokens=48,
     num_accepted_tokens=38,
     decode_ms=500.0,
     plain_decode_ms=1250.0,
@@ -41,7 +44,7 @@ STATS = TurnStats(
     reason="the small model drafts as you chose.",
     drafted_by={"draft_model": 60},
 )
-GUESSES = {"draft_model": (38, 60)}
+GUESSES = {"draft_model": (38, 48)}
 
 
 def view(**changes: Any) -> TurnView:
@@ -78,7 +81,7 @@ def test_the_line_has_the_model_and_the_figures_of_a_reply() -> None:
     state = live_state(replace(IDLE, reply=view()))
     assert state["model"] == ["demo-12m", "fp32 · draft demo-draft-1m"]
     line = [state[name] for name in ("label", "speed", "gain", "guesses")]
-    assert line == ["Writing 2 s", "100", "2.2x faster", "63 % of guesses right"]
+    assert line == ["Writing 2 s", "100", "2.2x faster", "79 % of checked guesses right"]
     assert state["reason"] == "The small model drafts as you chose."
     shipped = replace(LOADED, target=DEMO)
     told = [live_state(replace(IDLE, description=one))["is_demo"] for one in (LOADED, shipped)]
@@ -92,7 +95,8 @@ def test_the_popover_has_everything_else() -> None:
         "Writing": "2.5x faster",
         "Whole reply": "2.2x faster",
         "First token": "after 31.0 ms",
-        "The small model": "38 of 60 guesses right",
+        "The small model": "38 of 48 checked guesses right",
+        "Text that was guessed": "76 %",
         "Guesses a round": "5.0",
         "Kind of text": "chat",
         "Memory in use": "60 MiB, cpu",
@@ -100,7 +104,8 @@ def test_the_popover_has_everything_else() -> None:
 
 
 def test_a_reply_without_a_draft_has_no_gain() -> None:
-    plain = replace(STATS, drafted_by={}, num_draft_tokens=0, num_drafts=0, plain_decode_ms=None)
+    none = dict.fromkeys(("num_draft_tokens", "num_drafts", "num_checked_tokens"), 0)
+    plain = replace(STATS, drafted_by={}, plain_decode_ms=None, **none)
     state = live_state(replace(IDLE, reply=view(stats=plain, guesses={})))
     assert (state["gain"], state["guesses"]) == ("without drafting", "")
     found = dict(state["facts"])
@@ -112,13 +117,13 @@ def test_guesses_are_credited_to_each_drafter_the_most_busy_first() -> None:
     mixed = {"ngram": (18, 20), "draft_model": (20, 40)}
     named = [name for name in facts(guesses=mixed) if name in ("The small model", "Word lookup")]
     assert named == ["The small model", "Word lookup"]
-    assert facts(guesses=mixed)["Word lookup"] == "18 of 20 guesses right"
+    assert facts(guesses=mixed)["Word lookup"] == "18 of 20 checked guesses right"
 
 
 def test_a_reply_under_another_load_says_that_it_cannot_be_compared() -> None:
     busy = replace(STATS, plain_decode_ms=None, no_speedup="load_changed")
-    assert live_state(replace(IDLE, reply=view(stats=busy)))["gain"] == "gain unknown"
-    assert facts(stats=busy)["Without drafting"] == "not known: uneven speed"
+    assert live_state(replace(IDLE, reply=view(stats=busy)))["gain"] == "gain not measurable"
+    assert facts(stats=busy)["Without drafting"] == "not measurable: the computer was busy"
 
 
 def test_where_rounds_are_uneven_what_the_gain_is_at_least_is_said() -> None:
@@ -130,7 +135,7 @@ def test_where_rounds_are_uneven_what_the_gain_is_at_least_is_said() -> None:
     assert facts(stats=uneven)["Without drafting"] == f"at most {rate(most)} tok/s"
     for least_ms in (STATS.decode_ms * 1.09, STATS.decode_ms * 0.9):
         even = replace(STATS, reply_ms=STATS.decode_ms).compared(None, least_ms)
-        assert live_state(replace(IDLE, reply=view(stats=even)))["gain"] == "gain unknown"
+        assert live_state(replace(IDLE, reply=view(stats=even)))["gain"] == "gain not measurable"
 
 
 def test_what_a_gain_is_at_least_is_not_said_of_a_few_tokens_or_beside_the_gain() -> None:
@@ -141,27 +146,25 @@ def test_what_a_gain_is_at_least_is_not_said_of_a_few_tokens_or_beside_the_gain(
 def test_the_gain_of_a_few_tokens_is_not_said() -> None:
     few = replace(STATS, num_output_tokens=7).compared(200.0)
     assert few.plain_decode_ms == 200.0 and few.speedup is None and few.decode_speedup is None
-    assert live_state(replace(IDLE, reply=view(stats=few)))["gain"] == "gain unknown"
-    assert facts(stats=few)["Whole reply"] == "gain unknown: too short"
+    assert live_state(replace(IDLE, reply=view(stats=few)))["gain"] == "gain not measurable"
+    assert facts(stats=few)["Whole reply"] == "gain not measurable: the reply was short"
     more = replace(STATS, num_output_tokens=8).compared(200.0)
     assert more.no_speedup is None and more.speedup is not None
 
 
 def test_a_gain_is_said_in_words_and_a_loss_is_no_gain() -> None:
-    said = {2.25: "2.2x faster", 1.04: "no faster", 0.98: "no faster", 0.8: "1.2x slower"}
+    said = {2.25: "2.2x faster", 1.04: "as fast", 0.98: "as fast", 0.8: "1.2x slower"}
     assert {gain: gain_words(gain) for gain in said} == said
+    sentences = [compared(gain) for gain in (1.5, 1.08, 1.0, 0.9)]
+    assert sentences == [
+        f"{words} without drafting"
+        for words in ("1.5x faster than", "1.08x faster than", "as fast as", "1.11x slower than")
+    ]
     slower = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=400.0))))
     assert (slower["gain"], slower["gain_is"]) == ("1.2x slower", "slower")  # 500 of 600 ms
     assert live_state(replace(IDLE, reply=view()))["gain_is"] == "faster"
     even = live_state(replace(IDLE, reply=view(stats=replace(STATS, plain_decode_ms=485.0))))
-    assert (even["gain"], even["gain_is"]) == ("no faster", "")  # 585 of 600 ms
-
-
-def test_a_look_at_another_drafter_is_not_said_to_be_the_first_ones_reason() -> None:
-    trying = "Trying word lookup with 4 tokens a round: little is known of it here."
-    look = replace(STATS, reason=trying, drafted_by={"ngram": 4, "draft_model": 60})
-    said = live_state(replace(IDLE, reply=view(stats=look)))["reason"]
-    assert said == f"{trying} Most of the reply was drafted by the small model."
+    assert (even["gain"], even["gain_is"]) == ("as fast", "")  # 585 of 600 ms
 
 
 def test_one_token_is_one_token() -> None:
@@ -213,6 +216,18 @@ def test_a_command_in_a_refusal_is_shown_as_it_is_to_be_typed() -> None:
     assert said == f"No drafter can be used: {label_of('eagle')}: {train}"
 
 
+def test_the_reason_of_a_reply_is_not_that_of_its_last_rounds() -> None:
+    off = OffReason("does_not_pay", "Drafting paused.", "")
+    paused = replace(STATS, off=off)
+    assert off_now(LOADED, paused, was_lost=False, is_over=False) == off
+    assert off_now(LOADED, paused, was_lost=False) is None
+    stats = TurnStats(1)
+    for drafter, num_drafted in (("draft_model", 4), ("ngram", 2), ("off", 0)):
+        step = Step(drafter, num_drafted, 1, 2, 1.0, 1.0, 10)
+        stats = stats.plus(step).explained(step, f"Drafting with {drafter}.")
+    assert (stats.drafter, stats.reason) == ("draft_model", "Drafting with draft_model.")
+
+
 def test_a_lossy_reply_is_labelled() -> None:
     lenient = replace(STATS, exact=False, num_lenient_tokens=3)
     state = live_state(replace(IDLE, reply=view(stats=lenient, workload="code")))
@@ -245,15 +260,16 @@ def test_a_failed_load_shows_its_sentence() -> None:
 
 
 def test_the_line_under_a_reply() -> None:
-    assert footer(ROW) == ["100 tokens in 1.25 s", "writing at 100 tok/s", "1.8x faster"]
+    speeds = ["writing at 100 tok/s", "1.8x faster than without drafting"]
+    assert footer(ROW) == ["100 tokens in 1.25 s", *speeds]
     assert footer(OFF)[1:] == ["writing at 30 tok/s", "without drafting"]
     more = footer({**ROW, "continues_message_id": 3})
     assert more[0] == "100 tokens more in 1.25 s", "the new part's alone"
     assert footer(ROW | {"tokens_per_second": 4.04})[1] == "writing at 4.0 tok/s"
     unknown = ROW | {"speedup": None, "reply_ms": None}
     assert footer(unknown) == ["100 tokens", "writing at 100 tok/s"]
-    for why, said in (("load_changed", "uneven"), ("too_short", "too short")):
-        assert footer(unknown | {"no_speedup": why})[2] == f"gain unknown: {said}"
+    for why, said in NO_GAIN.items():
+        assert footer(unknown | {"no_speedup": why})[2] == said
 
 
 def test_the_time_of_a_reply_has_its_day_where_that_is_not_today() -> None:

@@ -14,7 +14,7 @@ from localspec.chat.audit import describe
 from localspec.chat.race import NUM_RUNS, Gains, Lane, RaceRun, RaceView
 from localspec.record.markdown import ENDED
 from localspec.turn_stats import TurnStats
-from localspec.units import DASH, took
+from localspec.units import DASH, compared, gain_words, took
 from localspec.web.live import credited
 from localspec.web.words import number
 
@@ -125,15 +125,15 @@ def _gains(view: RaceView) -> Iterator[str]:
         return
     whole, decoding = view.gains, view.decode_gains
     if whole is not None:
-        yield f"With drafting, the reply came {_times(whole)}."
+        yield f"The reply came {compared(whole.middle)}{_spread(whole)}."
     if decoding is not None:
-        yield f"Decoding alone was {_times(decoding)}."
+        yield f"Decoding alone was {gain_words(decoding.middle)}{_spread(decoding)}."
 
 
-def _times(gains: Gains) -> str:
-    verb = "as fast" if gains.middle >= 1 else "the speed"
-    spread = f"{gains.lowest:.2f} to {gains.highest:.2f} in {NUM_RUNS} runs"
-    return f"{gains.middle:.2f} times {verb} ({spread})"
+def _spread(gains: Gains) -> str:
+    """Run against run, where that says more than the figures in the middle."""
+    low, high = gain_words(gains.lowest), gain_words(gains.highest)
+    return f" (in single runs {low} to {high})" if low != high else ""
 
 
 def _sameness(view: RaceView) -> str:

@@ -28,7 +28,7 @@ from localspec.units import DASH, gib, took
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
 from localspec.web.stats.selection import SCOPES, Selection, rounds_of, selection_of
-from localspec.web.words import number, percent
+from localspec.web.words import gain, number, percent
 
 Row = dict[str, Any]
 SETTINGS = (
@@ -99,11 +99,15 @@ def _summary(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
             ("turns", summary.num_turns, ""),
             ("tokens", summary.num_output_tokens, "written"),
             ("tokens per second", number(summary.tokens_per_second), "reading not counted"),
-            ("speedup", number(summary.speedup, " ×", 2), "of whole replies, measured here"),
-            ("decode speedup", number(summary.decode_speedup, " ×", 2), "of decoding alone"),
+            ("speedup", gain(summary.speedup), "whole replies, than without drafting"),
+            ("decode speedup", gain(summary.decode_speedup), "decoding alone"),
             ("time saved", took(stats.saved_ms(rows)), "against no drafting here"),
-            ("acceptance rate", percent(summary.acceptance_rate), "accepted of drafted"),
-            ("α", number(summary.alpha, digits=2), "accepted of the guesses checked"),
+            ("compared replies", summary.num_compared, "on which the speedup stands"),
+            ("checked guesses right", percent(summary.checked_acceptance_rate),
+             "one after a wrong guess is not checked"),
+            ("acceptance rate", percent(summary.acceptance_rate), "right of all guesses"),
+            ("draft share", percent(summary.draft_share), "guessed of the text"),
+            ("α", number(summary.alpha, digits=2), "right of the places where a guess was checked"),
             ("mean accepted length", number(summary.mean_accepted_length, digits=2),
              "accepted a draft, and the model's own token"),
             ("mean γ", number(summary.mean_num_draft_tokens), "drafted in a round that drafts"),
@@ -119,14 +123,14 @@ def _groups(groups: Mapping[str, stats.Summary], title: str) -> Iterator[str]:
             one.num_turns,
             one.num_output_tokens,
             number(one.tokens_per_second),
-            number(one.speedup, " ×", 2),
-            number(one.decode_speedup, " ×", 2),
-            percent(one.acceptance_rate),
+            gain(one.speedup),
+            gain(one.decode_speedup),
+            percent(one.checked_acceptance_rate),
             number(one.mean_num_draft_tokens),
         )
         for label, one in groups.items()
     ]
-    names = (title, "turns", "tokens", "tok/s", "speedup", "decoding", "accepted", "mean γ")
+    names = (title, "turns", "tokens", "tok/s", "speedup", "decoding", "checked right", "mean γ")
     yield from (f"## By {title}", "")
     yield from table(names, lines)
 

@@ -69,7 +69,9 @@ def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
             "The log does not have what was drafted for this reply, as an earlier localspec wrote "
             "it. Regenerate it to see where each token comes from."
         )
-    counts = ("num_draft_tokens", "num_accepted_tokens", "num_output_tokens")
+    counts = (
+        "num_draft_tokens", "num_checked_tokens", "num_accepted_tokens", "num_output_tokens"
+    )  # fmt: skip
     return {
         **{name: reply.row[name] for name in counts},
         **provenance_of(reply.text, reply.provenance, reply.steps, reply.record),

@@ -128,14 +128,13 @@ function legend(data) {
 }
 
 function summary(data) {
-  const { num_output_tokens: tokens, num_accepted_tokens: accepted, num_draft_tokens: drafted } = data;
-  const rate = drafted ? ` (${Math.round((100 * accepted) / drafted)} %)` : "";
-  const unseen = data.rounds.reduce((sum, round) => sum + round.not_reached, 0);
-  const skipped = `, ${numMissed(data)} refused, ${unseen} not checked`;
-  return (
-    `${tokens} tokens in ${data.rounds.length} checks by the model. ` +
-    `Guessed: ${drafted}, of which ${accepted} right${rate}${skipped}.`
-  );
+  const { num_output_tokens: tokens, num_accepted_tokens: right, num_checked_tokens: checked, num_draft_tokens: drafted } = data;
+  const share = (part, whole) => (whole ? ` (${Math.round((100 * part) / whole)} %)` : "");
+  const head = `${tokens} tokens in ${data.rounds.length} checks by the model`;
+  if (!drafted) return `${head}, none of them guessed.`;
+  const guessed = `${head}. Guessed: ${right} of the tokens${share(right, tokens)}.`;
+  if (checked === null) return `${guessed} Right: ${right} of ${drafted} guesses${share(right, drafted)}.`;
+  return `${guessed} Right: ${right} of ${checked} checked guesses${share(right, checked)}; ${drafted - checked} more stood after a wrong guess.`;
 }
 
 const COLUMNS = ["Round", "Drafter", "Guessed", "Right", "Time", "Refused → instead"];

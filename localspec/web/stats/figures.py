@@ -24,9 +24,9 @@ from localspec.speculation import (
     interpolated,
     speedup,
 )
-from localspec.units import DASH, took
+from localspec.units import DASH, capital, compared, direction, took
 from localspec.web.live import badge, drafters_of
-from localspec.web.words import direction, number, percent
+from localspec.web.words import gain, number, percent
 from localspec.workloads import kind_words
 
 Row = Mapping[str, Any]
@@ -46,6 +46,7 @@ class Summary:
     num_output_tokens: int
     tokens_per_second: float | None
     acceptance_rate: float | None
+    checked_acceptance_rate: float | None
     draft_share: float | None
     mean_accepted_length: float | None
     mean_num_draft_tokens: float | None
@@ -75,6 +76,9 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
         num_output_tokens=_sum(measured, "num_output_tokens"),
         tokens_per_second=_both(measured, "num_output_tokens", "decode_ms").tokens_per_second,
         acceptance_rate=_both(measured, "num_accepted_tokens", "num_draft_tokens").acceptance_rate,
+        checked_acceptance_rate=_both(
+            measured, "num_accepted_tokens", "num_checked_tokens"
+        ).checked_acceptance_rate,
         draft_share=_both(measured, "num_accepted_tokens", "num_output_tokens").draft_share,
         mean_accepted_length=_both(
             measured, "num_accepted_tokens", "num_drafts"
@@ -114,6 +118,7 @@ def _of_rounds(rounds: Sequence[Row]) -> Summary:
         "num_drafts": len(drafted),
         "num_draft_tokens": _sum(drafted, "num_draft_tokens"),
         "num_accepted_tokens": _sum(drafted, "num_accepted_tokens"),
+        "num_checked_tokens": None,
         "decode_ms": _sum(rounds, "draft_ms") + _sum(rounds, "verify_ms"),
         "exact": None, "plain_decode_ms": None, "plain_reply_ms": None, "reply_ms": None,
     }  # fmt: skip
@@ -125,6 +130,9 @@ def _of_rounds(rounds: Sequence[Row]) -> Summary:
     return replace(
         summarise([as_turn], rounds),
         num_turns=len(turns),
+        checked_acceptance_rate=_both(
+            drafted, "num_accepted_tokens", "num_checked_tokens"
+        ).checked_acceptance_rate,
         decode_speedup=_gain(compared, "plain_ms", "round_ms"),
     )
 
@@ -149,14 +157,16 @@ def _line(turn: int, row: Row) -> dict[str, Any]:
     return {
         "Turn": turn,
         "Drafter": drafters_of(row),
-        "Gain, whole reply": number(row["speedup"], " ×", 2),
-        "Gain, decoding": number(row["decode_speedup"], " ×", 2),
+        "Gain, whole reply": gain(row["speedup"]),
+        "Gain, decoding": gain(row["decode_speedup"]),
         "Tokens": DASH if num_tokens is None else num_tokens,
         "Decoding": took(row["decode_ms"]),
         "Tokens / s": number(row["tokens_per_second"]),
         "First token": took(row["ttft_ms"]),
         "Whole reply": took(row["reply_ms"]),
-        "Guesses right": percent(row["acceptance_rate"]),
+        "Checked guesses right": percent(
+            ratio(row["num_accepted_tokens"], row["num_checked_tokens"])
+        ),
         "Guessed of the text": percent(row["draft_share"]),
         "Mean length": number(row["mean_accepted_length"], digits=2),
         "γ": number(row["mean_num_draft_tokens"]),
@@ -177,18 +187,18 @@ def verdict(
 ) -> tuple[str, str]:
     """The band of the gain of whole replies, for colouring, and a sentence about it. rounds: of the
     newest of these turns. where, whose: which turns they are, in words."""
-    gain = _gain(rows, "plain_reply_ms", "reply_ms")
-    if gain is None:
+    gained = _gain(rows, "plain_reply_ms", "reply_ms")
+    if gained is None:
         return "none", _why_unknown(rows)
-    which = direction(gain)
+    num_compared = sum(row["plain_reply_ms"] is not None for row in rows)
+    said = f"{capital(whose)} came {compared(gained)} {where}"
+    said += f" (measured on {num_compared:,} of {len(rows):,})"
+    which = direction(gained)
     if which == "faster":
-        return "good", f"Drafting made {whose} {times(gain)} faster {where}{_most(rounds)}."
+        return "good", f"{said}{_most(rounds)}."
     if not which:
-        return "none", f"Drafting made no difference to the speed of {whose} {where}."
-    return "low", (
-        f"Drafting made {whose} slower {where}: {times(gain)} the speed without it. Choose "
-        "another drafter, or off."
-    )
+        return "none", f"{said}."
+    return "low", f"{said}. Choose another drafter, or off."
 
 
 def _why_unknown(rows: Sequence[Row]) -> str:
@@ -202,11 +212,6 @@ def _why_unknown(rows: Sequence[Row]) -> str:
         "No reply could be compared with writing without drafting: it was too short, the machine "
         "was busy with something else, or the plain speed is not measured yet."
     )
-
-
-def times(gain: float) -> str:
-    """1.4x; two digits where one would say nothing."""
-    return f"{gain:.2f}x" if abs(gain - 1.0) < 0.15 else f"{gain:.1f}x"
 
 
 def _most(rounds: Sequence[Row]) -> str:

@@ -115,24 +115,27 @@ def _compared(groups: Mapping[str, stats.Summary], field: str) -> Plot:
         if one.decode_speedup is not None
     ]
     axes = _axes(
-        f"Gain by {SHARED[field]}", SHARED[field], "times without drafting",
+        f"Gain by {SHARED[field]}", SHARED[field], "speed by that without drafting",
         line=1.0, line_label="without drafting", y_digits=2,
     )  # fmt: skip
-    note = "How many times as fast as without drafting: decoding alone, and whole replies." + SLOWER
+    note = "Speed by that without drafting: decoding alone, and whole replies." + SLOWER
     if field == "drafter":
-        note = "How many times as fast as without drafting: the rounds of each drafter." + SLOWER
+        note = "Speed by that without drafting: the rounds of each drafter." + SLOWER
     return Plot(f"speedup-by-{field}", bars(axes, names, shown), note)
 
 
 def _accepted(groups: Mapping[str, stats.Summary], field: str) -> Plot:
     shown = [
-        Group(label, (_percent(one.acceptance_rate), _percent(one.draft_share)))
+        Group(label, (_percent(one.checked_acceptance_rate), _percent(one.draft_share)))
         for label, one in groups.items()
-        if one.acceptance_rate is not None
+        if one.checked_acceptance_rate is not None
     ]
     axes = _axes(f"Acceptance by {SHARED[field]}", SHARED[field], "%", y_top=100)
-    note = "Accepted of what was guessed, and how much of the text was guessed."
-    names = ("accepted of the guesses", "guessed of the text")
+    note = (
+        "How many of the checked guesses were right, and how much of the text was guessed. A guess "
+        "is checked when all before it were right."
+    )
+    names = ("checked guesses right", "text that was guessed")
     return Plot(f"acceptance-by-{field}", bars(axes, names, shown), note)
 
 

@@ -18,6 +18,7 @@ from localspec.errors import ConfigError, RequestError
 from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.hardware import TorchBuild, probe
 from localspec.machine.other_programs import found_models
+from localspec.units import gain_words
 from localspec.web.models.models_controller import ModelsController
 from tests import waiting
 from tests.fakes import Script
@@ -319,7 +320,7 @@ def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
     wait(lambda: not tuning.is_running)
     shown = parts(controller)["tune"]
     assert tuning.result is not None and tuning.result.is_complete
-    assert "without drafting, tokens per second" in shown and "Start again" in shown
+    assert "without drafting, tok/s" in shown and "Start again" in shown
     assert "ls-mverdict" in shown and tuning.task.error is None
     assert "<th></th>" not in shown, "a heading without words is read out as one"
 
@@ -388,7 +389,7 @@ def test_what_the_last_replies_gained_stands_in_place_of_an_expectation(
         samples.finish(store, turn, stats=replace(stats, reply_ms=100.0 + slower_ms))
     plain_ms = sum(row["plain_reply_ms"] for row in store.turn_rows())
     act(controller, "folder", value="")  # makes it read the machine again
-    said = f"<b>{plain_ms / 320.0:.2f} times</b> the speed without drafting, in your last 2 replies"
+    said = f"<b>{gain_words(plain_ms / 320.0)}</b> than without drafting, in your last 2 replies"
     assert said in parts(controller)["first"] + parts(controller)["others"] and plain_ms < 320.0
 
 

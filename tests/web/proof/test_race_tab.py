@@ -40,7 +40,7 @@ def test_a_race_shows_both_lanes_and_the_verdict(page: Visit, site: Site) -> Non
     one.wait_for_selector("#ls-race-verdict")
     assert site.backend.requests[-1].drafter == drafter.input_value() != "auto"
     said = page.text("#ls-race-verdict")
-    assert "Identical: all texts are the same" in said and "times" in said
+    assert "Identical: all texts are the same" in said and "without drafting" in said
     texts = one.locator(".ls-lane-text").all_inner_texts()
     assert len(texts) == 2 and texts[0] == texts[1] != ""
     assert site.store.turn_rows() == []  # a race is not logged
@@ -63,7 +63,8 @@ def test_a_race_in_which_nothing_was_drafted_tells_no_gain() -> None:
         lanes = tuple(replace(lane, runs=its) for lane, its in zip(lanes, both, strict=True))
         said = race_html(RaceView(True, *lanes, phase="done"))
         assert "<dd>word lookup</dd>" in said
-    assert "2.00 times as fast" in said and "<dt>Clock</dt><dd>1.00 s</dd>" in said
+    assert "The reply came 2.0x faster than without drafting." in said
+    assert "<dt>Clock</dt><dd>1.00 s</dd>" in said
 
 
 def test_the_figures_of_a_lane_are_of_all_its_runs() -> None:

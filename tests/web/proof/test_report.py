@@ -94,7 +94,7 @@ def test_the_page_shows_plots_that_can_be_saved_and_offers_the_report(
     one.page.wait_for_selector("#ls-plots-box svg.ls-plot")
     assert one.page.locator("#ls-plots-box svg.ls-plot:visible").count() == 3
     one.page.click("#ls-figures summary")
-    assert one.page.locator("#ls-figures .ls-tile:visible").count() == 8
+    assert one.page.locator("#ls-figures .ls-tile:visible").count() == 9
     one.page.click("#ls-plots-box summary")
     figure = "figure[data-name=gamma-over-time]"
     for form, start in (("svg", b"<svg"), ("png", b"\x89PNG")):

@@ -19,6 +19,7 @@ ROW: dict[str, Any] = {
     "num_output_tokens": 100,
     "num_drafts": 25,
     "num_draft_tokens": 100,
+    "num_checked_tokens": 80,
     "num_accepted_tokens": 75,
     "decode_ms": 1000.0,
     "plain_decode_ms": 2000.0,
@@ -46,6 +47,7 @@ OFF = ROW | {
     "temperature": 0.0,
     "num_drafts": 0,
     "num_draft_tokens": 0,
+    "num_checked_tokens": 0,
     "num_accepted_tokens": 0,
     "acceptance_rate": None,
     "mean_accepted_length": None,
@@ -75,14 +77,16 @@ def test_several_turns_are_a_ratio_of_sums_not_a_mean_of_ratios() -> None:
 
 def test_a_rate_is_of_the_turns_that_have_both_of_its_numbers() -> None:
     """As of a server that broke off, wrote all at once, or tells no rounds."""
-    no_drafts = dict.fromkeys(("num_drafts", "num_draft_tokens", "num_accepted_tokens"))
+    names = ("num_drafts", "num_draft_tokens", "num_checked_tokens", "num_accepted_tokens")
+    no_drafts = dict.fromkeys(names)
     broken_off = ROW | no_drafts | {"decode_ms": None}
     at_once = ROW | no_drafts | {"decode_ms": 0.0}  # as an earlier version logged it
-    no_rounds = ROW | {"num_drafts": None, "num_accepted_tokens": 25}
+    no_rounds = ROW | {"num_drafts": None, "num_checked_tokens": None, "num_accepted_tokens": 25}
     found = stats.summarise([ROW, broken_off, at_once, no_rounds])
     assert found.num_output_tokens == 400
     assert found.tokens_per_second == pytest.approx(100.0)
     assert (found.acceptance_rate, found.draft_share) == (0.5, 0.5)
+    assert found.checked_acceptance_rate == 75 / 80
     assert (found.mean_accepted_length, found.mean_num_draft_tokens) == (4.0, 4.0)
 
 
@@ -114,12 +118,13 @@ def test_alpha_counts_the_guesses_that_were_reached() -> None:
 @pytest.mark.parametrize(
     ("gain", "said", "band"),
     [
-        (1.8, "Drafting made your replies 1.8x faster so far; the small model brought the most.",
-         "good"),
-        (1.05, "Drafting made your replies 1.05x faster", "good"),
-        (1.04, "no difference", "none"),
-        (0.96, "no difference", "none"),
-        (0.9, "slower so far: 0.90x the speed without it. Choose another drafter, or off", "low"),
+        (1.8, "Your replies came 1.8x faster than without drafting so far (measured on 1 of 2); "
+         "the small model brought the most.", "good"),
+        (1.05, "came 1.05x faster than without drafting so far", "good"),
+        (1.04, "came as fast as without drafting so far (measured on 1 of 2).", "none"),
+        (0.96, "came as fast as without drafting", "none"),
+        (0.9, "1.11x slower than without drafting so far (measured on 1 of 2). Choose another "
+         "drafter, or off", "low"),
     ],
 )  # fmt: skip
 def test_the_verdict_is_about_the_gain(gain: float, said: str, band: str) -> None:
@@ -153,18 +158,14 @@ def test_the_table_shows_newest_first_with_dashes_for_unknown() -> None:
     table = stats.turn_table([ROW, OFF, NOTHING])
     assert [line["Turn"] for line in table] == [3, 2, 1]
     by_name = table[1]
-    assert (by_name["Gain, whole reply"], by_name["Guesses right"], by_name["Tokens / s"]) == (
-        "–",
-        "–",
-        "30.0",
-    )
+    names = ("Gain, whole reply", "Checked guesses right", "Tokens / s")
+    assert [by_name[name] for name in names] == ["–", "–", "30.0"]
     assert "0" not in table[0].values()
 
 
-def test_the_verdict_says_how_many_turns_it_stands_on() -> None:
+def test_under_the_verdict_stands_what_was_saved_in_how_many_turns() -> None:
     shown = PANELS.verdict("good", "said", stats.summarise([ROW, OFF, ROW]), 1000.0)
-    assert "3 turns, 2 of them compared, 1.00 s saved" in shown
-    assert "compared" not in PANELS.verdict("good", "said", stats.summarise([ROW, ROW]), 1.0)
+    assert "3 turns, 1.00 s saved" in shown
 
 
 def test_lenient_turns_are_counted_marked_and_compared_apart() -> None:
@@ -216,6 +217,7 @@ def step(
         "drafter": drafter,
         "num_draft_tokens": drafted,
         "num_accepted_tokens": accepted,
+        "num_checked_tokens": min(accepted + 1, drafted),
         "num_output_tokens": accepted + 1,
         "draft_ms": round_ms / 2,
         "verify_ms": round_ms / 2,

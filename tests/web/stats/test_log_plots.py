@@ -71,6 +71,7 @@ def test_a_turn_that_was_not_measured_has_no_mark_and_a_lenient_one_its_own() ->
 def test_axes_of_time_are_in_seconds_beyond_a_second(round_ms: float, unit: str) -> None:
     rows = [ROW | {"num_prompt_tokens": 9, "turn_id": 1}]
     counts = {"num_draft_tokens": 2, "num_accepted_tokens": 1, "num_output_tokens": 2}
+    counts["num_checked_tokens"] = 2
     times = {"draft_ms": 0.0, "verify_ms": round_ms, "plain_ms": None}
     slow = {"turn_id": 1, "drafter": "ngram", **counts, **times}
     (waits,) = (plot.svg for plot in make_plots(rows, [slow], None) if plot.name == "waits")

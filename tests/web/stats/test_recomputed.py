@@ -30,14 +30,14 @@ from localspec.drafters.registry import label_of
 from localspec.errors import EngineLost
 from localspec.record.markdown import STATISTICS, heading
 from localspec.record.store import Store
-from localspec.units import capital, took
+from localspec.units import capital, compared, took
 from localspec.web.live import credited, footer, live_state
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import token_view
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import make_plots
 from localspec.web.stats.tab import PANELS
-from localspec.web.words import DASH, gain_words, number, percent, rate
+from localspec.web.words import DASH, gain, number, percent, rate
 from tests.chat.services import close, ended, open_service
 from tests.fakes import FakeBackend, Script, session_info
 from tests.waiting import until
@@ -45,7 +45,10 @@ from tests.waiting import until
 SCRIPT = Script(reply="One two three four five six seven eight nine ten. " * 6, round_s=0.001)
 DRAFTERS = ("draft_model", "ngram", OFF)
 KINDS = ("mixed", "off", "lenient", "cancelled", "continued", "busy", "short", "mixed again")
-COUNTS = ("num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "num_drafts")
+COUNTS = (
+    "num_draft_tokens", "num_checked_tokens", "num_accepted_tokens", "num_output_tokens",
+    "num_drafts",
+)  # fmt: skip
 LEAST = 3.0  # times what decoding took, which plain decoding of the busy turn would have taken
 Figures = dict[str, Any]
 
@@ -106,10 +109,7 @@ def ratio(above: float | None, below: float | None) -> float | None:
 def of_steps(steps: list[dict[str, Any]], reply_ms: float | None) -> Figures:
     """Every figure of these rounds, by the definitions of DESIGN's table of numbers."""
     drafted = [step for step in steps if step["num_draft_tokens"]]
-    num = {
-        name: sum(step[name] or 0 for step in steps)
-        for name in ("num_draft_tokens", "num_accepted_tokens", "num_output_tokens")
-    }
+    num = {name: sum(step[name] or 0 for step in steps) for name in COUNTS[:4]}
     made = Counter[str]()
     for step in drafted:
         made[step["drafter"]] += step["num_draft_tokens"]
@@ -342,9 +342,10 @@ def test_the_page_and_the_report_write_what_the_steps_say(
     for place, row in enumerate(rows, 1):
         wanted = expected[row["turn_id"]]
         line = table[place]
-        assert line["Gain, whole reply"] == number(wanted["speedup"], " ×", 2)
-        assert line["Gain, decoding"] == number(wanted["decode_speedup"], " ×", 2)
-        assert line["Guesses right"] == percent(wanted["acceptance_rate"])
+        assert line["Gain, whole reply"] == gain(wanted["speedup"])
+        assert line["Gain, decoding"] == gain(wanted["decode_speedup"])
+        right = ratio(wanted["num_accepted_tokens"], wanted["num_checked_tokens"])
+        assert line["Checked guesses right"] == percent(right)
         assert line["Guessed of the text"] == percent(wanted["draft_share"])
         assert line["Mean length"] == number(wanted["mean_accepted_length"], digits=2)
         assert line["γ"] == number(wanted["mean_num_draft_tokens"])
@@ -357,30 +358,32 @@ def test_the_page_and_the_report_write_what_the_steps_say(
         below = footer(row)
         assert below[0].endswith(f" in {took(row['reply_ms'])}")
         assert below[1] == f"writing at {rate(wanted['tokens_per_second'])} tok/s"
-        gain = [part for part in below if part.endswith(("faster", "slower"))]
-        said = [] if wanted["speedup"] is None else [gain_words(wanted["speedup"])]
+        gains = [part for part in below if "than without drafting" in part]
+        said = [] if wanted["speedup"] is None else [compared(wanted["speedup"])]
         if row["no_speedup"] == "load_changed":
             least = 1.0 + (LEAST - 1.0) * wanted["decode_ms"] / row["reply_ms"]
-            said = [f"at least {math.floor(10 * least) / 10:.1f}x faster"]
-        assert gain == said
+            least_words = f"at least {math.floor(10 * least) / 10:.1f}x faster"
+            said = [f"{least_words} than without drafting"]
+        assert gains == said
     last = expected[rows[-1]["turn_id"]]
     until(lambda: service.status().reply is not None)
     line = live_state(service.status())
-    assert line["gain"] == gain_words(last["speedup"])
+    assert line["gain"] == gain(last["speedup"])
     assert percent(last["acceptance_rate"]) != percent(last["draft_share"]), "to be told apart"
-    assert line["guesses"] == f"{percent(last['acceptance_rate'])} of guesses right"
+    right = percent(ratio(last["num_accepted_tokens"], last["num_checked_tokens"]))
+    assert line["guesses"] == f"{right} of checked guesses right"
     facts = dict(line["facts"])
-    assert facts["Writing"] == gain_words(last["decode_speedup"])
+    assert facts["Writing"] == gain(last["decode_speedup"])
     assert facts["First token"] == f"after {took(rows[-1]['ttft_ms'])}"
     its = raw(service, "SELECT * FROM step WHERE turn_id = (SELECT max(id) FROM turn)")
     for drafter in DRAFTERS[:2]:
         found = of_steps([step for step in its if step["drafter"] == drafter], None)
-        right = f"{found['num_accepted_tokens']} of {found['num_draft_tokens']} guesses right"
-        assert facts[capital(label_of(drafter))] == right
+        right = f"{found['num_accepted_tokens']} of {found['num_checked_tokens']}"
+        assert facts[capital(label_of(drafter))] == f"{right} checked guesses right"
     said = said_by(report_zip(service, {"scope": "all"}))
     whole = totals([expected[row["turn_id"]] | {"reply_ms": row["reply_ms"]} for row in rows])
-    assert f"| speedup | {whole['speedup']:.2f} × |" in said
-    assert f"| decode speedup | {whole['decode_speedup']:.2f} × |" in said
+    assert f"| speedup | {gain(whole['speedup'])} |" in said
+    assert f"| decode speedup | {gain(whole['decode_speedup'])} |" in said
 
 
 def waits_of(steps: list[dict[str, Any]]) -> list[float]:
@@ -455,9 +458,10 @@ def test_the_plots_draw_what_the_steps_say(
     for drafter in DRAFTERS[:2]:
         its = [one for one in steps if one["drafter"] == drafter and one["turn_id"] in exact]
         gain = of_steps([one for one in its if one["plain_ms"] is not None], None)["decode_speedup"]
-        right = 100 * of_steps(its, None)["acceptance_rate"]
+        all_its = of_steps(its, None)
+        right = 100 * all_its["num_accepted_tokens"] / all_its["num_checked_tokens"]
         assert f"{label_of(drafter)}, decoding: {gain:.4g}" in drawn["speedup-by-drafter"]
-        bar = f"{label_of(drafter)}, accepted of the guesses: {right:.4g}"
+        bar = f"{label_of(drafter)}, checked guesses right: {right:.4g}"
         assert bar in drawn["acceptance-by-drafter"]
     for heat in {row["temperature"] for row in rows if row["exact"]}:
         turns = [

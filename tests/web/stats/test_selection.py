@@ -71,11 +71,11 @@ def test_the_turns_of_other_programs_are_apart_unless_they_are_asked_for(tmp_pat
     }
     assert sources == {"page": ["page"], "api": ["api"] * 2, "anyone": ["page", "api", "api"]}
     said = fill(service, Selection("all"))[1]
-    assert "your replies" in said and "1 turn, " in said
+    assert "Your replies" in said and "1 turn, " in said
     assert "2 turns of other programs not counted" in said
     programs = Selection("all", source="api")
     said = fill(service, programs)[1]
-    assert "the replies to other programs" in said and "not counted" not in said
+    assert "The replies to other programs" in said and "not counted" not in said
     assert selection_of(dict(parse_qsl(programs.query))) == programs
     assert service.recent_gains()["demo-12m"].num_replies == 1
     close(service)
