@@ -1,4 +1,4 @@
-"""What was found on this machine, what is missing and how to mend it, and what nobody has tried.
+"""What is missing on this machine and how to mend it, what works, and what nobody has tried.
 
 Contract: `doctor_report` always returns, whatever is broken, as plain data; `render` turns it
 into text. It changes nothing on the disk and loads no model; torch is imported, guarded, since
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from localspec.config import PROJECT_FOLDER, Settings, load_profiles, settings_f
 from localspec.errors import ConfigError, first_line
 from localspec.files import free_disk, why_not_writable
 from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
+from localspec.machine.nvml import NO_LIBRARY
+from localspec.machine.plans import full_precision
 from localspec.machine.sources import is_whole
 from localspec.units import gib
 from localspec.workloads import load_workloads, workload_folders
@@ -45,7 +47,7 @@ def doctor_report(
     hardware: Hardware | None = None,
     project: Path = PROJECT_FOLDER,
 ) -> dict[str, Any]:
-    """{"device", "found": [{name, value}], "missing": [{name, fact, fix}],
+    """{"device", "missing": [{name, fact, fix}], "works": [sentence], "found": [{name, value}],
     "never_run": [{path, is_possible_here, note}]}."""
     settings, torch_error = settings or settings_for(), None
     if hardware is None:
@@ -63,25 +65,52 @@ def doctor_report(
         *_demo(project),
         *_profiles(settings),
     ]
+    missing = [each for each in findings if "fix" in each]
     return {
         "device": hardware.device,
+        "missing": missing,
+        "works": works(hardware, {each["name"] for each in missing}, settings.home),
         "found": [each for each in findings if "value" in each],
-        "missing": [each for each in findings if "fix" in each],
         "never_run": never_run(hardware),
     }
 
 
 def render(report: Mapping[str, Any]) -> str:
-    """The report for a terminal."""
-    lines = ["Found"]
+    """The report for a terminal: what is wrong and what to do, what will work, then details."""
+    lines = ["What is wrong, and what to do" if report["missing"] else "Nothing is wrong."]
+    for number, each in enumerate(report["missing"], start=1):
+        lines += [f"  {number}. {each['name']}: {each['fact']}", f"     {each['fix']}"]
+    lines += ["", "What will work"]
+    lines += [f"  {sentence}" for sentence in report["works"] or ["Nothing until then."]]
+    lines += ["", "Details"]
     width = max((len(each["name"]) for each in report["found"]), default=0)
     lines += [f"  {each['name']:<{width}}  {each['value']}" for each in report["found"]]
-    lines += ["", "Missing" if report["missing"] else "Nothing is missing."]
-    for each in report["missing"]:
-        lines += [f"  {each['name']}: {each['fact']}", f"    {each['fix']}"]
-    lines += ["", "Never run on the hardware it is for"]
-    lines += [f"  {each['path']}: {each['note']}" for each in report["never_run"]]
+    paths = {True: list[str](), False: list[str]()}
+    for each in report["never_run"]:
+        paths[each["is_possible_here"]].append(each["path"])
+    if paths[True]:
+        lines += ["", "Never tried, and this machine may be the first to:"]
+        lines += [f"  {path}" for path in paths[True]]
+    lines += ["", f"Never tried, nor possible here: {', '.join(paths[False])}."]
     return "\n".join(lines)
+
+
+def works(hardware: Hardware, missing: Collection[str], home: Path) -> list[str]:
+    """Return what a person can do here as it is, a sentence each. missing: names of faults."""
+    if not {"torch", "transformers", "safetensors", "profiles"}.isdisjoint(missing):
+        return []
+    full, free = full_precision(None, hardware), gib(hardware.free_bytes)
+    place = {"cuda": "the GPU", "mps": "the Apple GPU", "cpu": "the processor"}[hardware.device]
+    name = "" if hardware.device == "mps" else f" ({hardware.device_name})"
+    sentences = [f"Models run on {place}{name} in {full}, with {free} of memory free for them."]
+    if "demo pair" not in missing and "gradio" not in missing:
+        sentences.append("python app.py opens a chat with the included model pair.")
+    sentences.append("python -m localspec plan lists the models that fit, with their drafts.")
+    if "bitsandbytes" not in missing and hardware.device != "mps":
+        sentences.append("Models can be quantised to 4 and 8 bits while they are loaded.")
+    if "home" not in missing:
+        sentences.append(f"Chats and what was measured are kept in {home}.")
+    return sentences
 
 
 # -- checks ---------------------------------------------------------------------------------
@@ -121,7 +150,9 @@ def _devices(hardware: Hardware) -> Iterator[Finding]:
             f"{gpu.name}, {gib(gpu.free_bytes)} of {gib(gpu.total_bytes)} free, other "
             f"processes {gib(gpu.used_by_others_bytes)}{drawn}, driver {gpu.driver or '–'}",
         )
-    for notice in hardware.notices:
+    if NO_LIBRARY in hardware.notices:  # no fault of a computer without such a card
+        yield _found("GPU", "no NVIDIA driver; if this computer has an NVIDIA GPU, install it")
+    for notice in (each for each in hardware.notices if each != NO_LIBRARY):
         fact, _, fix = notice.partition(". ")
         fix = fix or f"localspec uses {hardware.device_name}."
         yield _missing("GPU", f"{fact.rstrip('.')}.", fix)

@@ -43,6 +43,28 @@ def test_a_whole_machine_lacks_nothing(tmp_path: Path) -> None:
     assert json.loads(json.dumps(report)) == report
 
 
+def test_the_report_begins_with_what_to_do_and_then_says_what_works(tmp_path: Path) -> None:
+    text = render(doctor_report(settings_for(tmp_path), CPU, tmp_path))
+    heads = [line for line in text.splitlines() if line and not line.startswith(" ")]
+    assert heads[:3] == ["What is wrong, and what to do", "What will work", "Details"]
+    assert "1. GPU: " in text and "     Restart the computer." in text
+    assert "Models run on the processor" in text and "in bf16, with 20.0 GiB" in text
+    assert "opens a chat with the included" not in text, "the pair is missing"
+    demo_in(tmp_path)
+    whole = render(doctor_report(settings_for(tmp_path), GPU, tmp_path))
+    assert whole.startswith("Nothing is wrong.\n\nWhat will work\n  Models run on the GPU (")
+    assert "python app.py opens a chat with the included model pair." in whole
+    assert whole.index("may be the first to:") < whole.index("Captured CUDA graphs")
+    assert whole.index("nor possible here: ") < whole.index("Apple GPUs")
+
+
+def test_a_computer_without_a_card_lacks_nothing(tmp_path: Path) -> None:
+    demo_in(tmp_path)
+    bare = probe(FakeNvml(failing={"nvmlInit": 12}), LINUX, CPU_BUILD)
+    report = doctor_report(settings_for(tmp_path), bare, tmp_path)
+    assert report["missing"] == [] and "no NVIDIA driver" in render(report)
+
+
 def test_a_driver_problem_is_missing_with_its_fix(tmp_path: Path) -> None:
     report = doctor_report(settings_for(tmp_path), CPU, tmp_path)
     (gpu,) = [each for each in report["missing"] if each["name"] == "GPU"]
