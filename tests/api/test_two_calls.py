@@ -18,10 +18,11 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"name": "weather", "parameters": SCHEMA}
 ASKED = [{"role": "user", "content": "weather?"}]
 SAID = (
-    'I look.\n[TOOL_CALLS]weather[ARGS]{"city": "Lima"}\nAnd there.\n'
-    '[TOOL_CALLS]clock[ARGS]{}[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Cusco"}}]'
+    "I look.\n[TOOL_CALLS]clock[ARGS]{}\nAnd there.\n"
+    '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Lima"}}, '
+    '{"name": "weather", "arguments": {"city": "Cusco"}}]'
 )
-TEXT = "I look.\nAnd there.\n[TOOL_CALLS]clock[ARGS]{}"
+TEXT = "I look.\n[TOOL_CALLS]clock[ARGS]{}\nAnd there.\n"
 CITIES = [("weather", "Lima"), ("weather", "Cusco")]
 
 
@@ -49,8 +50,11 @@ def test_in_chats_of_openai(doors: Doors, is_streamed: bool) -> None:
     with doors.openai() as client:
         if is_streamed:
             with client.chat.completions.stream(**asked) as stream:
-                ended = [one.arguments for one in stream if one.type.endswith("arguments.done")]
+                events = list(stream)
                 choice = stream.get_final_completion().choices[0]
+            ended = [one.arguments for one in events if one.type.endswith("arguments.done")]
+            deltas = [one.chunk.choices[0].delta for one in events if one.type == "chunk"]
+            assert max(len(one.tool_calls or ()) for one in deltas) == 1
             assert ended == ['{"city": "Lima"}', '{"city": "Cusco"}']
         else:
             choice = client.chat.completions.parse(**asked).choices[0]
