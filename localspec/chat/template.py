@@ -89,7 +89,9 @@ class ChatTemplate:
         self.thinks = known is not None
         self.marks = None if self.is_raw else known or THINK
         self.reading = PLAIN_READING if self.is_raw else reading_of(self._apply)
-        self.call_format = call_format_of(self._source, self._apply)  # None: one that is not read
+        names = (token.content for token in added.values())
+        # None: one that is not read.
+        self.call_format = call_format_of(self._source, names, self._apply)
         marks = self.marks.all if self.marks else ""
         marks += " ".join(self.call_format.marks) if self.call_format else ""
         self._spelled = {i: text for i, text in self._special.items() if text in marks}

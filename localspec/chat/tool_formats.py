@@ -7,14 +7,15 @@ a reply. A model's format is the one that reads the call which its own chat temp
 (`format_of`), so it is known once the template is loaded.
 
 Source: the chat templates of Hermes, Qwen (JSON, and Qwen3-Coder's functions), GLM-4.5 to 4.7,
-Mistral (lists up to v7, names and arguments since v11), Granite 3 and Phi-4-mini.
+Mistral (lists up to v7, names and arguments since v11), Granite 3 and Phi-4-mini, Gemma 4, LFM2.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from localspec.backend import Message, ToolCall
@@ -32,6 +33,15 @@ from localspec.chat.json_calls import (
     read_alone,
     read_json,
     unread,
+)
+from localspec.chat.notation_calls import (
+    OF_GEMMA,
+    OF_PYTHON,
+    QUOTE,
+    Notation,
+    cut_gemma,
+    cut_python,
+    read_notation,
 )
 from localspec.chat.thinking import num_begun
 from localspec.errors import RequestError
@@ -223,6 +233,20 @@ def _cut_mistral(form: CallFormat, text: str, schemas: Schemas) -> Call | None:
     return None if name is None else Call(name, escaped(match[4] or ""))
 
 
+def _read_notation(
+    notation: Notation, form: CallFormat, text: str, schemas: Schemas, has_ended: bool
+) -> Block | None:
+    start = len(form.mark_of(text))
+    return read_notation(notation, text, start, form.closing, schemas, has_ended)
+
+
+def _cut_notation(
+    cut: Callable[[str, Schemas], Call | None], form: CallFormat, text: str, schemas: Schemas
+) -> Call | None:
+    body = text[len(form.mark_of(text)) :]
+    return cut_json(body, schemas) or cut(body[: len(body) - num_begun(body, QUOTE)], schemas)
+
+
 TOOL_CALL = CallFormat(
     "tool_call", ("<tool_call>", "<function="), "</tool_call>", _read_marked, _cut_marked
 )
@@ -230,14 +254,22 @@ MISTRAL = CallFormat(
     "mistral", ("[TOOL_CALLS]",), "", _read_mistral, _cut_mistral, ("[CALL_ID]", "[ARGS]")
 )
 LIST = CallFormat("list", ("<|tool_call|>",), "<|/tool_call|>", _read_marked, _cut_marked)
-FORMATS = {one.name: one for one in (TOOL_CALL, MISTRAL, LIST)}
+GEMMA = CallFormat(
+    "gemma", ("<|tool_call>",), "<tool_call|>", partial(_read_notation, OF_GEMMA),
+    partial(_cut_notation, cut_gemma), (QUOTE,),
+)  # fmt: skip
+PYTHON = CallFormat(
+    "python", ("<|tool_call_start|>",), "<|tool_call_end|>", partial(_read_notation, OF_PYTHON),
+    partial(_cut_notation, cut_python),
+)  # fmt: skip
+FORMATS = {one.name: one for one in (TOOL_CALL, MISTRAL, LIST, GEMMA, PYTHON)}
 
 
 def call_format_of(
-    source: str, write: Callable[[Sequence[Message], bool], str]
+    source: str, names: Iterable[str], write: Callable[[Sequence[Message], bool], str]
 ) -> CallFormat | None:
-    """Return the format of a model by what its chat template writes of an earlier call. write: the
-    text of a conversation, and with True the beginning of a reply."""
+    """Return the format of a model by what its chat template writes of an earlier call. names: of
+    its added tokens. write: the text of a conversation, and with True the beginning of a reply."""
     if "tools" not in source:
         return TOOL_CALL  # it is shown none
     asked = (Message("user", "Hello."),)
@@ -246,7 +278,7 @@ def call_format_of(
         begun, whole = write(asked, True), write((*asked, Message("assistant", "", (call,))), False)
     except RequestError:  # it refuses so short a conversation
         begun = whole = ""
-    return format_of(whole.removeprefix(begun), PROBE, source)
+    return format_of(whole.removeprefix(begun), PROBE, " ".join((source, *names)))
 
 
 def with_fitting_ids(message: Message, form: CallFormat | None) -> Message:
@@ -264,8 +296,8 @@ def _short(call_id: str) -> str:
 
 def format_of(written: str, name: str, source: str) -> CallFormat | None:
     """Return the format of a model whose chat template wrote this reply with a call of the tool of
-    that name, None where no reader finds the call. source: of the template, whose marks tell the
-    format where it writes no calls of earlier replies."""
+    that name, None where no reader finds the call. source: of the template, with the names of the
+    tokens, whose marks tell the format where it writes no calls of earlier replies."""
     if name not in written:
         marked = (one for one in FORMATS.values() if any(mark in source for mark in one.opening))
         return next(marked, TOOL_CALL)

@@ -116,6 +116,84 @@ def test_calls_of_mistral_are_read_wherever_the_text_is_cut(
     assert divided(text, size, form=FORMATS["mistral"]) == (said, arguments)
 
 
+GEMMA = '<|tool_call>call:weather{city:<|"|>a <tool_call|>\n"b": c<|"|>,days:[1,true]}<tool_call|>'
+GEMMAS = '{"city": "a <tool_call|>\\n\\"b\\": c", "days": [1, true]}'
+PYTHON = (
+    '<|tool_call_start|>[weather(city="a\nb", days=[1, True]), '
+    "weather(city='<|tool_call_end|>')]<|tool_call_end|>"
+)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("name", "text", "said", "arguments"),
+    [
+        ("gemma", f"I look. {GEMMA}{GEMMA}", "I look. ", [GEMMAS, GEMMAS]),
+        ("gemma", "<|tool_call>call:weather{}<tool_call|> Well.", "Well.", ["{}"]),
+        ("gemma", GEMMA.replace("weather", "other"), GEMMA.replace("weather", "other"), []),
+        (
+            "gemma",
+            f"<|tool_call>broken{{<tool_call|>{GEMMA}",
+            "<|tool_call>broken{<tool_call|>",
+            [GEMMAS],
+        ),
+        ("gemma", f"<|tool_call>call:weather{{{LIMA}}}<tool_call|>", "", [LIMA]),
+        (
+            "gemma",
+            '<|tool_call>call:weather{a:{b:<|"|><|"|>,c:-1.5}}<tool_call|>',
+            "",
+            ['{"a": {"b": "", "c": -1.5}}'],
+        ),
+        (
+            "python",
+            f"I look. {PYTHON}\nWell.",
+            "I look. Well.",
+            ['{"city": "a\\nb", "days": [1, true]}', '{"city": "<|tool_call_end|>"}'],
+        ),
+        ("python", f"<|tool_call_start|>[{BARE}]<|tool_call_end|>", "", [LIMA]),
+        (
+            "python",
+            "<|tool_call_start|>[other(a=1), weather()]<|tool_call_end|>",
+            'other({"a": 1})',
+            ["{}"],
+        ),
+        (
+            "python",
+            "<|tool_call_start|>[weather(city=open('x'))]<|tool_call_end|>",
+            "<|tool_call_start|>[weather(city=open('x'))]<|tool_call_end|>",
+            [],
+        ),
+    ],
+)
+def test_calls_that_are_no_json_are_read_wherever_the_text_is_cut(
+    name: str, text: str, said: str, arguments: list[str], size: int
+) -> None:
+    assert divided(text, size, form=FORMATS[name]) == (said, arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "arguments"),
+    [
+        ("gemma", '<|tool_call>call:weather{city:<|"|>a\nb<|"', '{"city":"a\\nb'),
+        ("gemma", "<|tool_call>call:weather{days:[1", '{"days":[1'),
+        ("gemma", "<|tool_call>call:wea", ""),
+        ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Li', '{"city": "Li'),
+        ("mistral", "[TOOL_CALLS]weather[AR", ""),
+        ("mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city', '{"city'),
+        ("list", '<|tool_call|>[{"name": "weather", "arguments": {"city', '{"city'),
+        ("python", "<|tool_call_start|>[weather(city='a", ""),
+    ],
+)
+def test_of_a_cut_call_in_each_format_the_beginning_is_told(
+    name: str, text: str, arguments: str
+) -> None:
+    calls = Calls(["weather"], form=FORMATS[name])
+    assert calls.push(text) == ""
+    rest, found, are_whole = calls.flush(is_cut=True)
+    assert [(one.name, one.arguments) for one in found] == [("weather", arguments)]
+    assert (rest, are_whole) == ("", False)
+
+
 ONE = ("weather", LIMA)
 ARGUMENTS = '{"city": "Lima", "days": [1, 2'
 

@@ -3,6 +3,7 @@ their marks are to the tokenizer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,15 +40,25 @@ OLD_MISTRAL = NINE + (
 MISTRAL = NINE + "[TOOL_CALLS]{{ %(c)s }}[CALL_ID]{{ c.id }}[ARGS]{{ %(a)s | tojson }}"
 GRANITE = '<|tool_call|>[{"name": "{{ %(c)s }}", "arguments": {{ %(a)s | tojson }}}]'
 LLAMA = '{"name": "{{ %(c)s }}", "parameters": {{ %(a)s | tojson }}}'
-GEMMA = "<|tool_call>call:{{ %(c)s }}{key:<|word|>}<tool_call|>"
+GEMMA = (
+    "<|tool_call>call:{{ %(c)s }}{{ '{' }}{%% for k, v in %(a)s.items() %%}{{ k }}:"
+    '{%% if v is string %%}<|"|>{{ v }}<|"|>{%% else %%}{{ v }}{%% endif %%}'
+    "{%% if not loop.last %%},{%% endif %%}{%% endfor %%}{{ '}' }}<tool_call|>"
+)
+PYTHON = (
+    "<|tool_call_start|>[{{ %(c)s }}({%% for k, v in %(a)s.items() %%}{{ k }}={{ v | tojson }}"
+    "{%% if not loop.last %%}, {%% endif %%}{%% endfor %%})]<|tool_call_end|>"
+)
+UNKNOWN = "<｜tool▁call▁begin｜>{{ %(c)s }}<｜tool▁sep｜>{{ %(a)s | tojson }}<｜tool▁call▁end｜>"
 MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call|>"]
+MARKS += ["<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>"]
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "size": {"type": "integer"}}}
 ASKED = (Message("user", "Write."),)
 
 
-def template_with(source: str) -> ChatTemplate:
+def template_with(source: str, marks: Sequence[str] = MARKS) -> ChatTemplate:
     tokenizer: Any = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": MARKS})
+    tokenizer.add_special_tokens({"additional_special_tokens": list(marks)})
     tokenizer.chat_template = source
     return ChatTemplate(tokenizer)
 
@@ -62,6 +73,8 @@ def template_with(source: str) -> ChatTemplate:
         (MISTRAL, "mistral"),
         (GRANITE, "list"),
         (LLAMA, "tool_call"),
+        (GEMMA, "gemma"),
+        (PYTHON, "python"),
     ],
 )
 def test_a_call_is_read_as_the_models_template_writes_it(written: str, name: str) -> None:
@@ -81,13 +94,16 @@ def test_a_call_is_read_as_the_models_template_writes_it(written: str, name: str
 
 
 def test_marks_tell_the_format_where_a_template_writes_no_calls() -> None:
-    named = "{# Call tools between [TOOL_CALLS] and the end. #}"
-    template = template_with(BEGINNING + named + LOOP.replace("CALL", ""))
+    named = "{# Call tools behind [TOOL_CALLS]. #}"
+    template = template_with(BEGINNING + named + LOOP.replace("CALL", ""), marks=[])
     assert template.call_format is FORMATS["mistral"]
+    tokens = ["<|tool_call_start|>", "<|tool_call_end|>"]
+    template = template_with(BEGINNING + LOOP.replace("CALL", ""), marks=tokens)
+    assert template.call_format is FORMATS["python"]
 
 
 def test_a_model_whose_calls_are_not_read_says_so_unless_a_call_is_forced() -> None:
-    template = template_with(BEGINNING + LOOP.replace("CALL", GEMMA % WORDS))
+    template = template_with(BEGINNING + LOOP.replace("CALL", UNKNOWN % WORDS))
     assert template.call_format is None
     backend = FakeBackend()
     known = backend.describe()
