@@ -5,7 +5,9 @@ sent a whole request head within HEAD_S is closed; uvicorn itself waits for ever
 MAX_CONNECTIONS get a 503. What is written is sent at once: without TCP_NODELAY the second small
 write of an answer waits for the first one's acknowledgement, which a browser delays by 40 ms. A
 connection that is idle stays for IDLE_S: uvicorn's 5 seconds are about what a reader takes between
-two clicks, and a request that crosses the close on its way is lost.
+two clicks, and a request that crosses the close on its way is lost. A warning of one kind is
+printed once in WARNING_S, with how often it came: who reaches the port can cause one with a few
+bytes.
 
 Source: uvicorn's H11Protocol, which a subclass may replace (uvicorn.Config(http=...)).
 """
@@ -13,10 +15,15 @@ Source: uvicorn's H11Protocol, which a subclass may replace (uvicorn.Config(http
 from __future__ import annotations
 
 import asyncio
+import copy
+import logging
+import math
 import socket
+import time
 from typing import Any
 
 from uvicorn import Config, Server
+from uvicorn.config import LOGGING_CONFIG
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localspec.web.guard.policy import App
@@ -25,6 +32,37 @@ HEAD_S = 15.0
 MAX_CONNECTIONS = 512  # a page holds some five
 IDLE_S = 65
 GRACE_S = 2
+WARNING_S = 60.0
+
+
+class RareWarnings(logging.Filter):
+    """Passes a warning from one line of code once in WARNING_S, with the number held back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = dict[tuple[str, int], tuple[float, int]]()  # when it passed, held back since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno != logging.WARNING:
+            return True
+        source, now_s = (record.pathname, record.lineno), time.monotonic()
+        passed_s, num_held = self._last.get(source, (-math.inf, 0))
+        if now_s - passed_s < WARNING_S:
+            self._last[source] = passed_s, num_held + 1
+            return False
+        self._last[source] = now_s, 0
+        if num_held:
+            told = f"{record.getMessage()} ({num_held} more since the last warning of this kind)"
+            record.msg, record.args = told, None
+        return True
+
+
+def _log_config() -> dict[str, Any]:
+    """Return uvicorn's own, whose handler is limited to rare warnings."""
+    config: dict[str, Any] = copy.deepcopy(LOGGING_CONFIG)
+    config["filters"] = {"rare_warnings": {"()": RareWarnings}}
+    config["handlers"]["default"]["filters"] = ["rare_warnings"]
+    return config
 
 
 class PromptHeads(H11Protocol):
@@ -82,6 +120,7 @@ def server_of(app: App, **changes: Any) -> Server:
     """The uvicorn server of an application. changes: settings of tests."""
     settings: dict[str, Any] = {
         "log_level": "warning",
+        "log_config": _log_config(),
         "access_log": False,  # addresses hold the token
         "http": PromptHeads,
         "ws": "none",

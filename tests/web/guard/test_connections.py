@@ -112,6 +112,23 @@ def test_a_whole_request_is_answered_and_the_server_says_nothing_of_itself(
     assert b"server:" not in answer.lower().split(b"\r\n\r\n")[0]
 
 
+def test_malformed_requests_are_told_once_a_minute_with_their_number(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send_malformed(make: Connect, count: int) -> str:
+        for _ in range(count):
+            one = make()
+            one.sendall(b"\x16\x03\x01 no request\r\n\r\n")
+            assert read_all(one).startswith(b"HTTP/1.1 400")
+        return capsys.readouterr().err
+
+    with guarded(bodies.Bodies()) as (make, _):
+        assert send_malformed(make, 10).count("Invalid HTTP request") == 1
+        monkeypatch.setattr(connections, "WARNING_S", 0.0)
+        told = send_malformed(make, 1)
+    assert told.count("Invalid HTTP request") == 1 and "9 more" in told
+
+
 def test_an_answer_in_pieces_waits_for_no_acknowledgement(
     listening: tuple[Connect, Server],
 ) -> None:
