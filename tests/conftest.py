@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -28,6 +29,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 for name, value in library_settings(SAME_BITS).items():
     os.environ.setdefault(name, value)
 
+# No test reads or writes what the person who runs it keeps: a home of its own takes the place of
+# theirs, before a library looks there as it is imported. What is installed beside localspec (other
+# engines) is named by a flag.
+HOME = tempfile.TemporaryDirectory(prefix="localspec-tests-", ignore_cleanup_errors=True)
+OF_THE_PERSON = (
+    "HF_", "HUGGING", "TRANSFORMERS_", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+    "XDG_STATE_HOME", "OLLAMA_", "LOCALSPEC_", "OPENAI_", "ANTHROPIC_", "GRADIO_", "VLLM_",
+)  # fmt: skip
+for name in [name for name in os.environ if name.upper().startswith(OF_THE_PERSON)]:
+    del os.environ[name]
+for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+    del os.environ[name]
+os.environ["HOME"] = os.environ["USERPROFILE"] = HOME.name
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "tests" / "web"
 STEP_BACK = 5  # niceness
@@ -39,6 +54,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--endurance", action="store_true", help=told)
     told = "of n parts of the cases at every call, which one; with --endurance"
     parser.addoption("--part", default="1/1", metavar="K/N", help=told)
+    told = "run the tests of the other engines too, which tools.peers installed in this home"
+    parser.addoption("--peers", type=Path, metavar="DIR", help=told)
+
+
+def pytest_unconfigure() -> None:
+    HOME.cleanup()
+
+
+@pytest.fixture(scope="session")
+def peers_home(request: pytest.FixtureRequest) -> Path:
+    """The home in which other engines are installed; skips the test where none is named."""
+    home: Path | None = request.config.getoption("--peers")
+    if home is None:
+        pytest.skip("no folder with other engines is named (--peers DIR)")
+    return home
 
 
 @pytest.fixture
@@ -106,6 +136,16 @@ def blank_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(opening, "create_private", make_migrated)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_models_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test finds the models that a service of this machine keeps outside every home."""
+    from localspec.machine import other_programs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(other_programs, "OF_THE_SERVICE", tmp_path_factory.getbasetemp() / "none")
         yield
 
 

@@ -1,7 +1,7 @@
 """vLLM itself behind the seam, on the demo pair: what it streams, counts and refuses.
 
-It is large and installed by `tools.peers --setup-peers`; without it these tests skip. VLLM_PYTHON
-may name the Python of another environment that has it.
+It is large and installed by `python -m tools.peers --setup-peers --home DIR`; this test runs with
+`--peers DIR` and skips without it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 from localspec.backend import Message, Request, chunks_of
 from localspec.cluster_command import end
-from localspec.config import PROJECT_FOLDER, default_home
+from localspec.config import PROJECT_FOLDER
 from localspec.errors import ConfigError
 from localspec.machine.cluster import ServedModel, Wanted, command_for
 from localspec.machine.folder_shapes import shape_from_folder
@@ -36,13 +36,11 @@ START_S = 240.0
 ASKED = (Message("user", "Tell me about rain."),)
 
 
-def python() -> Path:
-    named = os.environ.get("VLLM_PYTHON")
-    if named:
-        return Path(named)
-    environment = environment_of("vllm", default_home())
+@pytest.fixture
+def python(peers_home: Path) -> Path:
+    environment = environment_of("vllm", peers_home)
     if not environment.is_complete():
-        pytest.skip("vLLM is not installed (python -m tools.peers --setup-peers)")
+        pytest.skip(f"vLLM is not installed in {peers_home} (python -m tools.peers --setup-peers)")
     return environment.python
 
 
@@ -51,13 +49,13 @@ def part(name: str) -> ServedModel:
 
 
 @contextmanager
-def running(method: Any, drafter: ServedModel | None) -> Iterator[str]:
+def running(python: Path, method: Any, drafter: ServedModel | None) -> Iterator[str]:
     """The server as `localspec cluster` starts it."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     wanted = Wanted(
-        "vllm", part("target"), method, 3, 512, "fp32", drafter, port=port, python=str(python())
+        "vllm", part("target"), method, 3, 512, "fp32", drafter, port=port, python=str(python)
     )
     made = command_for(wanted, [])
     settings = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2"}
@@ -89,19 +87,21 @@ def written(backend: ServerBackend, request: Request) -> tuple[str, Any]:
     return "".join(chunk.text for chunk in found), found[-1]
 
 
-def test_plain_ngram_and_draft_speculation_write_the_same_and_tell_what_was_accepted() -> None:
+def test_plain_ngram_and_draft_speculation_write_the_same_and_tell_what_was_accepted(
+    python: Path,
+) -> None:
     texts = dict[str, str]()
     request = Request(ASKED, max_tokens=40)
     for method, drafter in (("ngram", None), ("draft_model", part("draft"))):
         with (
-            running(method, drafter) as url,
+            running(python, method, drafter) as url,
             closing(ServerBackend(RemoteServer(url))) as backend,
         ):
             said = backend.describe()
             assert said.server is not None
             assert said.server.name.startswith("vLLM 0.")
             assert said.context_length == 512
-            assert (backend.count_tokens(ASKED) or 0) > 5
+            assert backend.count_tokens(ASKED) > 5
             texts[method], last = written(backend, request)
             assert last.finish_reason in ("eos", "length")
             drafted = last.stats.told("num_draft_tokens")

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from localspec.errors import ModelError
 from localspec.formats.folder_files import weight_files
 from tools.peers.convert_gguf import architecture_of, convert, interleaved
+from tools.peers.llama_cpp import converted
 
 
 @pytest.fixture
@@ -73,3 +74,19 @@ def test_the_halves_of_each_head_are_interleaved() -> None:
     assert interleaved(rows, 2)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     assert interleaved(rows, 1)[:, 0].tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     assert interleaved(torch.arange(8.0), 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]  # a bias
+
+
+def test_weights_are_written_once_and_an_unknown_family_is_named(
+    draft: Path, tmp_path: Path
+) -> None:
+    first = converted(draft, "bf16", tmp_path)
+    written = first.stat().st_mtime_ns
+    assert converted(draft, "bf16", tmp_path) == first
+    assert first.stat().st_mtime_ns == written
+    unknown = tmp_path / "unknown"
+    unknown.mkdir()
+    (unknown / "config.json").write_text('{"model_type": "mamba"}')
+    save_file({"weight": torch.ones(4, 4)}, unknown / "model.safetensors")
+    with pytest.raises(ModelError, match="this is mamba"):
+        converted(unknown, "bf16", tmp_path)
+    assert list((tmp_path / "peers" / "gguf").iterdir()) == [first]
