@@ -43,7 +43,14 @@ class Limits:
 
 
 class ChildEnded(Exception):
-    """The child was ended without an answer. The message is a clause: "it ran for more than"."""
+    """The child was ended without an answer. The message is a clause: "it ran for more than".
+
+    may_pass: the question did not end it, as far as can be known: somebody killed or stopped the
+    child, and another one may answer."""
+
+    def __init__(self, reason: str, may_pass: bool = False) -> None:
+        super().__init__(reason)
+        self.may_pass = may_pass
 
 
 class LimitedChild:
@@ -52,6 +59,7 @@ class LimitedChild:
     def __init__(self, module: str, limits: Limits) -> None:
         self._limits = limits
         self._thread: threading.Thread | None = None
+        self._is_closed = False
         self._child = subprocess.Popen(
             [sys.executable, "-m", module, str(limits.seconds), str(limits.num_bytes)],
             cwd=ROOT,
@@ -75,33 +83,43 @@ class LimitedChild:
         self.close()
 
     def ask(
-        self, question: Mapping[str, Any], stop: threading.Event | None = None
+        self,
+        question: Mapping[str, Any],
+        stop: threading.Event | None = None,
+        seconds: float | None = None,
     ) -> dict[str, Any]:
         """Return the answer. Raise ChildEnded, after which the child is gone, if it takes too much,
-        if it ends, or if `stop` is set."""
+        if it ends, or if `stop` is set. seconds: less than the limits have."""
+        limit_s = self._limits.seconds if seconds is None else seconds
         answers: SimpleQueue[str] = SimpleQueue()
         line = f"{json.dumps(question)}\n"
         self._thread = threading.Thread(target=self._exchange, args=(line, answers), daemon=True)
         self._thread.start()
+        used_s = _processor_s(self._child.pid)
         waited_s = 0.0  # by waits and not by the clock: a computer that slept did not wait
         while True:
             with suppress(Empty):
                 answer = answers.get(timeout=LOOK_S)
                 break
             waited_s += LOOK_S
-            excess = self._excess(waited_s)
+            excess = self._excess(waited_s, limit_s)
             if stop is not None and stop.is_set():
                 excess = "it was stopped"
             if excess is not None:
+                is_still = _processor_s(self._child.pid) - used_s < waited_s / 2
                 self.close()
-                raise ChildEnded(excess)
+                raise ChildEnded(excess, may_pass=waited_s > limit_s and is_still)
         if not answer:
             self.close()
-            raise ChildEnded("its process ended")
+            raise ChildEnded("its process ended", may_pass=True)
         return dict(json.loads(answer))
 
     def close(self) -> None:
-        """End the child and all that it started, whatever it is doing."""
+        """End the child and all that it started, whatever it is doing. A second call does nothing:
+        the number of the process may be another's by then."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         with suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self._child.pid, signal.SIGKILL)
@@ -124,10 +142,10 @@ class LimitedChild:
         except (OSError, ValueError):
             answers.put("")
 
-    def _excess(self, waited_s: float) -> str | None:
+    def _excess(self, waited_s: float, limit_s: float) -> str | None:
         """Return the limit that is passed, as a clause; None while there is none."""
-        if waited_s > self._limits.seconds:
-            return f"it ran for more than {self._limits.seconds:.0f} seconds"
+        if waited_s > limit_s:
+            return f"it ran for more than {limit_s:.0f} seconds"
         if _held_bytes(self._child.pid) > self._limits.num_bytes:
             return f"it took more than {self._limits.num_bytes >> 20} MiB of memory"
         return None
@@ -138,6 +156,14 @@ def _held_bytes(pid: int) -> int:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:  # it has just ended
         return 0
+
+
+def _processor_s(pid: int) -> float:
+    try:
+        used = psutil.Process(pid).cpu_times()
+    except psutil.Error:  # it has just ended
+        return 0.0
+    return float(used.user + used.system)
 
 
 def answer_questions(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

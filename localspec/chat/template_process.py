@@ -1,36 +1,29 @@
 """Chat templates run in a process of their own, where their time and memory have limits.
 
-Contract: `TemplateProcess.render` gives what transformers makes of a conversation, by its own code.
-A template is a program of strangers: one that runs longer than LIMIT_S, holds more than MOST_BYTES
-or makes a text out of proportion is stopped, and RequestError says so. The next call starts another
-process. The process ends with this one.
-
-Not here: what is rendered (template), the other end (template_child).
+`TemplateProcess.render` gives what transformers makes of a conversation, by its own code. A
+template is a program of strangers: one that runs longer than LIMIT_S, holds more than MOST_BYTES or
+makes a text out of proportion is stopped, and RequestError says so. A process that was killed or
+stopped by somebody else is replaced and asked once more; the template is not blamed for it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import psutil
-
+from localspec.chat.limited_child import ChildEnded, LimitedChild, Limits
 from localspec.errors import RequestError
 
-CHILD = Path(__file__).with_name("template_child.py")
+MODULE = "localspec.chat.template_child"
+# Seconds for one text, and the memory of the process; published templates need far less of both.
 LIMIT_S, MOST_BYTES = 5.0, 512 * 2**20
-LOOK_S = 0.02  # between looks at its memory
-
-Child = subprocess.Popen[str]
+# Seconds for the start of the process, which reads many files from a disk that may be busy.
+START_S = 30.0
 
 
 class TemplateProcess:
@@ -40,15 +33,13 @@ class TemplateProcess:
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.limit_s = limit_s
         self._lock = threading.Lock()
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="template")
-        self._child = _started(self)
+        self._start()
 
     def render(self, asked: Mapping[str, Any]) -> str:
         """asked: the arguments of transformers' render_jinja_template. Raises RequestError."""
+        question = json.loads(json.dumps(asked, default=str))
         with self._lock:
-            if self._child.poll() is not None:
-                self._child = _started(self)
-            answer = self._answer(json.dumps(asked, default=str))
+            answer = self._answer(question)
         if "refusal" in answer:
             raise RequestError(
                 f"This model's chat template refuses the conversation: {answer['refusal']} "
@@ -58,28 +49,38 @@ class TemplateProcess:
             raise _unusable(f"is damaged: {answer['fault'].rstrip('.')}")
         return str(answer["text"])
 
-    def _answer(self, line: str) -> dict[str, Any]:
-        child = self._child
-        assert child.stdin is not None and child.stdout is not None, "both are pipes"
+    def _start(self) -> None:
+        self._child = LimitedChild(MODULE, Limits(START_S, MOST_BYTES))
+        self._is_ready = False
+        weakref.finalize(self, self._child.close)
+
+    def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
-            child.stdin.write(f"{line}\n")
-            child.stdin.flush()
-        except OSError:  # it ended while nothing was asked
-            raise _stopped("its process ended") from None
-        reading = self._readers.submit(child.stdout.readline)
-        while True:
-            try:
-                answer = reading.result(timeout=LOOK_S)
-            except TimeoutError:
-                if _held_bytes(child) > MOST_BYTES:
-                    child.kill()
-                    child.wait()
-                    raise _stopped(f"it took more than {MOST_BYTES >> 20} MiB of memory") from None
-                continue
-            if not answer:
-                child.wait()
-                raise _stopped(f"it ran for more than {self.limit_s:.0f} seconds")
-            return dict(json.loads(answer))
+            return self._asked(question)
+        except ChildEnded as ended:
+            if not ended.may_pass:
+                raise _stopped(ended) from None
+        try:
+            return self._asked(question)
+        except ChildEnded as ended:
+            if not ended.may_pass:
+                raise _stopped(ended) from None
+            raise RequestError(
+                f"The process that applies chat templates gave no answer, at a second try too: "
+                f"{ended}. Something stopped it, or memory ran short. Close other programs, then "
+                "send again."
+            ) from None
+
+    def _asked(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Ask the process; another one is started where it ended."""
+        try:
+            if not self._is_ready:
+                self._child.ask({})
+                self._is_ready = True
+            return self._child.ask(question, seconds=self.limit_s)
+        except ChildEnded:
+            self._start()
+            raise
 
 
 def template_process() -> TemplateProcess:
@@ -92,33 +93,8 @@ def _process_of(_pid: int) -> TemplateProcess:
     return TemplateProcess()
 
 
-def _started(owner: TemplateProcess) -> Child:
-    # -P: the folder of the file is no place to import from.
-    child = subprocess.Popen(
-        [sys.executable, "-P", str(CHILD), str(owner.limit_s)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    weakref.finalize(owner, _end, child)
-    return child
-
-
-def _end(child: Child) -> None:
-    child.kill()
-    child.communicate()
-
-
-def _held_bytes(child: Child) -> int:
-    try:
-        return int(psutil.Process(child.pid).memory_info().rss)
-    except psutil.Error:  # it has just ended
-        return 0
-
-
-def _stopped(reason: str) -> RequestError:
-    return _unusable(f"was stopped: {reason}, as no published template does")
+def _stopped(ended: ChildEnded) -> RequestError:
+    return _unusable(f"was stopped: {ended}, as no published template does")
 
 
 def _unusable(what: str) -> RequestError:

@@ -167,7 +167,7 @@ class Downloads:
                 return
             self._put(stopped(known, "paused"))
             if self._running == model_id and self._process is not None:
-                self._process.terminate()
+                self._process.kill()  # a stopped process takes no other signal
 
     def cancel(self, model_id: str) -> None:
         """Forget it, and delete the parts; files that are whole stay in the cache."""
@@ -193,7 +193,7 @@ class Downloads:
             self._is_closed = True
             thread = self._thread
             if self._process is not None:
-                self._process.terminate()
+                self._process.kill()  # a stopped process takes no other signal
         if thread is not None:
             thread.join(timeout=10.0)
 

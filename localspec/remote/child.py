@@ -194,16 +194,27 @@ class ChildBackend:
         return found
 
     def close(self) -> None:
-        """End the process at once. All its memory is free then."""
+        """End the process at once, with all that it started. All its memory is free then."""
         self._loss = self._loss or EngineLost(CLOSED)
-        if self._process.is_alive():
-            self._process.kill()
+        self._kill()
         self._process.join(KILLED_S)
         self._outgoing.put(None)
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(EXIT_S)
         self._pipe.close()
+
+    def _kill(self) -> None:
+        """Kill the process and all that it started, of which a stopped one would stay."""
+        if not self._process.is_alive():
+            return
+        started = list[psutil.Process]()
+        with suppress(psutil.Error):
+            started = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        for process in started:
+            with suppress(psutil.Error):
+                process.kill()
 
     # calls
 
@@ -295,7 +306,7 @@ class ChildBackend:
                 if message is not None:
                     self._hand_over(message)
             self._loss = self._loss or EngineLost(SILENT)
-            self._process.kill()
+            self._kill()
         except wire.Hangup:
             pass  # how it ended is said below
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -127,6 +128,14 @@ def playing(report: Report, notes: Path | None = None, **script: Any) -> Playing
         "calibration_step_s": 0.05,
     }
     return Playing(Script(**{**usual, **script}), notes=notes)
+
+
+def with_a_stopped_child(report: Report, notes: Path) -> Playing:
+    """Starts a process that no end of a pipe reaches, and notes its number."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    os.kill(child.pid, signal.SIGSTOP)
+    notes.write_text(str(child.pid))
+    return Playing()
 
 
 def overflowing(report: Report) -> FakeBackend:

@@ -243,6 +243,16 @@ def test_phrases_of_loading_arrive_and_loading_can_be_given_up(tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
+def test_close_ends_what_the_engine_started(opened: Any, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    backend = opened("with_a_stopped_child", notes=notes)
+    started = psutil.Process(int(notes.read_text()))
+    assert started.is_running()
+    backend.close()
+    until(lambda: not started.is_running() or started.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["asleep", "stopped"])
 def test_a_load_that_stands_still_is_ended_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
@@ -331,6 +341,7 @@ class Process:
     """The engine's process as the other end of a pipe, without one."""
 
     exitcode = -signal.SIGTERM
+    pid = 2**31 - 1  # of no process
 
     def __init__(self, far_end: Connection) -> None:
         self.far_end = far_end
