@@ -24,10 +24,15 @@ import errno
 from pathlib import Path
 
 from localspec.units import enumerated
+from localspec.visible import visible
 
 
 class LocalspecError(Exception):
-    """Base of every error that is shown to the person as it is."""
+    """Base of every error that is shown to the person as it is, but for hidden characters of
+    strangers' words in it."""
+
+    def __init__(self, sentence: str = "") -> None:
+        super().__init__(visible(sentence))
 
 
 class SetupError(LocalspecError):

@@ -25,6 +25,7 @@ from localspec.core import SamplingParams
 from localspec.errors import ConfigError, LocalspecError, StoreError, too_long_a_name
 from localspec.interrupts import INTERRUPTED, raise_again
 from localspec.options import LOAD_FLAGS
+from localspec.visible import visible
 
 N = TypeVar("N", int, float)
 MOST_FOR_EACH_CORE = 4  # threads that a person may ask for; more only wait for each other
@@ -101,9 +102,11 @@ def _keyword(name: str, default: Any, annotation: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def finish(result: dict[str, Any], text: str, as_json: bool) -> None:
-    """Print it. Raises StoreError where the output goes to a place that is full."""
-    parts = [text] if text else []
+def finish(result: dict[str, Any], text: str, as_json: bool, is_exact: bool = False) -> None:
+    """Print it. is_exact: the text is what was asked for, and hidden characters in it are kept out
+    of terminals alone. Raises StoreError where the output goes to a place that is full."""
+    shown = text if is_exact and not sys.stdout.isatty() else visible(text)
+    parts = [shown] if text else []
     if as_json:
         parts.append(json.dumps(result))  # ASCII, which any terminal and pipe has
     try:
@@ -123,7 +126,7 @@ def _without_output(error: OSError) -> StoreError:
 def to_stderr(*phrases: str) -> None:
     """Progress for people, a line each, apart from the result on stdout."""
     for phrase in phrases:
-        print(phrase, file=sys.stderr, flush=True)
+        print(visible(phrase), file=sys.stderr, flush=True)
 
 
 def run_app(app: Callable[[], Any]) -> None:

@@ -100,12 +100,12 @@ def generate(*, asked: GenerateFlags, options: LoadOptions, as_json: JsonFlag = 
                 "have no effect. Leave them out."
             )
         result = replayed(options, asked.replay)
-        finish(result, f"{result['text']}\n[{result['sentence']}]", as_json)
+        finish(result, f"{result['text']}\n[{result['sentence']}]", as_json, is_exact=True)
         return
     request, decision = request_of(asked, options)
     result = labelled(answer(options, request), decision)
     note = note_of(result, asked.lenient not in (None, EXACT))
-    finish(result, f"{result['text']}{note}", as_json)
+    finish(result, f"{result['text']}{note}", as_json, is_exact=True)
 
 
 def request_of(asked: GenerateFlags, options: LoadOptions) -> tuple[Request, Decision]:

@@ -22,7 +22,7 @@ MAX_LINES = 400
 EVERY_WING = {
     "core", "errors", "files", "leniency", "thought", "off_code", "config", "arithmetic",
     "backend", "workloads", "flags", "options", "speculation", "turn_stats", "plots", "prompt_rows",
-    "formats", "interrupts", "proxies", "units", "precisions", "__init__",
+    "formats", "interrupts", "proxies", "visible", "units", "precisions", "__init__",
 }  # fmt: skip
 MAY_IMPORT = {
     "cli": {"*"},

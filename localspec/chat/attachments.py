@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import codecs
 import re
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localspec.errors import RequestError
+from localspec.visible import one_line
 
 MAX_FILES = 10
 MAX_FILE_BYTES = 1_000_000
@@ -34,7 +34,6 @@ MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 FENCES = re.compile(r"`{3,}")
-HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,7 @@ def plain(name: str, text: str) -> str:
 def shown_name(name: str) -> str:
     """The last part of a path, as a line of plain text."""
     last = re.split(r"[/\\]", name)[-1]
-    kept = "".join(" " if unicodedata.category(c) in HIDDEN else c for c in last)
-    return " ".join(kept.replace("`", "'").split())[:MAX_NAME_LENGTH] or "file"
+    return one_line(last.replace("`", "'"))[:MAX_NAME_LENGTH] or "file"
 
 
 def check_size(name: str, num_bytes: int) -> None:

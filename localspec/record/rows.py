@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -23,11 +22,11 @@ from localspec.core import Step
 from localspec.errors import RequestError
 from localspec.files import parsed
 from localspec.turn_stats import TurnStats
+from localspec.visible import one_line
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
 MOST_OTHERS = 15  # combinations whose learnt state is kept beside the one that is saved
 MAX_TITLE_LENGTH = 200
-CONTROL_CATEGORIES = ("Cc", "Cs")  # of Unicode
 EARLIEST_TIME = datetime(1970, 1, 1, tzinfo=UTC)  # No chat with a program of this kind is older.
 # Numbers above this are times in milliseconds: as seconds they would lie after the year 5000.
 MAX_SECONDS = 100_000_000_000
@@ -222,11 +221,8 @@ def clean(text: str) -> str:
 
 
 def title_line(text: str) -> str:
-    """A title as one line of text without control characters."""
-    kept = (
-        c if c.isspace() or unicodedata.category(c) not in CONTROL_CATEGORIES else " " for c in text
-    )
-    return " ".join("".join(kept).split())[:MAX_TITLE_LENGTH]
+    """A title as one line of text without hidden characters."""
+    return one_line(text)[:MAX_TITLE_LENGTH]
 
 
 def visible_line(text: str, what: str) -> str:

@@ -37,6 +37,7 @@ from localspec.units import (
     gib,
     took,
 )
+from localspec.visible import visible
 from localspec.web.words import number, percent, rate
 from localspec.workloads import kind_words
 
@@ -85,6 +86,7 @@ def live_state(
         "decode_ms": stats.decode_ms if stats else None,
         **_figures(stats),
     }
+    state = _visible(state)
     if rounds_from is not None and view is not None:
         state["reply"] = f"{view.started_s:.6f}"
         state["rounds"] = [
@@ -94,6 +96,17 @@ def live_state(
         state["num_rounds"] = len(view.rounds)
         state["num_checks"] = stats.num_steps if stats else 0
     return state
+
+
+def _visible(value: Any) -> Any:
+    """Return the value with every text in it as it may be shown."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, dict):
+        return {name: _visible(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_visible(each) for each in value)
+    return value
 
 
 def _notices(status: Status) -> list[str]:

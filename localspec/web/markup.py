@@ -1,8 +1,9 @@
 """The page's own HTML: Jinja templates, in which every text is escaped where it is placed.
 
 Contract: `macros` gives a file of web/templates, whose macros are called as functions and return
-HTML. What they are given is text and is escaped, but for what another macro made. A name that a
-template does not know raises.
+HTML. What they are given is text and is escaped, without hidden characters, but for what another
+macro made; `exact` keeps these in a value that the page sends back. A name that a template does
+not know raises.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from localspec.drafters.registry import label_of
 from localspec.machine.hub_files import gb
 from localspec.units import DASH, capital, counted, direction, gib, took
+from localspec.visible import visible
 from localspec.web.words import gain, number, percent
 
 WORDS = {"gib": gib, "gb": gb, "took": took, "number": number, "percent": percent, "gain": gain,
          "direction": direction, "label_of": label_of, "capital": capital, "counted": counted,
-         "thousands": "{:,}".format,
+         "thousands": "{:,}".format, "exact": Markup.escape,
          }  # fmt: skip
 
 
@@ -29,12 +32,18 @@ def macros(name: str, **known: Any) -> Any:
     return _environment().get_template(name, globals=known).module
 
 
+def _shown(value: Any) -> Any:
+    """Return what a template places: text without hidden characters, and HTML as it is."""
+    return visible(value) if type(value) is str else value
+
+
 @cache
 def _environment() -> Environment:
     made = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )

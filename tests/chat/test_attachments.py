@@ -100,7 +100,7 @@ def test_too_much_is_refused_before_anything_is_read() -> None:
     small, big = Attachment("s", "x"), Attachment("big.log", "x" * (MAX_FILE_BYTES + 1))
     with pytest.raises(RequestError, match=f"{MAX_FILES + 1} files"):
         with_attachments("", [small] * (MAX_FILES + 1))
-    with pytest.raises(RequestError, match=r"big\.log has 1,000,001 bytes"):
+    with pytest.raises(RequestError, match=r"big\.log holds 1,000,001 bytes"):
         with_attachments("", [small, big])
     with pytest.raises(RequestError, match="3,000,000 bytes together"):
         with_attachments("", [Attachment("s", "ü" * (MAX_FILE_BYTES // 2))] * 3)

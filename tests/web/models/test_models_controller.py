@@ -305,6 +305,17 @@ def test_markup_in_names_is_shown_and_not_obeyed(
     assert "<img" not in parts(controller)["folder"] and "&lt;img" in parts(controller)["folder"]
 
 
+def test_hidden_characters_of_names_are_left_out_of_what_is_shown(
+    controller: ModelsController, tmp_path: Path
+) -> None:
+    odd = tmp_path / "model\u202egpj"
+    odd.mkdir()
+    act(controller, "folder", value=str(odd))
+    field, _, said = parts(controller)["folder"].partition('value="')[2].partition('"')
+    assert field == str(odd), "what the page sends back is the folder itself"
+    assert "model gpj" in said and "\u202e" not in said
+
+
 @pytest.mark.slow
 def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
     controller: ModelsController, place: ModelsSite
