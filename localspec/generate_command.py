@@ -1,9 +1,10 @@
 """The command generate: one message answered without a page, or a logged reply made again.
 
 Contract: the result is plain JSON data. Costs are measured first where the controller chooses and
-some were never measured. With --home the learnt state is read from there and written back; without
-one the run starts cold. Nothing else is logged. `--replay` takes everything but the drafter from
-the log and says whether the reply is identical, token for token; it writes nothing.
+some were never measured, with progress on stderr. The learnt state is read from the home and
+written back, so the next run measures nothing again. Nothing else is logged. `--replay` takes
+everything but the drafter from the log and says whether the reply is identical, token for token; it
+writes nothing.
 
 Not here: the other commands (cli), what a replay is (chat.audit). Heavy imports are inside the
 functions, so that --help answers at once.
@@ -11,10 +12,13 @@ functions, so that --help answers at once.
 
 from __future__ import annotations
 
+import sys
 import threading
-from contextlib import ExitStack, closing
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +26,7 @@ import typer
 from localspec.errors import ConfigError, RequestError, StoreError
 from localspec.flags import JsonFlag, finish, loading, taking, to_stderr
 from localspec.options import LoadOptions
+from localspec.units import clock, counted
 
 if TYPE_CHECKING:
     from localspec.backend import Backend, Request
@@ -106,6 +111,7 @@ def generate(*, asked: GenerateFlags, options: LoadOptions, as_json: JsonFlag = 
     result = labelled(answer(options, request), decision)
     note = note_of(result, asked.lenient not in (None, EXACT))
     finish(result, f"{result['text']}{note}", as_json, is_exact=True)
+    to_stderr(*speed_lines(result["stats"]))
 
 
 def request_of(asked: GenerateFlags, options: LoadOptions) -> tuple[Request, Decision]:
@@ -147,31 +153,36 @@ def answer(options: LoadOptions, request: Request) -> dict[str, Any]:
     """The reply to `request` as plain JSON data. Raises LocalspecError."""
     from localspec.config import settings_for
     from localspec.load import open_local_backend
-    from localspec.record.rows import MOST_OTHERS
-    from localspec.record.store import STATE_KEY, Store
+    from localspec.record.log_file import learnt_states
     from localspec.remote.server import ServerBackend
 
     if options.remote is not None:
         with closing(ServerBackend(options.remote)) as server:
             to_stderr(*server.describe().notices)
             return collect(server, request)
-    with ExitStack() as stack:
-        store = state = None
-        if options.home is not None:
-            store = stack.enter_context(closing(Store.open(settings_for(options.home).database)))
-            state = store.load_state(STATE_KEY)
+    home = settings_for(options.home).home
+    backend = open_local_backend(options, learnt_states(home), lambda phrase: None)
+    to_stderr(*backend.describe().notices)
+    if backend.lacks_costs(request):
+        measure(backend)
+    result = collect(backend, request)
+    keep_learnt(home, backend)
+    return result
+
+
+def keep_learnt(home: Path, backend: LocalBackend) -> None:
+    """Write what a backend learnt into the log of a home. A log that cannot be written is told, for
+    the reply is there."""
+    from localspec.config import settings_for
+    from localspec.record.rows import MOST_OTHERS
+    from localspec.record.store import STATE_KEY, Store
+
+    try:
+        with closing(Store.open(settings_for(home).database)) as store:
             to_stderr(*store.notices)
-        backend = open_local_backend(options, state, lambda phrase: None)
-        to_stderr(*backend.describe().notices)
-        if backend.lacks_costs(request):
-            measure(backend)
-        result = collect(backend, request)
-        if store is not None:
-            try:
-                store.save_state(STATE_KEY, backend.snapshot(), MOST_OTHERS)
-            except StoreError as error:  # the reply is there
-                to_stderr(str(error))
-        return result
+            store.save_state(STATE_KEY, backend.snapshot(), MOST_OTHERS)
+    except StoreError as error:
+        to_stderr(f"{error} What was measured is measured again the next time.")
 
 
 def collect(backend: Backend, request: Request) -> dict[str, Any]:
@@ -193,6 +204,14 @@ def collect(backend: Backend, request: Request) -> dict[str, Any]:
 
 def statistics_json(stats: TurnStats) -> dict[str, Any]:
     return {name: stats.told(name) for name in STATISTICS}
+
+
+def speed_lines(stats: Mapping[str, Any]) -> list[str]:
+    """Return how fast a reply came, as a line; none where it was too short to tell."""
+    rate = stats["tokens_per_second"]
+    if rate is None:
+        return []
+    return [f"[{counted(stats['num_output_tokens'], 'token')}, {rate:.1f} tokens/s]"]
 
 
 def labelled(result: dict[str, Any], decision: Decision) -> dict[str, Any]:
@@ -291,6 +310,15 @@ def open_log_of(home: Path | None) -> Store:
 
 
 def measure(backend: LocalBackend) -> None:
-    to_stderr("Measuring what each way of drafting costs here.")
-    for _ in backend.calibrate(threading.Event()):
-        pass
+    """Measure the costs that are not known, with a line of progress before each part, which a
+    terminal shows in place of the one before."""
+    to_stderr("Measuring what each way of drafting costs here. This is done once for these models.")
+    started, shown = perf_counter(), ""
+    for phrase in backend.calibrate(threading.Event()):
+        if phrase != shown:
+            line = f"  {clock(perf_counter() - started):>5}  {phrase}"
+            is_terminal = sys.stderr.isatty()
+            print(f"\r{line:<78}" if is_terminal else line, file=sys.stderr, flush=True,
+                  end="" if is_terminal else "\n")  # fmt: skip
+            shown = phrase
+    to_stderr(*[""] * sys.stderr.isatty(), f"Measured in {clock(perf_counter() - started)}.")

@@ -106,9 +106,15 @@ def test_reply_is_plain_json_data_of_fixed_form(
 
 
 def test_a_wait_for_costs_is_told(options: LoadOptions, capsys: pytest.CaptureFixture[str]) -> None:
-    for drafter, said in ((AUTO, "Measuring what each way of drafting costs here.\n"), (OFF, "")):
-        answer(options, Request(HELLO, max_tokens=1, drafter=drafter))
-        assert capsys.readouterr() == ("", said), drafter
+    answer(options, Request(HELLO, max_tokens=1, drafter=OFF))
+    assert capsys.readouterr() == ("", "")
+    answer(options, Request(HELLO, max_tokens=1, drafter=AUTO))
+    first, *parts, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("Measuring what each way of drafting costs here.")
+    assert last.startswith("Measured in ") and len(parts) == len(set(parts)) > 4
+    assert (
+        sum("measuring word lookup, 128 tokens of context, greedy" in part for part in parts) == 1
+    )
 
 
 def test_costs_are_measured_first_where_something_is_chosen(options: LoadOptions) -> None:
@@ -151,12 +157,14 @@ def test_a_reply_is_there_also_where_what_was_learnt_cannot_be_kept(
     assert "could not be used" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("is_named", [True, False])
 def test_auto_measures_first_and_a_home_keeps_it(
-    options: LoadOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: LoadOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_named: bool
 ) -> None:
     request = Request(HELLO, max_tokens=4, drafter=AUTO)
-    answer(replace(options, home=tmp_path), request)
-    store = Store.open(settings_for(tmp_path).database)
+    options = replace(options, home=tmp_path) if is_named else options
+    answer(options, request)
+    store = Store.open(settings_for(options.home).database)
     state = store.load_state(STATE_KEY)
     store.close()
     assert state
@@ -165,7 +173,7 @@ def test_auto_measures_first_and_a_home_keeps_it(
         pytest.fail("what was measured before was not taken up")
 
     monkeypatch.setattr(LocalBackend, "calibrate", measured_again)
-    answer(replace(options, home=tmp_path), request)
+    answer(options, request)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +198,21 @@ def test_a_reply_says_how_it_was_checked(
     count = str(found["stats"]["num_lenient_tokens"])
     said = note_of(found, checking != "as set")
     assert said.startswith(note.replace("N", count)) and bool(said) == bool(note)
+
+
+def test_a_reply_says_how_fast_it_came(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Apart from the reply, which may be piped to another program."""
+    rates = iter([23.44, None])
+
+    def answer(options: object, request: Request) -> dict[str, Any]:
+        stats = statistics_json(TurnStats(4, num_output_tokens=46))
+        return {"text": "a", "thinking": "", "stats": stats | {"tokens_per_second": next(rates)}}
+
+    monkeypatch.setattr(generate_command, "answer", answer)
+    words = ["generate", "hi", "--home", str(tmp_path)]
+    ended = [CliRunner().invoke(cli.app, words) for _ in range(2)]
+    assert [each.stderr for each in ended] == ["[46 tokens, 23.4 tokens/s]\n", ""]
+    assert [each.stdout for each in ended] == ["a\n", "a\n"]
 
 
 @pytest.mark.parametrize("text", ["", "Four."])
