@@ -11,7 +11,7 @@ Not here: which marks a model has (template), ending a thought early (core.Seque
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,23 +22,40 @@ from localspec.backend import Message
 class Marks:
     """Around a thought. answer: what a reply without a thought begins with. closing: text that ends
     a thought early, as the models were trained to end it. are_control: made of control tokens, so
-    that a part of one is no text."""
+    that a part of one is no text. other_ends: further marks that end a thought, each with the part
+    of it that the answer begins with."""
 
     open: str
     close: str
     closing: str
     answer: str = ""
     are_control: bool = False
+    other_ends: tuple[tuple[str, str], ...] = ()
 
     @property
     def all(self) -> str:
         return f"{self.open}{self.close}{self.answer}"
 
+    @property
+    def ends(self) -> dict[str, str]:
+        """What ends a thought, with the part of it that the answer begins with."""
+        return {self.close: "", **dict(self.other_ends)}
+
 
 THINK = Marks("<think>", "</think>", "\n</think>\n\n")
 FINAL = "<|channel|>final<|message|>"
-TO_FINAL = f"<|end|><|start|>assistant{FINAL}"
-CHANNELS = Marks("<|channel|>analysis<|message|>", TO_FINAL, TO_FINAL, FINAL, True)  # gpt-oss
+NEXT = "<|end|><|start|>assistant"  # between two messages of one reply
+TO_FINAL = f"{NEXT}{FINAL}"
+# How gpt-oss begins the message that calls a tool. It may say something before, as a commentary.
+CALLING = tuple(f"{channel} to=functions." for channel in (
+    "", "<|channel|>commentary", "<|channel|>analysis",
+))  # fmt: skip
+CHANNELS = Marks(
+    "<|channel|>analysis<|message|>", TO_FINAL, TO_FINAL, FINAL, are_control=True,
+    other_ends=(
+        (f"{NEXT}<|channel|>commentary<|message|>", ""), *((f"{NEXT}{one}", one) for one in CALLING)
+    ),
+)  # fmt: skip
 KNOWN = (
     CHANNELS,
     Marks("[THINK]", "[/THINK]", "[/THINK]"),  # Magistral
@@ -91,12 +108,21 @@ def divided(
             return Divided("", text[: len(text) - num_of_a_mark], None)
         else:
             return Divided("", "", None)
-    thought, mark, answer = text.partition(marks.close)
+    thought, mark, answer = _partition(text, marks.ends)
     if not mark and (marks.are_control or not has_ended):
-        thought = thought[: len(thought) - num_begun(thought, marks.close)]
+        thought = thought[: len(thought) - max(num_begun(thought, one) for one in marks.ends)]
     if mark or not has_ended:
         thought = thought.rstrip("\n")
     return Divided(thought.lstrip("\n"), answer.lstrip("\n"), not mark)
+
+
+def _partition(text: str, ends: Mapping[str, str]) -> tuple[str, str, str]:
+    """As `str.partition` at the first of several marks; what stays of it leads the last part."""
+    places = [(place, mark) for mark in ends if (place := text.find(mark)) >= 0]
+    if not places:
+        return text, "", ""
+    place, mark = min(places)
+    return text[:place], mark, ends[mark] + text[place + len(mark) :]
 
 
 def num_begun(text: str, mark: str) -> int:

@@ -7,7 +7,8 @@ a reply. A model's format is the one that reads the call which its own chat temp
 (`format_of`), so it is known once the template is loaded.
 
 Source: the chat templates of Hermes, Qwen (JSON, and Qwen3-Coder's functions), GLM-4.5 to 4.7,
-Mistral (lists up to v7, names and arguments since v11), Granite 3 and Phi-4-mini, Gemma 4, LFM2.
+Mistral (lists up to v7, names and arguments since v11), Granite 3 and Phi-4-mini, Gemma 4, LFM2,
+gpt-oss.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from localspec.chat.notation_calls import (
     cut_python,
     read_notation,
 )
-from localspec.chat.thinking import num_begun
+from localspec.chat.thinking import CALLING, NEXT, num_begun
 from localspec.errors import RequestError
 
 PROBE = "localspec_probe"  # a tool that no chat template names
@@ -203,18 +204,25 @@ def _cut_marked(form: CallFormat, text: str, schemas: Schemas) -> Call | None:
     return None
 
 
-# The name of Mistral's calls, an id, and the mark before the arguments.
-NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
-CUT_NAMED = re.compile(
-    r"\s*([\w.-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*(?:(\{.*)|\[[A-Z_]*)?\Z", re.DOTALL
+# Before the arguments of Mistral's calls and gpt-oss's: a name, and marks.
+OF_MISTRAL = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
+OF_GPT_OSS = re.compile(
+    r"([\w.-]+)\s*(?:<\|channel\|>\w+)?\s*(?:<\|constrain\|>)?\s*\w*\s*<\|message\|>\s*(?=\{)"
+)
+CUT_OF_MISTRAL = re.compile(r"\s*([\w.-]+)(?P<more>\[.*?)??(?P<arguments>\{.*)?\Z", re.DOTALL)
+CUT_OF_GPT_OSS = re.compile(
+    r"([\w.-]+)(?P<more>[\s<].*?)?(?:<\|message\|>\s*(?P<arguments>\{.*)?)?\Z", re.DOTALL
 )
 
 
-def _read_mistral(form: CallFormat, text: str, schemas: Schemas, has_ended: bool) -> Block | None:
+def _read_named(
+    header: re.Pattern[str], form: CallFormat, text: str, schemas: Schemas, has_ended: bool
+) -> Block | None:
+    """Read JSON calls, or a name and its arguments."""
     start = len(form.mark_of(text))
     if text[start:].lstrip()[:1] in ("{", "["):
         return read_json(text, start, "", schemas, has_ended)
-    if (match := NAMED.match(text, start)) is None:
+    if (match := header.match(text, start)) is None:
         return None
     try:
         arguments, end = decoded(text, match.end())
@@ -223,14 +231,17 @@ def _read_mistral(form: CallFormat, text: str, schemas: Schemas, has_ended: bool
     return Block((Call(match[1], as_json(arguments)) if match[1] in schemas else text[:end],), end)
 
 
-def _cut_mistral(form: CallFormat, text: str, schemas: Schemas) -> Call | None:
+def _cut_named(
+    header: re.Pattern[str], form: CallFormat, text: str, schemas: Schemas
+) -> Call | None:
     text = text.removeprefix(form.mark_of(text))
     if text.lstrip()[:1] in ("{", "["):
         return cut_json(text, schemas)
-    if (match := CUT_NAMED.match(text)) is None:
+    if (match := header.match(text)) is None:
         return None
-    name = only_name(match[1], any(match.groups()[1:]), schemas)
-    return None if name is None else Call(name, escaped(match[4] or ""))
+    is_whole = bool(match["more"] or match["arguments"])
+    name = only_name(match[1], is_whole, schemas)
+    return None if name is None else Call(name, escaped(match["arguments"] or ""))
 
 
 def _read_notation(
@@ -251,8 +262,13 @@ TOOL_CALL = CallFormat(
     "tool_call", ("<tool_call>", "<function="), "</tool_call>", _read_marked, _cut_marked
 )
 MISTRAL = CallFormat(
-    "mistral", ("[TOOL_CALLS]",), "", _read_mistral, _cut_mistral, ("[CALL_ID]", "[ARGS]")
-)
+    "mistral", ("[TOOL_CALLS]",), "", partial(_read_named, OF_MISTRAL),
+    partial(_cut_named, CUT_OF_MISTRAL), ("[CALL_ID]", "[ARGS]"),
+)  # fmt: skip
+GPT_OSS = CallFormat(
+    "gpt_oss", (*(f"{NEXT}{one}" for one in CALLING), *CALLING), "",
+    partial(_read_named, OF_GPT_OSS), partial(_cut_named, CUT_OF_GPT_OSS), ("<|message|>",),
+)  # fmt: skip
 LIST = CallFormat("list", ("<|tool_call|>",), "<|/tool_call|>", _read_marked, _cut_marked)
 GEMMA = CallFormat(
     "gemma", ("<|tool_call>",), "<tool_call|>", partial(_read_notation, OF_GEMMA),
@@ -262,7 +278,7 @@ PYTHON = CallFormat(
     "python", ("<|tool_call_start|>",), "<|tool_call_end|>", partial(_read_notation, OF_PYTHON),
     partial(_cut_notation, cut_python),
 )  # fmt: skip
-FORMATS = {one.name: one for one in (TOOL_CALL, MISTRAL, LIST, GEMMA, PYTHON)}
+FORMATS = {one.name: one for one in (TOOL_CALL, MISTRAL, LIST, GEMMA, PYTHON, GPT_OSS)}
 
 
 def call_format_of(

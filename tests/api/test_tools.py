@@ -10,6 +10,7 @@ import pytest
 from localspec.api.tools import Calls
 from localspec.backend import Message, ToolCall
 from localspec.chat.grammars import grammar_of
+from localspec.chat.thinking import NEXT
 from localspec.chat.tool_formats import FORMATS, CallFormat
 from tests.api.conftest import CALL, REPLY, Doors
 
@@ -145,6 +146,20 @@ PYTHON = (
             ['{"a": {"b": "", "c": -1.5}}'],
         ),
         (
+            "gpt_oss",
+            f"<|channel|>commentary to=functions.weather json<|message|>{LIMA}",
+            "",
+            [LIMA],
+        ),
+        (
+            "gpt_oss",
+            f" to=functions.weather<|channel|>commentary <|constrain|>json<|message|>{LIMA}",
+            "",
+            [LIMA],
+        ),
+        ("gpt_oss", f"I look.{NEXT} to=functions.weather<|message|>{LIMA}", "I look.", [LIMA]),
+        ("gpt_oss", " to=functions.other<|message|>{}", " to=functions.other<|message|>{}", []),
+        (
             "python",
             f"I look. {PYTHON}\nWell.",
             "I look. Well.",
@@ -182,6 +197,8 @@ def test_calls_that_are_no_json_are_read_wherever_the_text_is_cut(
         ("mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city', '{"city'),
         ("list", '<|tool_call|>[{"name": "weather", "arguments": {"city', '{"city'),
         ("python", "<|tool_call_start|>[weather(city='a", ""),
+        ("gpt_oss", ' to=functions.weather json<|message|>{"city": "Li', '{"city": "Li'),
+        ("gpt_oss", "<|channel|>commentary to=functions.wea", ""),
     ],
 )
 def test_of_a_cut_call_in_each_format_the_beginning_is_told(

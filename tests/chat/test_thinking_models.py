@@ -111,6 +111,13 @@ def test_thought_and_answer_are_apart_whatever_marks_the_model_has(source: str) 
     assert 0 < stats.thinking_ms < stats.decode_ms
 
 
+def test_a_call_behind_a_thought_is_no_part_of_it() -> None:
+    called = "<|channel|>commentary to=functions.f json<|message|>{}"
+    template = template_of(CHANNELS)
+    reply = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant{called}"
+    assert said(ask(backend_of(template, reply))) == (THOUGHT, called)
+
+
 @pytest.mark.parametrize("source", RAW, ids=NAMES)
 def test_a_budget_ends_a_thought_without_a_stray_token(source: str) -> None:
     template = template_of(source)

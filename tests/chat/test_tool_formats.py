@@ -49,8 +49,12 @@ PYTHON = (
     "<|tool_call_start|>[{{ %(c)s }}({%% for k, v in %(a)s.items() %%}{{ k }}={{ v | tojson }}"
     "{%% if not loop.last %%}, {%% endif %%}{%% endfor %%})]<|tool_call_end|>"
 )
+GPT_OSS = (
+    " to=functions.{{ %(c)s }}<|channel|>commentary json<|message|>{{ %(a)s | tojson }}<|call|>"
+)
 UNKNOWN = "<｜tool▁call▁begin｜>{{ %(c)s }}<｜tool▁sep｜>{{ %(a)s | tojson }}<｜tool▁call▁end｜>"
 MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call|>"]
+MARKS += ["<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>"]
 MARKS += ["<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_call_start|>", "<|tool_call_end|>"]
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}, "size": {"type": "integer"}}}
 ASKED = (Message("user", "Write."),)
@@ -75,6 +79,7 @@ def template_with(source: str, marks: Sequence[str] = MARKS) -> ChatTemplate:
         (LLAMA, "tool_call"),
         (GEMMA, "gemma"),
         (PYTHON, "python"),
+        (GPT_OSS, "gpt_oss"),
     ],
 )
 def test_a_call_is_read_as_the_models_template_writes_it(written: str, name: str) -> None:
