@@ -23,7 +23,7 @@ from localspec.engine.controller import measurements
 from localspec.errors import RequestError
 from localspec.record.conversations import PROMPT, ConversationList, ConversationRow
 from localspec.record.drafted import TokenRecord, unpack
-from localspec.record.export import Format, Scope, export
+from localspec.record.export import Format, Scope, export, export_to_send, sweep_unsent
 from localspec.record.kept_settings import settings_from
 from localspec.record.rows import Conversation, RecentGain, visible_line
 from localspec.record.store import STATE_KEY, SessionInfo, Store
@@ -232,3 +232,15 @@ class LogService:
         """Write what is in scope to `out`. Raises StoreError."""
         self.journal.flush()
         export(self.store, scope, format, out)
+
+    def export_to_send(self, scope: Scope, format: Format) -> Path:
+        """Return a new file with what is in scope, alone in a folder that the caller removes.
+        Raises StoreError."""
+        self.journal.flush()
+        return export_to_send(self.store, scope, format)
+
+    def tidy(self) -> None:
+        """Remove what an earlier run left unfinished or deleted. Only for the one program that has
+        the sole use of the log."""
+        self.journal.tidy()
+        sweep_unsent(self.store)

@@ -86,7 +86,7 @@ class ChatService(LogService):
 
     def start(self) -> None:
         """Begin loading, in the background; once is enough. Nobody else may use the log so."""
-        self.journal.tidy()
+        self.tidy()
         self.worker.start()
 
     def close(self) -> None:

@@ -21,9 +21,11 @@ import csv
 import errno
 import json
 import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields
 from functools import lru_cache
 from pathlib import Path
@@ -47,10 +49,13 @@ from localspec.record.rows import (
 from localspec.record.search import REBUILD, has_fts5
 from localspec.record.store import Store
 
-__all__ = ["CSV_COLUMNS", "EXPORT_VERSION", "Format", "Scope", "export"]
+__all__ = [
+    "CSV_COLUMNS", "EXPORT_VERSION", "Format", "Scope", "export", "export_to_send", "sweep_unsent",
+]  # fmt: skip
 
 EXPORT_VERSION = 1  # of the JSONL format, which can be imported again
 Format = Literal["csv", "jsonl", "markdown", "sqlite"]
+UNSENT, UNSENT_PREFIX = ".localspec-exports", "export-"  # files on their way to a browser
 NUM_REMEMBERED = 32  # conversations, whose turns may alternate
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")
 
@@ -80,6 +85,43 @@ def export(store: Store, scope: Scope, format: Format, out: Path) -> None:
                 _WRITERS[format](file, contents)
 
         _replace(out, write)
+
+
+@contextmanager
+def _said_of(out: Path) -> Iterator[None]:
+    """Raise StoreError, with the reason in words, for a fault of the disk."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(
+            f"The export {out} cannot be written: {diagnose(error).fact}. Choose a file in a "
+            "folder that exists, may be written and has room."
+        ) from error
+
+
+def export_to_send(store: Store, scope: Scope, format: Format) -> Path:
+    """Return a new file with `scope`, alone in a private folder that the caller removes once the
+    file is sent. The folder lies beside the log, or with the system's temporary files while the log
+    is kept in memory. Raise StoreError as `export`."""
+    place = None if store.path is None else store.path.parent / UNSENT
+    with _said_of(place or Path(tempfile.gettempdir())):
+        if place is not None:
+            place.mkdir(mode=0o700, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=UNSENT_PREFIX, dir=place))
+    try:
+        export(store, scope, format, folder / "export")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder / "export"
+
+
+def sweep_unsent(store: Store) -> None:
+    """Remove the files of `export_to_send` that a killed program left. Only for the one program
+    that has the sole use of the log."""
+    if store.path is not None:
+        for folder in (store.path.parent / UNSENT).glob(f"{UNSENT_PREFIX}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _refuse_the_log_itself(store: Store, out: Path) -> None:
@@ -117,18 +159,13 @@ def _copy(store: Store, path: Path, scope: Scope) -> None:
 
 def _replace(out: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a private file beside `out`, then rename it into place."""
-    try:
+    with _said_of(out):
         if not out.absolute().parent.is_dir():  # a typing error must not make folders
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         with replacing(out) as part:
             part.unlink(missing_ok=True)  # of an export that was killed
             create_private(part)
             write(part)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(
-            f"The export {out} cannot be written: {diagnose(error).fact}. Choose a file in a "
-            "folder that exists, may be written and has room."
-        ) from error
 
 
 def _write_csv(file: TextIO, contents: Contents) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -122,18 +121,16 @@ class _Routes:
         if format is None:
             return PlainTextResponse("The formats are csv, jsonl, markdown and sqlite.", 400)
         suffix, media_type = EXPORTS[format]
-        folder = Path(tempfile.mkdtemp(prefix="localspec-export-"))
         try:
             scope, name = scope_of(self._service, query.get("scope"), query.get("conversation"))
-            self._service.export(scope, format, folder / "export")
+            file = self._service.export_to_send(scope, format)
         except LocalspecError as error:
-            shutil.rmtree(folder)
             return PlainTextResponse(str(error), 409)
         return FileResponse(
-            folder / "export",
+            file,
             media_type=media_type,
             filename=f"localspec-{name}.{suffix}",
-            background=BackgroundTask(shutil.rmtree, folder),
+            background=BackgroundTask(shutil.rmtree, file.parent),
         )
 
     def report(self, request: Request) -> Response:
