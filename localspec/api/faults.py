@@ -29,6 +29,8 @@ from localspec.errors import (
 MESSAGES_PATH = "/v1/messages"  # what lies there is Anthropic's
 Scope = MutableMapping[str, Any]
 CLOSED_BY_CLIENT = 499  # nobody reads it
+# Clients of both makers repeat a request after 5xx, unless the answer says otherwise.
+NOT_AGAIN = {"x-should-retry": "false"}
 REQUEST_ID = "localspec.request_id"  # In the scope: the id that the answer carries.
 
 # By status: OpenAI's type, Anthropic's type.

@@ -21,7 +21,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from localspec.api.faults import CLOSED_BY_CLIENT, Fault, Refused, fault_in_stream, is_anthropics
+from localspec.api.faults import (
+    CLOSED_BY_CLIENT,
+    NOT_AGAIN,
+    Fault,
+    Refused,
+    fault_in_stream,
+    is_anthropics,
+)
 from localspec.backend import Chunk, Request
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService, Reply
@@ -66,7 +73,8 @@ class Asked:
             left_s = self._until_s - time.monotonic()
             if left_s <= 0:
                 told = f"The reply took longer than {self._limit_s:.0f} seconds and was stopped."
-                raise Refused(Fault(504, f"{told} Ask for fewer tokens.", "timeout"))
+                sentence = f"{told} Ask for fewer tokens."
+                raise Refused(Fault(504, sentence, "timeout", headers=NOT_AGAIN))
             try:
                 await asyncio.wait_for(grown.wait(), min(PING_S, left_s))
             except TimeoutError:
@@ -101,7 +109,8 @@ def _require_an_end(reply: Reply) -> None:
     if reply.fault is not None:
         raise reply.fault
     if view.finish_reason == "cancelled":
-        raise Refused(Fault(503, "The reply was stopped on localspec's own page.", "stopped"))
+        sentence = "The reply was stopped on localspec's own page."
+        raise Refused(Fault(503, sentence, "stopped", headers=NOT_AGAIN))
     if view.finish_reason in FAILED:
         is_passing = view.finish_reason == "interrupted" or reply.is_relieved is not None
         status = 503 if is_passing else 500  # an engine that was lost, or memory that ran out

@@ -126,6 +126,8 @@ class Replay:
             is_raw=bool(self.row["is_raw"]),
             grammar=self.row["grammar"] or "",
             is_ceiling=self.row["source"] == API,
+            # A reply that did not end by itself may hold an end that was to be ignored.
+            ignores_end=self.row["finish_reason"] != "eos",
         )
 
     def _compared(self, backend: Backend, loaded: Description, cancel: threading.Event) -> Finding:

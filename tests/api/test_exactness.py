@@ -127,8 +127,12 @@ def test_a_reply_to_a_schema_or_a_text_can_be_made_again_from_the_log(demo: Door
         message = {"role": "user", "content": "Describe Peru."}
         client.chat.completions.create(**asked, messages=[message], response_format=form)  # type: ignore[call-overload]
         client.completions.create(**asked, prompt="Once upon a time")  # type: ignore[call-overload]
+        beyond = {"extra_body": {"ignore_eos": True}, "messages": [message]}
+        client.chat.completions.create(**{**asked, "max_tokens": 60}, **beyond)  # type: ignore[call-overload]
     assert demo.service.flush()
-    for row in demo.service.turn_rows()[-2:]:
+    rows = demo.service.turn_rows()[-3:]
+    assert rows[-1]["num_output_tokens"] == 60, "it went on beyond its end"
+    for row in rows:
         replay = replay_of(demo.service.store, row["message_id"], "off")
         assert demo.service.enqueue("Replaying", replay.run).done.wait(WAIT_S)
         assert replay.finding is not None and replay.finding.outcome == "identical", replay

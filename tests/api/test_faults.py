@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from localspec.chat.programs import ProgramService
 from localspec.errors import LocalspecError, QueueFull
 from tests.api.conftest import Doors, serving
 from tests.fakes import FakeBackend, Script
+from tests.waiting import until
 
 ASKED = [{"role": "user", "content": "Count."}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -86,6 +88,17 @@ def test_a_fault_outside_of_the_engine_is_500_too(
         answer = http.post(path, json=BODIES[path])
     assert answer.status_code == 500 and "RecursionError" in answer.json()["error"]["message"]
     assert answer.headers["x-request-id"]
+
+
+def test_a_reply_that_a_person_stopped_is_not_asked_for_again_by_the_client(doors: Doors) -> None:
+    """OpenAI's and Anthropic's clients repeat a 503 by themselves, but for this header."""
+    message = {"role": "user", "content": "endless and slow"}
+    with doors.http() as http, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(http.post, "/v1/chat/completions", json={"messages": [message]})
+        doors.service.stop(until(lambda: doors.service.current))
+        answer = asked.result()
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "stopped"
+    assert answer.headers["x-should-retry"] == "false"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
