@@ -1,4 +1,4 @@
-"""The log as a Markdown report: the machine, then each conversation with its numbers.
+"""The log as a Markdown report: the conversations, then their figures, then the machines.
 
 Contract: pure; Contents in, lines out. Messages are block quotes, so that headings or tables inside
 them are not the report's own. Unknown is a dash. An export of one conversation begins with its
@@ -100,12 +100,14 @@ def markdown_lines(contents: Contents) -> Iterator[str]:
         yield from _front_matter(contents)
     yield "# localspec export"
     yield ""
-    for session in contents.sessions:
-        yield from _session_lines(session)
     turns, store = contents.turns_by_conversation(), contents.store
     for one in contents.conversations:
         branch, num_messages = store.branch(one.tip_message_id), len(store.messages(one.id))
         yield from _conversation_lines(one, turns[one.id], branch, num_messages)
+    for one in contents.conversations:
+        yield from _figures_lines(one, turns[one.id])
+    for session in contents.sessions:
+        yield from _session_lines(session)
 
 
 def _front_matter(contents: Contents) -> Iterator[str]:
@@ -159,19 +161,20 @@ def _conversation_lines(
     yield ""
     yield f"Started {conversation.created_at_utc}."
     yield ""
-    if turns:
-        yield "### Settings"
-        yield ""
-        yield from _turns_table(SETTINGS, turns)
     for message in branch:
         yield from _message_lines(message, turn_of.get(message.id))
     if others := num_messages - len(branch):
         yield f"Messages on other branches, not shown: {others}. JSONL and the database hold them."
         yield ""
-    if turns:
-        yield "### Statistics"
-        yield ""
-        yield from _turns_table(STATISTICS, turns)
+
+
+def _figures_lines(conversation: Conversation, turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    if not turns:
+        return
+    yield f"## Figures of conversation {conversation.id}"
+    for title, columns in (("Settings", SETTINGS), ("Statistics", STATISTICS)):
+        yield from ("", f"### {title}", "")
+        yield from _turns_table(columns, turns)
 
 
 def _turns_table(columns: Sequence[str], turns: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -40,9 +40,13 @@ def test_headings_and_tables_in_a_message_stay_inside_its_quote(tmp_path: Path) 
         "> <script>\ufffd\ufffd",
     ]
     assert [line for line in lines if line.startswith("## ")] == [
-        "## Session 1: machine and versions",
         "## Conversation 1: hi",
+        "## Figures of conversation 1",
+        "## Session 1: machine and versions",
     ]
+    tables = [number for number, line in enumerate(lines) if line.startswith("| ")]
+    last_message = max(n for n, line in enumerate(lines) if line.startswith("> "))
+    assert min(tables) > last_message, "a person reads the conversation first"
 
 
 def test_table_cells_hold_pipes_and_line_ends(tmp_path: Path) -> None:

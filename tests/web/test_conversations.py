@@ -163,7 +163,9 @@ def test_dropped_files_say_what_was_read_of_them(page: Visit, site: Site) -> Non
         "the letter of March.docx": word("Dear all,"),
     }
     page.page.evaluate(DROP, [[name, b64encode(data).decode()] for name, data in dropped.items()])
-    for said in ("March.pdf\n2 pages, ", "March.docx\n2 paragraphs, ", "March.txt\n"):
+    sizes = {name[-4:]: len(data) for name, data in dropped.items()}
+    size = f"{sizes['.pdf']} bytes" if sizes[".pdf"] < 1000 else f"{sizes['.pdf'] / 1000:.0f} kB"
+    for said in (f"March.pdf\n{size}, 2 pages, ", ", 2 paragraphs, ", "March.txt\n11 bytes"):
         page.wait_for(said, "#ls-chips")
     names = page.page.locator("#ls-chips span")
     assert not any(names.evaluate_all("all => all.map(one => one.scrollWidth > one.clientWidth)"))

@@ -14,7 +14,9 @@ const KEPT_FILES = "ls-files"; // in the tab's storage, from one page to the nex
 
 const isBox = (element) => element?.matches?.("#ls-message textarea");
 
-let files = []; // {name, size, said, text, stop}; text is null until the server has read it, and `stop` ends that
+// {name, size, ownSize, said, text, stop}. The size is that of the text, ownSize is that of the file.
+// The text is null until the server has read it, and `stop` ends that.
+let files = [];
 let decided = {}; // left_out, max_tokens: answers to an overflow, for one sending
 // What is being sent, {text, files}, as it stood when a person sent it: Gradio reads the box only a
 // moment later, and what is typed meanwhile stays there. null while nothing is being sent.
@@ -56,13 +58,16 @@ window.lsMessage = () => {
 
 // Files
 
+// A file's own size, and what was read of it.
+const wordsOf = (file) => [inWords(file.ownSize ?? file.size), file.said].filter(Boolean).join(", ");
+
 function showChips() {
   const chips = files.map((file) =>
     make(
       "li",
       { className: "ls-chip" },
       make("span", { textContent: file.name, title: file.name }),
-      make("small", { textContent: file.said || inWords(file.size) }),
+      make("small", { textContent: wordsOf(file) }),
       make("button", {
         type: "button",
         ariaLabel: file.text === null ? `Stop reading ${file.name}` : `Remove ${file.name}`,
@@ -90,7 +95,7 @@ async function attach(blobs) {
     const why = refusal(blob.name, blob.size);
     if (why) { toast(why); continue; }
     const request = new AbortController();
-    const file = { name: blob.name, size: 0, said: "reading", text: null, stop: () => request.abort() };
+    const file = { name: blob.name, size: 0, ownSize: blob.size, said: "reading", text: null, stop: () => request.abort() };
     files.push(file);
     showChips();
     const options = { ...post(blob, "application/octet-stream"), signal: request.signal };
@@ -103,7 +108,7 @@ async function attach(blobs) {
       toast(told.error);
     } else {
       Object.assign(file, told, { size: numBytes(told.text) });
-      announce(`${file.name}: ${file.said || inWords(file.size)}`);
+      announce(`${file.name}: ${wordsOf(file)}`);
       const tooMuch = refusal(file.name, 0);
       if (tooMuch) { files = files.filter((one) => one !== file); toast(tooMuch); }
     }
@@ -113,7 +118,7 @@ async function attach(blobs) {
 
 // After a restart of localspec the page reloads by itself: files that were read go along.
 window.addEventListener("ls-restarted", () => {
-  const read = files.filter((file) => file.text !== null).map(({ name, size, said, text }) => ({ name, size, said, text }));
+  const read = files.filter((file) => file.text !== null).map(({ name, size, ownSize, said, text }) => ({ name, size, ownSize, said, text }));
   try {
     if (read.length) sessionStorage.setItem(KEPT_FILES, JSON.stringify(read));
   } catch {

@@ -227,7 +227,7 @@ def from_jsonl(out: Path) -> dict[int, dict[str, Any]]:
 
 
 def from_markdown(out: Path) -> dict[int, dict[str, Any]]:
-    table = out.read_text().partition("### Statistics\n\n")[2].splitlines()
+    table = out.read_text().partition("### Statistics\n\n")[2].partition("\n\n")[0].splitlines()
     names, _, *rows = (line.strip("| ").split(" | ") for line in table if line.startswith("|"))
     assert names == [heading(name) for name in STATISTICS]
     found = [dict(zip(STATISTICS, row, strict=True)) for row in rows]
