@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localspec.errors import RequestError
+from localspec.formats.encoding import encoded
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -75,11 +76,6 @@ class AliasedEncoder:
                 )
             tokens.append(token if original is None else original)
         return tokens
-
-
-def encoded(encoder: Tokenizer, text: str, add_special_tokens: bool = False) -> Any:
-    """As `encoder.encode`, which lets no other thread run meanwhile: of a long text for seconds."""
-    return encoder.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
 
 def _refuse_half_characters(content: str) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.backend import Message
 from localspec.chat.detokenizer import STAND_INS, Detokenizer, byte_tokens
-from localspec.chat.shield import AliasedEncoder, Shield, encoded
+from localspec.chat.shield import AliasedEncoder, Shield
 from localspec.chat.template_process import template_process
 from localspec.chat.template_reading import PLAIN_READING, reading_of
 from localspec.chat.thinking import SWITCHES, THINK, marks_in, turn_of
@@ -30,6 +30,7 @@ from localspec.chat.tool_formats import call_format_of, with_fitting_ids
 from localspec.errors import ModelError, RequestError, first_line
 from localspec.files import read_json
 from localspec.formats.byte_alphabet import bytes_of_piece
+from localspec.formats.encoding import check_growth, encoded
 from localspec.formats.folder_files import require_tokenizer, template_of_processor
 from localspec.thought import ThoughtLimit
 
@@ -60,13 +61,14 @@ class ChatTemplate:
             )
         self._tokenizer = tokenizer
         self._encoder: Tokenizer = tokenizer.backend_tokenizer
+        check_growth(self._encoder)
         # A tokenizer.json may have a length limit of its training, which would cut silently.
         self._encoder.no_truncation()
         self._encoder.no_padding()
         self.longest_token = max(map(len, self._encoder.get_vocab()), default=1)  # characters
         self.is_raw = is_raw or not tokenizer.chat_template
         if self.is_raw:
-            begins = tokenizer.bos_token_id in self._encoder.encode("").ids
+            begins = tokenizer.bos_token_id in self.encode_prompt("")
             tokenizer.chat_template = f"{'{{ bos_token }}' * begins}{CONTINUED}"
         try:
             sources = tokenizer.get_chat_template(), tokenizer.get_chat_template(tools=[{}])

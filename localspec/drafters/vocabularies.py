@@ -35,6 +35,7 @@ import torch
 from localspec.errors import ModelError
 from localspec.files import parsed
 from localspec.formats.byte_alphabet import bytes_of_piece
+from localspec.formats.encoding import check_growth
 from localspec.formats.folder_files import name_of
 from localspec.forward.model import LanguageModel
 
@@ -163,6 +164,7 @@ def _inside_a_text(state: dict[str, Any], name: str) -> Tokenizer:
         raise ModelError(
             f"The tokenizer of {name} cannot be read ({error}). Fetch it again."
         ) from None
+    check_growth(encoder, f"The tokenizer of {name}")
     encoder.encode_special_tokens = True  # what looks like a special token stays text
     return encoder
 

@@ -274,6 +274,17 @@ def test_a_tokenizer_that_can_only_read_control_text_as_control_says_so() -> Non
     assert template.render((Message("user", "Hi ☃"),)).count(0) == 1
 
 
+def test_a_tokenizer_that_multiplies_text_is_refused_at_load() -> None:
+    from tokenizers import normalizers
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Replace("o", "oo")] * 30
+    )
+    with pytest.raises(ModelError, match="1,073,741,824 times as long"):
+        ChatTemplate(tokenizer)
+
+
 def test_half_a_character_pair_is_refused_with_its_place(tokenizer_named: Any) -> None:
     with pytest.raises(RequestError, match="Character 3"):
         ChatTemplate(tokenizer_named("tiny")).render((Message("user", "ab\ud83d"),))
