@@ -32,6 +32,16 @@ ASK = "Write a title for this conversation: two to six words, nothing else."
 MAX_TITLE_TOKENS = 24
 MAX_TITLE_WORDS = 8
 WORD = re.compile(r"\w{4,}")
+# Beginnings of an answer or a refusal in the place of a title, and names of roles.
+ANSWER = re.compile(
+    r"i(['’]\w+|\s+(am|can|cannot|can['’]t|could|do|don['’]t|will|would|have|think|apologi[sz]e))\b"
+    r"|(sorry|sure|certainly|of course|okay|ok|yes|no|unfortunately)\s*([,.!:;–—-]|$)"
+    r"|(sorry (but|for|i)|as an? (ai|assistant|language)|here\s*(['’]s|is|are)|the user|let me)\b"
+    r"|(user|assistant|system|human|model|bot|ai)\s*(:|$)",
+    re.IGNORECASE,
+)
+SENTENCE_END = re.compile(r"[.!?:;\n]+")
+MIN_SENTENCE_WORDS = 4  # A shorter beginning of a sentence may well be a title.
 KEY = "titles"
 COPY_OF, FORK_OF = "Copy of ", "Fork of "
 
@@ -101,8 +111,8 @@ def _fits(backend: Backend, request: Request) -> bool:
 
 
 def title_from(text: str, exchange: Sequence[ShownMessage]) -> str | None:
-    """The title in what the model wrote; None where it is none: too long, about something else, or
-    with words of the request, as a small model answers it."""
+    """Return the title in what the model wrote; None if it is none: too long, about something else,
+    an answer or a sentence of the reply, or with words of the request, as a small model writes."""
     line = next((one for one in text.strip().splitlines() if one.strip()), "")
     line = re.sub(r"^\W*title\W*:\s*", "", line, flags=re.IGNORECASE)
     title = title_line(line.strip(" \t\"'`*_#“”‘’«»")).rstrip(".:")
@@ -111,8 +121,17 @@ def title_from(text: str, exchange: Sequence[ShownMessage]) -> str | None:
     is_about_it = any(word in said for word in words)
     is_echo = any(word not in said for word in words.intersection(WORD.findall(ASK.casefold())))
     is_short = len(title) <= TITLE_LENGTH and len(title.split()) <= MAX_TITLE_WORDS
-    is_text = "<" not in title and not line.startswith("```")
-    return title if is_about_it and is_short and is_text and not is_echo else None
+    is_text = "<" not in title and not line.startswith("```") and not ANSWER.match(title)
+    is_own = not is_echo and not _is_sentence_of(exchange[-1].text, title)
+    return title if is_about_it and is_short and is_text and is_own else None
+
+
+def _is_sentence_of(reply: str, title: str) -> bool:
+    """Return whether the title is a sentence of the reply, or the beginning of one."""
+    sentences = (" ".join(part.split()).casefold() for part in SENTENCE_END.split(reply))
+    plain = SENTENCE_END.sub("", title).casefold().strip()
+    is_long = len(plain.split()) >= MIN_SENTENCE_WORDS
+    return any(one == plain or (is_long and one.startswith(plain)) for one in sentences)
 
 
 def title_of_copy(title: str, is_whole: bool) -> str:

@@ -149,7 +149,7 @@ def parted(text: str) -> tuple[str, list[tuple[str, str]]]:
 
 def _chip(name: str, content: str) -> str:
     size = file_size(len(content.encode("utf-8", "replace")))
-    return f'<span class="ls-file">{html.escape(name)}, {size}</span>'
+    return f'<span class="ls-file">{html.escape(name)}, {size} of text</span>'
 
 
 def file_size(num_bytes: int) -> str:
