@@ -198,7 +198,7 @@ def check_disk(folder: Path, needed: int) -> None:
     if free_bytes < needed:
         raise SetupError(
             f"The installation needs about {needed / GIB:.0f} GiB on the disk of {folder}, "
-            f"but {free_bytes / GIB:.1f} GiB is free. Free some space and start again."
+            f"but {free_bytes / GIB:.1f} GiB is free. Free disk space and start again."
         )
 
 

@@ -63,8 +63,8 @@ def text_of(name: str, data: bytes) -> str:
     except UnicodeDecodeError as error:
         raise RequestError(
             f"{shown_name(name)} is not a text in UTF-8 or UTF-16 (byte {error.start + 1} "
-            "does not fit). If it is a text, save it as UTF-8 and attach it again; pictures and "
-            "other files cannot be attached."
+            "does not fit). Only text, PDF and DOCX files can be attached. If it is a text, save "
+            "it as UTF-8 and attach it again."
         ) from None
 
 
@@ -72,8 +72,8 @@ def plain(name: str, text: str) -> str:
     """The text with LF line ends."""
     if "\0" in text or _control_share(text) > MAX_CONTROL_SHARE:
         raise RequestError(
-            f"{shown_name(name)} is not a text file: it has binary characters. Attach its "
-            "text instead."
+            f"{shown_name(name)} is not a text file: it has binary characters. Only text, PDF and "
+            "DOCX files can be attached."
         )
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

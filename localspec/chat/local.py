@@ -40,7 +40,7 @@ from localspec.chat.reply_text import (
 from localspec.chat.slots import RunningTurn, Slot, best_slot, stats_before
 from localspec.chat.template import ChatTemplate
 from localspec.core import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
-from localspec.drafters.registry import labelled
+from localspec.drafters.registry import label_of, labelled
 from localspec.engine.plain_baseline import PlainBaseline
 from localspec.engine.policy import policy_of
 from localspec.errors import ContextOverflow, EngineLost, LocalspecError, NumericsError
@@ -372,9 +372,9 @@ class LocalBackend:
                 }
                 if not captures:  # a captured forward still writes to them
                     slot.engine.target.cache.features = None  # only heads read them
+            unloaded = ", ".join(map(label_of, names))
             freed = (
-                f"To free memory, these drafters were unloaded: {', '.join(names)}. Send the next "
-                "message."
+                f"To free memory, these drafters were unloaded: {unloaded}. Send the next message."
             )
             known = self.loaded.description
             left = (_unloaded(each) if each.name in names else each for each in known.drafters)

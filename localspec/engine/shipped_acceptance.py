@@ -84,4 +84,4 @@ def write_accepted(path: Path, origin: Origin, acceptance: Mapping[str, Any]) ->
 
 def refusal(path: Path, why: str) -> str:
     """Why `write_accepted` could not, in a sentence."""
-    return f"{path} cannot be written ({why}). Free some space there, or name another --out."
+    return f"{path} cannot be written ({why}). Free disk space there, or name another --out."

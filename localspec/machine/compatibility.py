@@ -33,9 +33,7 @@ class Compatibility:
     reason: str
 
 
-UNKNOWN = Compatibility(
-    None, "its token map is compared with the target's in full once the files are here"
-)
+UNKNOWN = Compatibility(None, "its vocabulary is checked after download")
 
 
 def read_token_map(folder: Path) -> dict[str, int]:

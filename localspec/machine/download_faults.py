@@ -74,7 +74,7 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
     ),
     "disk_full": (
         "The disk of {place} is full.",
-        "Free some space and {again}{kept}.",
+        "Free disk space and {again}{kept}.",
     ),
     "not_writable": (
         "{place} cannot be written ({reason}).",
@@ -82,7 +82,7 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
     ),
     "too_little_disk": (
         "{model_id} needs {needed} more on the disk of {place}, and {free} can be used there.",
-        "Nothing was fetched. Free some space, or choose a smaller model.",
+        "Nothing was fetched. Free disk space, or choose a smaller model.",
     ),
     "no_safetensors": (
         "{model_id} has no .safetensors weights, and other kinds can run code when opened.",

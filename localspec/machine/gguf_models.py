@@ -102,7 +102,7 @@ def _write(folder: Path, header: GGUFHeader) -> None:
     except OSError as error:
         raise ModelError(
             f"The settings of {header.file.name} cannot be written to {folder} ({error.strerror}). "
-            "Make room there, or choose another folder with --home."
+            "Free disk space there, or choose another folder with --home."
         ) from error
 
 

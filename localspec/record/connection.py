@@ -263,7 +263,7 @@ KNOWN = (
         "Close that program and try again.",
         ("locked", "busy"),
     ),
-    LogFault("the disk is full", "Free some space and try again.", ("is full", "No space left")),
+    LogFault("the disk is full", "Free disk space and try again.", ("is full", "No space left")),
     LogFault(
         "the file or its folder is read-only or out of reach",
         "Allow writing there, or start with another --home.",

@@ -81,7 +81,7 @@ def deliver(folder: Path, artifact: Artifact, save: Callable[[Path], None]) -> N
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise StoreError(
-            f"{folder} cannot be written ({error.strerror or error}). Free some space there and "
+            f"{folder} cannot be written ({error.strerror or error}). Free disk space there and "
             "run the command again: the training itself is kept and is not repeated."
         ) from error
 

@@ -104,7 +104,7 @@ class AnswerLog:
                 os.fsync(file.fileno())
         except OSError as error:
             raise StoreError(
-                f"{self.path} cannot be written ({error.strerror}). Free some space there or name "
+                f"{self.path} cannot be written ({error.strerror}). Free disk space there or name "
                 "another --work, and run the command again: it continues where it stopped."
             ) from error
         self.answers[key], self.seconds[key] = answer, seconds

@@ -195,7 +195,7 @@ def _write(settings: Settings, name: str, table: dict[str, Any]) -> Path:
     except OSError as error:
         raise StoreError(
             f"The profile {path} cannot be written ({error.strerror}). What was trained is kept; "
-            "free some space and run the command again."
+            "free disk space and run the command again."
         ) from error
     return path
 

@@ -226,5 +226,5 @@ def _require_room(num_weights: int, logits_bytes: int, settings: TrainSettings) 
     if needed > free:
         raise MemoryShortage(
             f"The checkpoints need {gib(needed)} and {gib(free)} is free on the disk of "
-            f"{settings.work}. Free some space, or name another --work."
+            f"{settings.work}. Free disk space, or name another --work."
         )

@@ -296,7 +296,7 @@ class TrainLoop:
         except (OSError, RuntimeError) as error:  # torch wraps a full disk in a RuntimeError
             raise StoreError(
                 f"The checkpoint {self.path} cannot be written ({first_line(error)}). "
-                "Free some space and run the command again: it continues from the one before."
+                "Free disk space and run the command again: it continues from the one before."
             ) from error
 
     def resume(self) -> bool:

@@ -92,6 +92,6 @@ def claim(work: Path, mark: str, name: str) -> None:
             part.write_text(json.dumps({"mark": mark, "name": name}) + "\n", encoding="utf-8")
     except OSError as error:
         raise StoreError(
-            f"{work} cannot be written ({error.strerror}). Free some space there, or name another "
+            f"{work} cannot be written ({error.strerror}). Free disk space there, or name another "
             "--work."
         ) from error

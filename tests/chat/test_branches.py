@@ -363,7 +363,7 @@ def test_editing_and_going_on_work_while_the_log_does_not(
     asked = id_at(service, handle, 0)
     store = service.store
     assert isinstance(store, BreakableStore)
-    store.fault = "The disk is full. Free some space and try again."
+    store.fault = "The disk is full. Free disk space and try again."
     ended(service, service.edit(handle, asked, "uno", ReplySettings(max_tokens=4)))
     assert texts(service, handle)[0] == "uno"
     ended(service, service.proceed(handle, ReplySettings(max_tokens=3)))

@@ -40,7 +40,7 @@ def on_a_full_disk(
     service, _ = open_service(tmp_path)
     store = service.store
     assert isinstance(store, BreakableStore)
-    store.fault = "The disk is full. Free some space and try again."
+    store.fault = "The disk is full. Free disk space and try again."
     return service, store
 
 
@@ -135,7 +135,7 @@ def test_a_page_finds_its_reply_by_the_number_from_before_it_was_stored(tmp_path
     service, _ = open_service(tmp_path, Script(round_s=0.05))
     store = service.store
     assert isinstance(store, BreakableStore)
-    store.fault = "The disk is full. Free some space and try again."
+    store.fault = "The disk is full. Free disk space and try again."
     reply = service.submit(None, "hi", ReplySettings())
     assert reply is not None
     handle = reply.handle
@@ -154,7 +154,7 @@ def test_a_conversation_not_yet_stored_has_no_turns_in_the_log(service: ChatServ
     store = service.store
     assert isinstance(store, BreakableStore)
     ask(service, "recorded")
-    store.fault = "The disk is full. Free some space and try again."
+    store.fault = "The disk is full. Free disk space and try again."
     waiting = ask(service, "not recorded").handle
     assert service.turn_rows(waiting) == []
     store.fault = None

@@ -316,7 +316,7 @@ def test_a_failing_log_never_stops_the_chat_and_catches_up(
     store = service.store
     assert isinstance(store, BreakableStore)
     first = ask(service, "first")
-    store.fault = "The disk is full. Free some space and try again."
+    store.fault = "The disk is full. Free disk space and try again."
     second = service.submit(first.handle, "second", ReplySettings())
     assert second is not None and second.done.wait(WAIT_S)
     assert service.running(first.handle) is None

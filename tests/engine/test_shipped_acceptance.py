@@ -94,7 +94,7 @@ def test_a_write_that_fails_leaves_what_was_there(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(StoreError, match="Free some space"):
+    with pytest.raises(StoreError, match="Free disk space"):
         write_accepted(path, ORIGIN, learnt().snapshot())
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [
         ("accepted.json", "before")

@@ -128,7 +128,7 @@ def test_full_disk_is_said_and_leaves_nothing_half_done(store: Store, write: obj
     turn = begin(store)
     before = store.messages(1), store.turn_rows(), store.conversations()
     with full_disk(store):
-        with pytest.raises(StoreError, match=r"disk is full\. Free some space"):
+        with pytest.raises(StoreError, match=r"disk is full\. Free disk space"):
             write(store, turn)  # type: ignore[operator]
         assert (store.messages(1), store.turn_rows(), store.conversations()) == before
     write(store, turn)  # type: ignore[operator]

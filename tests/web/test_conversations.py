@@ -57,10 +57,10 @@ def test_the_list_renames_pins_finds_deletes_and_undoes(page: Visit, site: Site)
     page.page.fill("#ls-search", "")
     page.wait_for("bees", "#ls-history")
     menu(page, "about bees", "When the context is full")
-    page.page.locator("dialog[open]").get_by_role("button", name="Drop the oldest").click()
+    page.page.locator("dialog[open]").get_by_role("button", name="Leave out the oldest").click()
     menu(page, "about bees", "When the context is full")
     now = page.page.locator("dialog[open] .ls-main")
-    assert now.inner_text() == "Drop the oldest (now)"
+    assert now.inner_text() == "Leave out the oldest (now)"
     now.press("Escape")
     menu(page, "about bees", "Delete")
     page.page.wait_for_function(

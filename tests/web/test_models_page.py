@@ -175,7 +175,7 @@ def test_a_key_for_a_program_is_made_shown_once_copied_and_revoked(
     part.locator("summary").click()
     assert page.url.split("/?")[0] + "/v1" in part.inner_text(), "the address to give"
     part.get_by_label("A name to tell the new key by").fill("<b>laptop</b>")
-    part.get_by_role("button", name="Make a key").click()
+    part.get_by_role("button", name="Create a key").click()
     said.locator("code").wait_for(timeout=WAIT_MS)
     key = said.locator("code").inner_text()
     assert place.service.api_keys.opens(key)

@@ -39,7 +39,7 @@ onNews("edit", ({ message, role, text, files }) => {
     "div",
     { className: "ls-editor" },
     area,
-    make("small", { textContent: `${said}What was said stays as another version.` }),
+    make("small", { textContent: `${said}The original is kept as an earlier version.` }),
     make("button", { type: "button", textContent: "Cancel", onclick: stopEditing }),
     make("button", { type: "button", className: "ls-main", textContent: isOwn ? "Send" : "Save", onclick: () => save() }),
   );

@@ -5,7 +5,7 @@ import { NARROW_PX, setSide } from "./side.js";
 
 const KEEP_MS = 300; // of rest after a letter, before what the fields hold is kept
 const MAX_PROMPT_NAME = 80; // as commands.py
-const KERNELS = { "same-bits": "same bits with and without drafting", fastest: "fastest, near ties may differ" };
+const KERNELS = { "same-bits": "results are identical with and without drafting", fastest: "fastest, near ties may differ" };
 
 const form = () => byId("ls-form");
 const field = (name) => form()?.elements[name];
@@ -159,7 +159,7 @@ function drawWay(radio) {
   radio.disabled = !way?.is_ready;
   row.classList.toggle("ls-unready", panel.is_loaded && !way?.is_ready);
   const reason = way?.reason ?? (panel.is_loaded ? "Not there for this model." : "Known once the model is loaded.");
-  row.querySelector("small").textContent = way && !way.is_ready ? `Not ready. ${reason}` : reason;
+  row.querySelector(".ls-way-why").textContent = way && !way.is_ready ? `Not ready. ${reason}` : reason;
 }
 
 // The list of speeds closes when one is chosen, and when it is left

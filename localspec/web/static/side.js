@@ -62,7 +62,7 @@ function showFolderMenu(section, button) {
 }
 
 async function newFolder(handle) {
-  const name = await askForLine("New folder", "Name", "", "Make");
+  const name = await askForLine("New folder", "Name", "", "Create");
   if (name) command({ do: "new_folder", name, handle });
 }
 
@@ -78,12 +78,12 @@ onNews("folders", async ({ handle, folders }) => {
   else if (chosen) command({ do: "place", handle, folder: chosen.folder });
 });
 
-const WHEN_FULL = [["Keep asking", "ask"], ["Drop the oldest", "roll"], ["Stop", "stop"]];
+const WHEN_FULL = [["Ask", "ask"], ["Leave out the oldest", "roll"], ["Stop", "stop"]];
 
 onNews("when_full", async ({ handle, value }) => {
   const chosen = await question({
-    title: "When the context is full",
-    body: make("p", { textContent: "Ask each time, go on without the oldest messages (they stay in the chat), or stop. This chat keeps what you choose." }),
+    title: "When the context is full: ask, leave out the oldest messages, or stop?",
+    body: make("p", { textContent: "Messages that are left out stay in the chat. This chat keeps what you choose." }),
     choices: [["Cancel", null], ...WHEN_FULL.map(([label, name]) => [name === value ? `${label} (now)` : label, name, name === value])],
   });
   if (chosen && chosen !== value) command({ do: "when_full", handle, value: chosen });
@@ -92,7 +92,7 @@ onNews("when_full", async ({ handle, value }) => {
 async function exportChat(handle) {
   const format = await question({
     title: "Export this chat",
-    body: make("p", { textContent: "JSONL has everything and can be imported again; Markdown is for reading; CSV has the figures of the replies that were written in this chat, and none of copied or imported ones; SQLite is the database." }),
+    body: make("p", { textContent: "JSONL has everything and can be imported again; Markdown is for reading; CSV: speed figures of the replies written here; SQLite is the database." }),
     choices: [["Cancel", null], ["Markdown", "markdown", true], ["JSONL", "jsonl"], ["CSV", "csv"], ["SQLite", "sqlite"]],
   });
   if (format) download(`/export?scope=conversation&conversation=${handle}&format=${format}`);

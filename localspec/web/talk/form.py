@@ -196,9 +196,12 @@ FIELDS = macros("form.html", inert=inert)
 
 def form_html(service: ChatService) -> str:
     """The fields. Their only texts from outside are names and titles of kinds of text."""
-    kinds = [(AUTO, "recognised"), *((one.name, one.title) for one in service.workloads.values())]
+    kinds = [(AUTO, "automatic"), *((one.name, one.title) for one in service.workloads.values())]
     lenient = [one.title for one in service.workloads.values() if one.lenient]
-    ways = [(one.name, capital(one.label.removeprefix("the "))) for one in REGISTRY.values()]
+    ways = [
+        (one.name, capital(one.label.removeprefix("the ")), one.summary.rpartition(": ")[2])
+        for one in REGISTRY.values()
+    ]
     made: str = FIELDS.form(kinds, _checkings(lenient), RULES, ways)
     return made
 

@@ -33,6 +33,7 @@ SHOWN_AT_ONCE, HIDDEN_AT_ONCE = 100, 50  # messages; a browser takes some 10 ms 
 THOUGHT_MARK = 2 * MARK  # around a thought, also in static/live.js
 THINKING = "Thinking…"
 NO_ANSWER = "The reply ended while the model was still thinking, so there is no answer."
+LOADING = "Loading the model. Your reply will start as soon as it is ready."
 GO_ON = "“Continue” lets it think on; more Max tokens in the settings leave room for an answer."
 CAN_GO_ON = ("stopped", "interrupted")
 
@@ -94,7 +95,7 @@ def growing(view: TurnView, number: int = 0) -> list[ChatMessage]:
         thought = [_thought(view.thinking, title)] if view.thinking else []
         return [*thought, *([_text("assistant", view.text)] if view.text else [])]
     if view.phase == "loading":
-        return [_text("assistant", "*The model is still loading; this is answered right after.*")]
+        return [_text("assistant", f"*{LOADING}*")]
     if view.phase == "queued" and view.position:
         noun = "reply" if view.position == 1 else "replies"
         note = _note("ls-footer", [link("take back", number, "takeback")]) if number else ""

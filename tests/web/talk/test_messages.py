@@ -69,7 +69,8 @@ def test_a_reply_shows_its_figures_its_details_and_what_can_be_done() -> None:
     said = notes(reply(), ROW)
     clock = time_of_day(WRITTEN)
     assert said.startswith(
-        '<p class="ls-footer"><span>12 tokens in 234 ms · writing at 62 tok/s · 2.1x faster · '
+        '<p class="ls-footer"><span>12 tokens in 234 ms · writing at 62 tok/s · '
+        "2.1x faster than without drafting · "
         f"{clock} · "
     )
     details = '<a class="ls-do ls-tokens ls-m-2" href="#tokens" title="details">details</a>'
