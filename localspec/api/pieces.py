@@ -9,12 +9,13 @@ formats of the interfaces.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
-from localspec.api.replies import Asked
+from localspec.api.replies import PING_S, Asked
 from localspec.api.tools import Calls, schemas_of
 from localspec.backend import Logprob, ToolCall
 from localspec.chat.detokenizer import REPLACEMENT
@@ -41,10 +42,11 @@ class Piece:
 
 
 async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
-    """Those of one reply as they come; None where there was none for a while. Raises as
-    `Asked.chunks`."""
+    """Those of one reply as they come; None where there was none for a while, or none that a client
+    sees, as within a long call. Raises as `Asked.chunks`."""
     tools = schemas_of(() if reply.request is None else reply.request.tools)
     calls: Calls | None = None
+    shown_s = time.monotonic()  # when a client was shown something
     async with aclosing(asked.chunks(reply)) as chunks:
         async for chunk in chunks:
             if chunk is None:
@@ -60,6 +62,11 @@ async def pieces(asked: Asked, reply: Reply) -> AsyncGenerator[Piece | None]:
                 ending = "calls" if are_whole else reason
             shown = (chunk.stats, said, chunk.thinking, chunk.logprobs, chunk.lengths)
             yield Piece(*shown, ending, whole_calls)
+            if said or chunk.thinking or whole_calls:
+                shown_s = time.monotonic()
+            elif time.monotonic() - shown_s >= PING_S:
+                shown_s = time.monotonic()
+                yield None
 
 
 def shown_token(text: str) -> str:

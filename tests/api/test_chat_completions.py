@@ -11,8 +11,9 @@ import pytest
 
 from localspec.api.accounts import StreamUsage
 from localspec.api.chat_completions import Head, events
+from localspec.api.pieces import Piece, pieces
 from localspec.api.replies import Asked
-from localspec.backend import Chunk, Message
+from localspec.backend import Chunk, Message, Request
 from localspec.chat.tool_formats import FORMATS, CallFormat
 from localspec.turn_stats import TurnStats
 from tests.api.conftest import REPLY, Doors
@@ -60,19 +61,41 @@ def test_a_stream_spells_the_same_text_and_ends_with_the_usage(client: OpenAI) -
     assert len({part.id for part in chunks}) == 1 and len(parts) > 4
 
 
+class Chunks(Asked):
+    """A reply of these chunks, without a server."""
+
+    def __init__(self, *chunks: Chunk | None, tools: tuple[Any, ...] = ()) -> None:
+        reply: Any = SimpleNamespace(request=Request((), tools=tools))
+        super().__init__(None, [reply])  # type: ignore[arg-type]
+        self._chunks = chunks
+
+    async def chunks(self, reply: Any) -> AsyncGenerator[Chunk | None]:
+        for chunk in self._chunks:
+            yield chunk
+
+    def call_format(self, reply: Any) -> CallFormat:
+        return FORMATS["tool_call"]
+
+
+def test_a_stream_is_kept_open_within_a_long_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localspec.api.pieces.PING_S", 0.0)
+    tool = {"function": {"name": "f"}}
+    begun = Chunk("decode", TurnStats(3), '<tool_call>{"name": "f", "arguments": {"text": "')
+    asked = Chunks(Chunk("decode", TurnStats(3), "I write."), begun, begun, tools=(tool,))
+
+    async def found() -> list[Piece | None]:
+        return [piece async for piece in pieces(asked, asked.replies[0])]
+
+    assert [piece and piece.text for piece in asyncio.run(found())] == [
+        "I write.", "", None, "", None,
+    ]  # fmt: skip
+
+
 def test_the_role_comes_with_the_turn_and_not_before_it() -> None:
     """A reply that waits in the queue has said nothing, by which clients measure the wait."""
 
-    class Waiting(Asked):
-        async def chunks(self, reply: Any) -> AsyncGenerator[Chunk | None]:
-            yield None
-            yield Chunk("prefill", TurnStats(3))
-
-        def call_format(self, reply: Any) -> CallFormat:
-            return FORMATS["tool_call"]
-
     async def first_events() -> list[bytes | None]:
-        asked: Any = Waiting(None, [SimpleNamespace(request=None)])  # type: ignore[arg-type,list-item]
+        asked = Chunks(None, Chunk("prefill", TurnStats(3)))
         usage = StreamUsage(None, 1)
         return [one async for one in events(asked, Head("a", "b", "c", None), usage)]
 
