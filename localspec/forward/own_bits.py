@@ -95,14 +95,17 @@ def _rounded(found: ModelFolder, known: Any, dtype: torch.dtype) -> Any:
     return _assembled(found, module, layers, dense)
 
 
-def empty_module(known: Any, dtype: torch.dtype, device: torch.device = CPU) -> Any:
-    """The module without weights. Its buffers are computed on the device: no file holds them."""
+def empty_module(
+    known: Any, dtype: torch.dtype, device: torch.device = CPU, attention: str = "sdpa"
+) -> Any:
+    """The module without weights. Its buffers are computed on the device: no file holds them.
+    attention: transformers' name of the kernel, of which some families have only "eager"."""
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
     with device, init_empty_weights(), no_init_weights():  # else noise is drawn for each weight
-        module = AutoModelForCausalLM.from_config(known, dtype=dtype, attn_implementation="sdpa")
+        module = AutoModelForCausalLM.from_config(known, dtype=dtype, attn_implementation=attention)
     module.tie_weights()
     return module
 
@@ -135,7 +138,7 @@ def _assembled(
 def left_whole(known: Any, dtype: torch.dtype) -> list[str]:
     """Linear layers that bitsandbytes cannot run in 4 bits on a processor with a kernel for NF4,
     such as Mamba's input; and the output head."""
-    module = empty_module(known, dtype)
+    module = empty_module(known, dtype, attention="eager")  # never run
     linear = {path for path, each in module.named_modules() if type(each) is nn.Linear}
     return sorted(linear - _layers_of(module))
 

@@ -397,6 +397,16 @@ def test_a_model_for_images_is_quantised_once_in_fp32_too(
     assert isinstance(opened.model, Decoder) and len(loaded) == 1
 
 
+def test_a_family_without_a_fast_attention_is_quantised_too(tmp_path: Path) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64}
+    sizes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    module: Any = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=32, pad_token_id=None))
+    module.save_pretrained(str(tmp_path))
+    assert load_model(tmp_path, torch.float32, CPU, 32, bits=4).model.vocab_size == 64
+
+
 def is_packed(module: Any) -> bool:
     return isinstance(module, Int4Linear)
 
