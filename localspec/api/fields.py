@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from localspec.api.faults import refusal
-from localspec.api.leftovers import HARMLESS, UNDOABLE, refuse_undoable
+from localspec.api.leftovers import KNOWN, MOST_LOOKED_AT, refuse_undoable
 from localspec.backend import Message, Request, Role
 from localspec.chat.service import clean
 from localspec.chat.turn import each_seeded
@@ -126,7 +127,7 @@ class Common(Fields):
         """Return the names of the fields that are ignored. Raises Refused for a field that asks for
         what cannot be done."""
         refuse_undoable(self.model_extra or {}, self.num_choices)
-        return list(dict.fromkeys(unknown_fields(self)))
+        return list(dict.fromkeys(islice(unknown_fields(self), MOST_LOOKED_AT)))
 
     @property
     def continues_reply(self) -> bool:
@@ -195,7 +196,7 @@ class Common(Fields):
 def unknown_fields(fields: Fields, place: str = "") -> Iterator[str]:
     """Yield the names of unknown fields in an object and in its parts, which are at this place."""
     for name in fields.model_extra or ():
-        if name not in (*HARMLESS, *UNDOABLE):
+        if name not in KNOWN:
             yield f"{place}{name}"
     for name in type(fields).model_fields:
         value = getattr(fields, name)

@@ -11,13 +11,15 @@ import logging
 import re
 import threading
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from localspec.api.faults import refusal
 
 HEADER = "x-localspec-ignored"
-MOST_NAMED = 16  # Fields that the header names; a hostile body may have a million.
+MOST_NAMED = 16  # Fields that the header names.
 MOST_REMEMBERED = 256  # Fields that the log names while the program runs, each once.
+MOST_LOOKED_AT = 256  # Unknown fields of one request; a hostile body may have a million.
 
 BY_SCHEMA = "replies are held to a form by response_format or a strict tool."
 BY_SAMPLING = "localspec samples by temperature, top_k, top_p, min_p and the penalties alone."
@@ -77,16 +79,17 @@ HARMLESS = frozenset(
     }
 )  # fmt: skip
 
+KNOWN = HARMLESS | UNDOABLE.keys()
+
 log = logging.getLogger(__name__)
 
 
 def refuse_undoable(fields: Mapping[str, Any], num_choices: int = 1) -> None:
     """Raise Refused for a field that asks for what cannot be done. num_choices: of each prompt."""
-    for name, value in fields.items():
-        if name in UNDOABLE:
-            allowed, why = UNDOABLE[name]
-            if value not in allowed and not (name == "best_of" and value == num_choices):
-                raise refusal(f"{name} is {value!r:.80}, but {why}", name)
+    for name in UNDOABLE.keys() & fields.keys():
+        value, (allowed, why) = fields[name], UNDOABLE[name]
+        if value not in allowed and not (name == "best_of" and value == num_choices):
+            raise refusal(f"{name} is {value!r:.80}, but {why}", name)
 
 
 class IgnoredLog:
@@ -107,9 +110,8 @@ class IgnoredLog:
 
 def header_of(fields: Iterable[str]) -> str:
     """Return the value of the header that names the ignored fields."""
-    names = list(map(printable, fields))
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f", and {more} more" if more > 0 else "")
+    names = list(map(printable, islice(fields, MOST_NAMED + 1)))
+    return ", ".join(names if len(names) <= MOST_NAMED else [*names[:-1], "and-others"])
 
 
 def printable(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 
@@ -75,6 +76,15 @@ def test_an_unknown_field_is_ignored_and_named(
     assert "none" not in logged
 
 
+def test_a_request_of_very_many_unknown_fields_names_some(doors: Doors) -> None:
+    body = body_of(CHAT, {f"x{number}": 1 for number in range(50_000)})
+    with doors.http() as http:
+        answer = http.post(CHAT[0], json=body)
+    assert answer.status_code == 200
+    named = answer.headers["x-localspec-ignored"].split(", ")
+    assert named[:2] == ["x0", "x1"] and len(named) == 17 and named[-1] == "and-others"
+
+
 def test_the_log_names_only_so_many_fields(capsys: pytest.CaptureFixture[str]) -> None:
     ignored = IgnoredLog()
     for number in range(2 * MOST_REMEMBERED):
@@ -119,6 +129,14 @@ def test_a_server_says_that_it_is_up_and_which_version_it_is(doors: Doors) -> No
         closed = [http.get("/version"), http.post("/tokenize", json={"prompt": "a"})]
         closed.append(http.post("/health"))
     assert [one.status_code for one in closed] == [401, 401, 401]
+
+
+def test_nothing_is_read_of_who_has_no_key(doors: Doors) -> None:
+    """The body that is announced never comes: waiting for it would hold a place of others."""
+    with socket.create_connection(("127.0.0.1", doors.port), timeout=5) as one:
+        head = f"GET /health HTTP/1.1\r\nhost: 127.0.0.1:{doors.port}\r\ncontent-length: 9\r\n\r\n"
+        one.sendall(head.encode())
+        assert one.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_a_text_and_a_chat_are_told_as_tokens(doors: Doors) -> None:

@@ -98,21 +98,21 @@ class ProgramGuard:
         elif body is not None:
             await self._api(scope, replayed(body, receive), send)
 
-    def _needs_key(self, scope: Scope) -> bool:
-        return not (scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"))
-
     async def _checked(self, scope: Scope, receive: Receive) -> tuple[Fault | None, bytes | None]:
         """Why the request is refused, else its body; neither where the sender went away."""
         headers = Headers(scope=scope)
+        if scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"):
+            return None, b""  # nothing is read for who has no key
         try:
-            needs_key = self._needs_key(scope)
-            if needs_key and not await run_in_threadpool(self._opens, _key_in(headers)):
+            if not await run_in_threadpool(self._opens, _key_in(headers)):
                 return Fault(401, NO_KEY, "invalid_api_key", headers=CHALLENGE), None
             length = headers.get("content-length")
             return None, await self._bodies.read(receive, length, BODY_BYTES)
         except BodyRefused as refused:
-            closes = {"connection": "close"}  # the rest of the body is not read
-            return Fault(refused.status, str(refused), headers=closes), None
+            told = {"connection": "close"}  # the rest of the body is not read
+            if refused.status == 503:  # other bodies are being read
+                told["retry-after"] = "1"
+            return Fault(refused.status, str(refused), headers=told), None
         except StoreError as error:
             return Fault(503, str(error)), None
         except Gone:
