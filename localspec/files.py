@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+# Bytes of the largest JSON file that is read: a tokenizer of a million tokens has some 50 MiB.
+JSON_BYTES = 256 * 2**20
+# Lists and objects inside each other in an answer of a server. Those in use have fewer than ten.
+MOST_DEPTH = 64
+STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 HELD = (errno.EACCES, errno.EAGAIN)  # how Windows and POSIX say that another process has the lock
 
 
@@ -109,6 +115,29 @@ def parsed(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: Path) -> Any:
+def is_deep(content: bytes | bytearray) -> bool:
+    """True if lists and objects lie more than MOST_DEPTH deep inside each other. Valid JSON or
+    not, no text takes long."""
+    if content.count(b"[") + content.count(b"{") <= MOST_DEPTH:
+        return False
+    depth = 0
+    for mark in STRING_OR_BRACKET.finditer(content):
+        depth += (mark[0] in (b"[", b"{")) - (mark[0] in (b"]", b"}"))
+        if depth > MOST_DEPTH:
+            return True
+    return False
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """Return the text of a file. Raises OSError, also for a device or a pipe; ValueError, also for
+    a file of more than `most_bytes`."""
+    with place_of(path).open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes:,} bytes")
+    return content.decode("utf-8")
+
+
+def read_json(path: Path, most_bytes: int = JSON_BYTES) -> Any:
     """The value of a JSON file. Raises OSError, also for a device or a pipe; ValueError."""
-    return parsed(place_of(path).read_text(encoding="utf-8"))
+    return parsed(read_text(path, most_bytes))

@@ -105,6 +105,14 @@ SENTENCES: Mapping[str, tuple[str, str]] = {
         "{name} has {expected} bytes, but the server keeps sending {got}.",
         "{Again} later; if it stays so, a proxy in between cuts or changes files.",
     ),
+    "strange_answer": (
+        "The hub's answer was not read: {reason}.",
+        "{Again} later; if it stays so, a proxy in between changes it.",
+    ),
+    "slow_answer": (
+        "The hub did not come to the end of its answer within {seconds} seconds.",
+        "{Again} when the connection is better{kept}.",
+    ),
     "worker_ended": (
         "The program that fetches ended without saying why (exit code {exit_code}).",
         "{Again}{kept}.",

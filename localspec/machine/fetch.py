@@ -173,15 +173,16 @@ def _ask_for_rest(found: Survey, part: Path, file: HubFile, start: int, report: 
             headers=headers,
             expected_size=file.num_bytes,
             displayed_filename=file.name,
-            tqdm_class=lambda **said: _Bar(file.name, said["initial"], report),
+            tqdm_class=lambda **said: _Bar(file, said["initial"], report),
         )
 
 
 @dataclass(eq=False)
 class _Bar:
-    """What http_get takes for its progress bar."""
+    """What http_get takes for its progress bar. Raises DownloadError once more bytes came than the
+    hub listed."""
 
-    name: str
+    file: HubFile
     num_bytes: int
     report: Report
 
@@ -193,7 +194,10 @@ class _Bar:
 
     def update(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
-        self.report(self.name, self.num_bytes, "fetching")
+        name, expected = self.file.name, self.file.num_bytes
+        if self.num_bytes > expected:
+            raise DownloadError("wrong_size", name=name, expected=expected, got=self.num_bytes)
+        self.report(name, self.num_bytes, "fetching")
 
 
 # -- whether a file is what the hub listed ------------------------------------------------------
@@ -271,19 +275,32 @@ def run(model_id: str, flag: str = "", most_params: str = "") -> int:
     from huggingface_hub import constants
     from huggingface_hub.utils import logging
 
+    from localspec.machine.hub_limits import within_time
+
     logging.set_verbosity_error()
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     report = Throttle(lambda name, read, phase: say(file=name, bytes=read, phase=phase))
+    what = "The list of models" if flag == "--search" else model_id
+
+    def give_up(error: BaseException) -> None:
+        say(fault=asdict(fault_of(error, what, is_question=bool(flag))))
+        os._exit(1)
+
     try:
-        if flag == "--search":
-            say(found=[asdict(each) for each in search(model_id, most_params)])
-        elif flag == "--survey":
-            say(survey=asdict(survey(model_id)))
-        else:
-            place = fetch(model_id, lambda found: say(survey=asdict(found)), report)
-            say(folder=str(place))
+        with within_time(give_up) as question:
+            if flag == "--search":
+                say(found=[asdict(each) for each in search(model_id, most_params)])
+                return 0
+            if flag == "--survey":
+                say(survey=asdict(survey(model_id)))
+                return 0
+
+            def answered(found: Survey) -> None:
+                question.cancel()
+                say(survey=asdict(found))
+
+            say(folder=str(fetch(model_id, answered, report)))
     except Exception as error:  # the edge of this process: whoever reads it must be told why
-        what = "The list of models" if flag == "--search" else model_id
         say(fault=asdict(fault_of(error, what, is_question=bool(flag))))
         return 1
     return 0

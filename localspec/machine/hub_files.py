@@ -8,11 +8,15 @@ disk. `search` finds models by name and size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localspec.errors import first_line
 from localspec.formats.native import NATIVE
 from localspec.formats.safetensors_file import num_bytes_of
 from localspec.proxies import require_usable_proxies
@@ -22,6 +26,8 @@ WANTED_FILES = (
     "merges.txt", "vocab.txt", "tokenizer.model",
 )  # fmt: skip
 MAX_FOUND = 20  # models, by a search
+MOST_FILES = 10_000  # of a model
+HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SEARCH_S = 20.0  # that a search waits for the hub's answer
 # Copies in other formats, often as large as the model itself.
 UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
@@ -104,20 +110,53 @@ def survey(model_id: str) -> Survey:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
+    from localspec.machine.hub_limits import require_limits
+
     require_usable_proxies()
+    require_limits()
     api = HfApi()
-    commit = str(api.model_info(model_id, revision="main").sha)
-    listed = [
-        HubFile(
-            name=each.path,
-            num_bytes=each.lfs.size if each.lfs is not None else each.size,
-            etag=each.lfs.sha256 if each.lfs is not None else each.blob_id,
-            is_large=each.lfs is not None,
-        )
-        for each in api.list_repo_tree(model_id, revision=commit)
-        if isinstance(each, RepoFile)
-    ]
+    with _understood():
+        commit = _hash(api.model_info(model_id, revision="main").sha)
+        listed = list[HubFile]()
+        for entry in api.list_repo_tree(model_id, revision=commit):
+            if isinstance(entry, RepoFile):
+                listed.append(_hub_file(entry))
+            if len(listed) > MOST_FILES:
+                raise ValueError(f"it lists more than {MOST_FILES:,} files")
     return Survey(model_id, commit, wanted(listed))
+
+
+def _hub_file(entry: Any) -> HubFile:
+    """Raise ValueError where the hub lists no file that can be kept."""
+    lfs = entry.lfs
+    num_bytes = entry.size if lfs is None else lfs.size
+    if type(num_bytes) is not int or num_bytes < 0:
+        raise ValueError(f"a file of {num_bytes!r} bytes")
+    etag = _hash(entry.blob_id if lfs is None else lfs.sha256)
+    return HubFile(str(entry.path), num_bytes, etag, lfs is not None)
+
+
+def _hash(value: Any) -> str:
+    """Return a hash that the hub gives. It becomes the name of a file or folder here, so nothing
+    else is taken."""
+    if not isinstance(value, str) or HASH.fullmatch(value) is None:
+        raise ValueError(f"{str(value)[:80]!r} in place of a hash")
+    return value
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Raise DownloadError where the answer is in no format that is known."""
+    from huggingface_hub.errors import HFValidationError
+
+    from localspec.machine.download_faults import DownloadError
+
+    try:
+        yield
+    except (json.JSONDecodeError, HFValidationError):
+        raise  # a page of the network's own; an id that was not asked for
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DownloadError("strange_answer", reason=first_line(error)) from error
 
 
 @dataclass(frozen=True)
@@ -146,7 +185,10 @@ def search(words: str, most_params: str) -> list[HubModel]:
     from huggingface_hub import HfApi, ModelInfo, get_session, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+    from localspec.machine.hub_limits import require_limits
+
     require_usable_proxies()
+    require_limits()
     asked: dict[str, Any] = {
         "filter": "safetensors",
         "pipeline_tag": "text-generation",
@@ -159,7 +201,8 @@ def search(words: str, most_params: str) -> list[HubModel]:
     address, headers = f"{HfApi().endpoint}/api/models", build_hf_headers()
     answer = get_session().get(address, params=asked, headers=headers, timeout=SEARCH_S)
     hf_raise_for_status(answer)
-    return [_hub_model(ModelInfo(**each)) for each in answer.json()]
+    with _understood():
+        return [_hub_model(ModelInfo(**each)) for each in answer.json()[:MAX_FOUND]]
 
 
 def _hub_model(info: Any) -> HubModel:

@@ -12,18 +12,23 @@ a GGUF file in blobs/.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.files import read_json
+from localspec.files import read_json, read_text
 from localspec.machine.gguf_models import is_model_file, title_of
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
 OF_THE_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Linux runs it as a service
 OLLAMA_HOST, OLLAMA_USER = "registry.ollama.ai", "library"  # left out of names
 MAX_FOUND = 200
+# Bytes of the largest settings or manifest that is read. Those in use have a few KiB.
+FILE_BYTES = 2**20
+# How Ollama names a file in blobs/. Whatever else a manifest says would lead elsewhere.
+DIGEST = re.compile(r"sha256:[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,13 @@ def found_models(home: Path | None = None) -> tuple[OtherModel, ...]:
 def _lm_studio_folders(home: Path) -> list[Path]:
     """With models: in each folder that is or was its own, and where its settings moved them."""
     own, found = [home / ".lmstudio", home / ".cache" / "lm-studio"], list[Path]()
-    with suppress(OSError, UnicodeError):
-        own.insert(0, Path((home / ".lmstudio-home-pointer").read_text(encoding="utf-8").strip()))
+    with suppress(OSError, ValueError):
+        own.insert(0, Path(read_text(home / ".lmstudio-home-pointer", FILE_BYTES).strip()))
     for folder in own:
         found.append(folder / "models")
         with suppress(OSError, ValueError, LookupError, TypeError):
-            found.append(Path(read_json(folder / "settings.json")["downloadsFolder"]))
+            settings = read_json(folder / "settings.json", FILE_BYTES)
+            found.append(Path(settings["downloadsFolder"]))
     return list(dict.fromkeys(found))
 
 
@@ -95,9 +101,11 @@ def _name_in_ollama(host: str, user: str, model: str, tag: str) -> str:
 def _layer(manifest: Path) -> tuple[str, int] | None:
     """Digest and size of the layer with the weights."""
     try:
-        layers = read_json(manifest)["layers"]
+        layers = read_json(manifest, FILE_BYTES)["layers"]
         found = next(one for one in layers if one["mediaType"] == MODEL_LAYER)
-        return str(found["digest"]), int(found["size"])
+        digest, num_bytes = found["digest"], found["size"]
+        is_one = type(num_bytes) is int and num_bytes >= 0 and DIGEST.fullmatch(digest)
+        return (digest, num_bytes) if is_one else None
     except (OSError, ValueError, LookupError, TypeError, StopIteration):
         return None
 
@@ -105,7 +113,7 @@ def _layer(manifest: Path) -> tuple[str, int] | None:
 def _children(folder: Path, depth: int = 1) -> list[Path]:
     try:
         found = sorted(each for each in folder.iterdir() if not each.name.startswith("."))
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no name of a folder, as one with a NUL
         return []
     if depth == 1:
         return found

@@ -21,7 +21,7 @@ import httpx2
 from anyio.from_thread import start_blocking_portal
 
 from localspec.errors import LocalspecError, first_line
-from localspec.files import parsed
+from localspec.files import MOST_DEPTH, is_deep, parsed
 from localspec.options import RemoteServer, is_loopback
 from localspec.proxies import require_usable_proxies
 
@@ -32,13 +32,10 @@ ANSWER_BYTES = 8 * 2**20
 # Bytes of an event of a stream, with what comes before it and is no event. A token with its 20
 # likeliest alternatives has about 8 KiB.
 EVENT_BYTES = 2**20
-# Lists and objects inside each other. Answers in OpenAI's format have fewer than ten.
-MOST_DEPTH = 64
 # Replies, by the end of their address. Whatever else a server answers is read whole.
 STREAMS = "/completions"
 END_OF_EVENT = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 HAS_DATA = re.compile(rb"(?:^|[\r\n])data")
-STRING_OR_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"?|[\[\]{}]', re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -187,14 +184,9 @@ class _Events(httpx2.AsyncByteStream):
 
 
 def _require_flat(content: bytes | bytearray, url: str) -> None:
-    """Raise LocalspecError where lists and objects lie deeper inside each other than MOST_DEPTH."""
-    if content.count(b"[") + content.count(b"{") <= MOST_DEPTH:
-        return
-    depth = 0
-    for mark in STRING_OR_BRACKET.finditer(content):
-        depth += (mark[0] in (b"[", b"{")) - (mark[0] in (b"]", b"}"))
-        if depth > MOST_DEPTH:
-            _refuse(url, f"more than {MOST_DEPTH} lists inside each other")
+    """Raise LocalspecError where lists and objects lie too deep inside each other."""
+    if is_deep(content):
+        _refuse(url, f"more than {MOST_DEPTH} lists inside each other")
 
 
 def _refuse(url: str, what: str) -> NoReturn:

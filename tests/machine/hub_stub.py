@@ -17,10 +17,11 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -33,8 +34,9 @@ PIECE = 16 * 1024
 CUT_AT = 0.6  # the share of a weight file that a cut connection lets through
 # closed, reset: the connection ends at CUT_AT. stalled: no byte comes after it. long: more bytes
 # are announced than come. short: fewer are announced, and those come. wrong: one byte differs.
-# page: a page of HTML in place of the weights. portal: in place of everything.
-Fault = Literal["closed", "reset", "stalled", "long", "short", "wrong", "page", "portal"]
+# page: a page of HTML in place of the weights. portal: in place of everything. endless: more bytes
+# come than were listed, and their number is not announced.
+Fault = Literal["closed", "reset", "stalled", "long", "short", "wrong", "page", "portal", "endless"]
 PAGE = b"<!DOCTYPE html><html><body>Sign in to use this network</body></html>"
 
 
@@ -65,6 +67,9 @@ class HubStub:
     pace_s: float = 0.0  # a pause after every 16 KiB of weights
     closing: threading.Event = field(default_factory=threading.Event)
     tokens: list[str] = field(default_factory=list)  # those that came along, by place
+    # Of a path, headers and body of an answer of the test's own; without a length, so that the body
+    # may have no end.
+    answers: dict[str, tuple[dict[str, str], Iterable[bytes]]] = field(default_factory=dict)
 
     def asked_for(self, name: str) -> bool:
         return any(name in request for request in self.requests)
@@ -145,6 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if "authorization" in self.headers:
             self.stub.tokens.append(path)
+        if path in self.stub.answers:
+            headers, parts = self.stub.answers[path]
+            return self._endless(headers, parts)
         if self.stub.fault == "portal":
             return self._send(200, {"Content-Type": "text/html"}, PAGE)
         if path == "/api/models":
@@ -197,6 +205,8 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.stub.fault if is_faulty else None
         if fault == "page":
             return self._send(200, {"Content-Type": "text/html"}, PAGE)
+        if fault == "endless":
+            return self._endless(headers, repeat(raw))
         if fault == "wrong":
             raw = raw[:-1] + bytes([raw[-1] ^ 1])
         cut = max(start, int(len(raw) * CUT_AT))
@@ -210,6 +220,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.stub.closing.wait(60)
             self.close_connection = True
+
+    def _endless(self, headers: Mapping[str, str], parts: Iterable[bytes]) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        for name, value in {**headers, "Connection": "close"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(ConnectionError):
+            for part in parts:
+                self.wfile.write(part)
 
     def _hang_up(self) -> None:
         self.wfile.flush()

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import json
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +16,8 @@ from typing import Any
 import pytest
 
 from localspec.machine import fetch as fetching
-from localspec.machine.download_faults import DownloadFault, fault_of
+from localspec.machine import hub_files, hub_limits
+from localspec.machine.download_faults import DownloadError, DownloadFault, fault_of
 from localspec.machine.fetch import fetch
 from localspec.machine.hub_files import Survey, survey
 from localspec.machine.sources import cached_models, resolve
@@ -21,6 +26,7 @@ from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 from tests.tally import Tally
 from tests.tiny import tiny_llama
+from tests.waiting import WAIT_S
 
 TARGET = "someone/target"
 UNWANTED = (
@@ -340,3 +346,87 @@ def test_an_incomplete_model_is_not_listed_as_ready(hub: HubStub, cache: Path, n
     (fetched() / name).unlink()
     assert cached_models() == []
     assert fetched().is_dir() and len(cached_models()) == 1, "and the next attempt completes it"
+
+
+REVISION, TREE = (f"/api/models/{TARGET}/{part}" for part in ("revision/main", f"tree/{COMMIT}"))
+JSON = {"Content-Type": "application/json"}
+
+
+def listed(**changes: Any) -> list[bytes]:
+    entry = {"type": "file", "path": WEIGHTS, "size": 4, "oid": "a" * 40}
+    return [json.dumps([{**entry, **changes}]).encode()]
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "parts", "words"),
+    [
+        (TREE, JSON, repeat(b" " * 2**16), "it has more than 0 MiB"),
+        (TREE, JSON, [b"[" * 900 + b"]" * 900], "nested too deeply"),
+        (TREE, JSON, [b"[" * 10**5], "nested too deeply"),
+        (TREE, {"Content-Encoding": "gzip"}, [gzip.compress(b"[]")], "it is packed"),
+        (TREE, JSON, listed(oid="../../../.profile"), "in place of a hash"),
+        (TREE, JSON, listed(lfs={"oid": "../x", "size": 4, "pointerSize": 9}), "place of a hash"),
+        (TREE, JSON, listed(size=-1), "a file of -1 bytes"),
+        (TREE, JSON, listed(size="many"), "a file of 'many' bytes"),
+        (TREE, JSON, [b'{"files": 3}'], "was not read"),
+        (TREE, JSON, [b'"\xff"'], "was not read"),
+        (REVISION, JSON, [b'{"id": "a", "sha": "../../elsewhere", "siblings": []}'], "of a hash"),
+        (REVISION, JSON, [b'{"id": "a", "siblings": []}'], "in place of a hash"),
+        (REVISION, JSON, [b"[]"], "was not read"),
+    ],
+)
+def test_a_list_of_files_that_cannot_be_read_is_a_sentence(
+    hub: HubStub,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    headers: dict[str, str],
+    parts: Iterable[bytes],
+    words: str,
+) -> None:
+    monkeypatch.setattr(hub_limits, "ANSWER_BYTES", 2**18)
+    hub.answers[path] = headers, parts
+    found = fault()
+    assert found.code == "strange_answer" and words in found.text
+    assert not list(cache.parent.rglob("*.incomplete"))
+
+
+def test_a_list_of_files_that_comes_too_slowly_is_given_up(
+    hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_limits, "ANSWER_S", 0.0)
+    assert fault().code == "slow_answer"
+
+
+def test_more_files_than_a_model_has_are_not_listed(
+    hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_files, "MOST_FILES", 2)
+    assert "more than 2 files" in fault().text
+
+
+def test_a_file_without_end_stops_at_the_length_that_the_hub_listed(
+    hub: HubStub, cache: Path
+) -> None:
+    hub.fault = "endless"
+    found = fault()
+    assert found.code == "wrong_size"
+    num_bytes = sum(file.stat().st_size for file in cache.rglob("*.incomplete"))
+    assert num_bytes < 2**20
+    hub.fault = None
+    assert (fetched() / WEIGHTS).is_file()
+
+
+def test_a_question_that_takes_too_long_is_given_up() -> None:
+    faults = list[DownloadError]()
+    is_late = threading.Event()
+
+    def give_up(error: DownloadError) -> None:
+        faults.append(error)
+        is_late.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub_limits, "QUESTION_S", 0.0)
+        with hub_limits.within_time(give_up):
+            assert is_late.wait(WAIT_S)
+    assert faults[0].fault.code == "slow_answer"
