@@ -51,6 +51,11 @@ def read_only(path: Path) -> str:
     return f"{path.as_uri()}?mode=ro"
 
 
+def is_figure(column: str) -> str:
+    """Return the SQL condition that the column holds a figure: 1e15 ms are 30,000 years."""
+    return f"abs({column}) < 1e15"
+
+
 class Tables:
     """Rows in and out of one connection, as plain dicts. changes: how often `insert`, `update` and
     `delete` wrote each table; what `execute` runs is not counted."""
@@ -70,9 +75,16 @@ class Tables:
         return [dict(zip(names, row, strict=False)) for row in cursor]  # SQLite says they match
 
     def columns(self, table: str, without: Sequence[str]) -> str:
-        """All others of the table, as SQL lists them."""
-        names = (row["name"] for row in self.rows(f"PRAGMA table_info({table})"))
-        return ", ".join(f"{table}.{name}" for name in names if name not in without)
+        """Return all other columns of the table, as SQL lists them. A figure that no reply can
+        have, as an infinite one of a damaged log, is unknown."""
+        found = ((row["name"], row["type"]) for row in self.rows(f"PRAGMA table_info({table})"))
+        return ", ".join(
+            f"CASE WHEN {is_figure(f'{table}.{name}')} THEN {table}.{name} END AS {name}"
+            if kind == "REAL"
+            else f"{table}.{name}"
+            for name, kind in found
+            if name not in without
+        )
 
     def insert(self, table: str, row: Mapping[str, Any]) -> int:
         """The id of the new row."""

@@ -44,7 +44,7 @@ from localspec.record.rows import (
     TurnSettings,
     clean,
     counts,
-    json_column,
+    finite_json_column,
 )
 from localspec.record.search import REBUILD, has_fts5
 from localspec.record.store import Store
@@ -230,7 +230,7 @@ def _records(contents: Contents) -> Iterator[Mapping[str, Any]]:
 
 def _step_record(step: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in step.items() if name != "turn_id"}
-    signal = json_column(step["signal"])
+    signal = finite_json_column(step["signal"])
     return {**kept, "is_probe": bool(step["is_probe"]), "signal": signal}
 
 

@@ -3,6 +3,8 @@
 Contract: text only. The comment names the parameters in their order, then the result.
 """
 
+from localspec.record.connection import is_figure
+
 # id of the tip → the messages from the first to it
 BRANCH = """
 WITH RECURSIVE up (id, parent_id, height) AS (
@@ -146,13 +148,14 @@ WHERE deleted_at_utc IS NULL AND model <> '' ORDER BY model
 
 # tokens that a comparison needs → the gain of the 20 newest compared replies of each model to the
 # person
-RECENT_GAINS = """
+RECENT_GAINS = f"""
 SELECT model, sum(plain_reply_ms) / sum(reply_ms) AS gain, count(*) AS num_replies
 FROM (
     SELECT model, plain_reply_ms, reply_ms, num_output_tokens,
         row_number() OVER (PARTITION BY model ORDER BY turn.id DESC) AS place
     FROM turn JOIN conversation ON conversation.id = turn.conversation_id
-    WHERE deleted_at_utc IS NULL AND plain_reply_ms IS NOT NULL AND model <> '' AND source = 'page'
+    WHERE deleted_at_utc IS NULL AND model <> '' AND source = 'page'
+        AND {is_figure("plain_reply_ms")} AND {is_figure("reply_ms")}
 )
 WHERE place <= 20 GROUP BY model HAVING sum(reply_ms) > 0 AND sum(num_output_tokens) >= ?
 """

@@ -274,7 +274,7 @@ def counts(text: str | None) -> dict[str, int] | None:
     """Numbers by name, as drafted_by has them; None for what cannot be read as such."""
     try:
         return {name: int(count) for name, count in parsed(text or "").items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         return None
 
 
@@ -300,6 +300,17 @@ def json_column(text: str | None) -> Any:
         return None if text is None else parsed(text)
     except ValueError:
         return None
+
+
+def finite_json_column(text: str | None) -> Any:
+    """Return the value of a column that holds JSON; None if it is empty, damaged or has a number
+    that is not finite."""
+    value = json_column(text)
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return None
+    return value
 
 
 def state_from(text: str) -> dict[str, Any]:

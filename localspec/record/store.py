@@ -295,7 +295,10 @@ class Store:
 
     def step_rows(self, turn_id: int) -> list[dict[str, Any]]:
         """The rounds of one turn in order."""
-        return self._db.rows("SELECT * FROM step WHERE turn_id = ? ORDER BY n", turn_id)
+        with self._db.reading() as tables:
+            columns = tables.columns("step", ())
+            sql = f"SELECT {columns} FROM step WHERE turn_id = ? ORDER BY n"
+            return tables.rows(sql, turn_id)
 
     # Controller state and settings
 

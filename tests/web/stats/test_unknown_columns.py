@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -69,3 +70,31 @@ def test_each_of_these_replies_has_its_notes(service: ChatService) -> None:
     for row in service.turn_rows():
         handle, message_id = row["conversation_id"], row["message_id"]
         assert len(chat_messages(service.messages(handle), {message_id: row}, False)) == 2
+
+
+@pytest.mark.parametrize("damage", ["9e999", "-9e999", "1e308"])
+def test_a_figure_that_cannot_be_is_unknown(tmp_path: Path, damage: str) -> None:
+    """A damaged log may hold an infinite figure, or one that makes a sum infinite."""
+    with closing(samples.open_store(tmp_path)) as store:
+        for _ in range(3):
+            samples.finish(store, samples.begin(store, settings=samples.LENIENT_SETTINGS))
+        with closing(sqlite3.connect(tmp_path / "localspec.db")) as db, db:
+            for table in ("turn", "step"):
+                kinds = f"SELECT name FROM pragma_table_info('{table}') WHERE type = 'REAL'"
+                for (name,) in db.execute(kinds).fetchall():
+                    db.execute(f"UPDATE {table} SET {name} = {damage}")
+            db.execute("UPDATE step SET signal = '{\"x\": 1e999}'")
+            db.execute("UPDATE turn SET drafted_by = '{\"x\": 1e999}'")
+        service = ChatService(store, session_info, lambda report: FakeBackend())
+        (row, *_), rounds = service.turn_rows(), service.rounds(service.turn_rows())
+        assert row["reply_ms"] is None and rounds and rounds[0]["verify_ms"] is None
+        assert service.recent_gains() == {}
+        assert "3 turns" in "".join(fill(service, Selection("all")))
+        assert report_zip(service, {"scope": "all"})
+        shown = {row["message_id"]: row for row in service.turn_rows()}
+        assert len(chat_messages(service.messages(1), shown, False)) == 2
+        for format in EXPORTS:
+            service.export(Scope(), format, tmp_path / format)
+        for line in (tmp_path / "jsonl").read_text().splitlines():
+            json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+        service.close()
