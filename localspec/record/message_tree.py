@@ -2,9 +2,9 @@
 
 Contract: what followed a deleted message follows its parent from then on, so that every other
 reader finds a tree. The message is out of every list, search, export and statistic at once, and can
-be restored until `ConversationList.purge`. A reply goes with the replies that it continues. Copies
-have texts, times and models, without turns: what was measured was measured once. Raises
-StoreError; each call is one transaction.
+be restored until `ConversationList.purge`. A reply goes with the replies that it continues, and so
+do copies. A copied reply keeps its turn, with the figures and the tokens, marked as a copy: what
+was measured was measured once. Raises StoreError; each call is one transaction.
 
 Not here: adding messages and turns (store), conversations as a whole (conversations).
 """
@@ -20,7 +20,7 @@ from localspec.record.rows import StoredMessage, clean, json_column, message_fro
 from localspec.record.unlogged import UnloggedTexts
 
 COPIED = ("role", "text", "text_exact", "state", "created_at_utc", "is_logged", "model",
-          "is_edited", "thinking")  # fmt: skip
+          "is_edited", "thinking", "deleted_at_utc")  # fmt: skip
 
 MOST_CONVERSATIONS = 1024  # whose beginnings are looked through
 
@@ -113,18 +113,48 @@ class MessageTree:
     ) -> dict[int | None, int]:
         """The new ids by the old ones."""
         copies = dict[int | None, int]()
-        for message in messages:
+        for message in _with_beginnings(tables, messages):
             row = {name: message[name] for name in COPIED}
             state = "interrupted" if message["state"] == "draft" else message["state"]
             place = {"conversation_id": conversation_id, "parent_id": None}
             if message["parent_id"] is not None:
-                place["parent_id"] = copies[message["parent_id"]]
-            made = copies[message["id"]] = tables.insert(
-                "message", {**row, **place, "state": state}
-            )
-            if message["id"] in self._unlogged.texts:
-                self._unlogged.keep(made, *self._unlogged.texts[message["id"]])
+                place["parent_id"] = copies.get(message["parent_id"])
+            old, new = message["id"], tables.insert("message", {**row, **place, "state": state})
+            copies[old] = new
+            if old in self._unlogged.texts:
+                self._unlogged.keep(new, *self._unlogged.texts[old])
+            if old in self._unlogged.ends:
+                self._unlogged.keep_end(new, self._unlogged.ends[old])
+            _copy_turn(tables, old, conversation_id, copies)
         return copies
+
+
+def _with_beginnings(tables: Tables, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the replies that they continue, parents first."""
+    by_id = {message["id"]: message for message in messages}
+    for message in messages:
+        for row in tables.rows(queries.CONTINUED, message["id"]):
+            part = row["message_id"]
+            by_id[part] = by_id.get(part) or _message(tables, part)
+    return [by_id[number] for number in sorted(by_id)]
+
+
+def _copy_turn(
+    tables: Tables, message_id: int, conversation_id: int, copies: dict[int | None, int]
+) -> None:
+    """Copy the finished turn of a reply and its rounds. copies: new message ids by the old ones."""
+    sql = "SELECT * FROM turn WHERE message_id = ? AND finished_at_utc IS NOT NULL"
+    for turn in tables.rows(sql, message_id):
+        place = {
+            "conversation_id": conversation_id,
+            "message_id": copies[message_id],
+            "continues_message_id": copies.get(turn["continues_message_id"]),
+            "is_copy": 1,
+        }
+        old = turn.pop("id")
+        new = tables.insert("turn", {**turn, **place})
+        for step in tables.rows("SELECT * FROM step WHERE turn_id = ?", old):
+            tables.insert("step", {**step, "turn_id": new})
 
 
 def _message(tables: Tables, message_id: int) -> dict[str, Any]:

@@ -131,11 +131,12 @@ SELECT turn.id AS turn_id, message.state AS state, conversation.source AS source
 FROM turn JOIN message ON message.id = turn.message_id
 JOIN conversation ON conversation.id = turn.conversation_id
 """
-# ids of a session and of a conversation, the first day; NULL for any
+# ids of a session and of a conversation, the first day; NULL for any. A turn of a copy is
+# among those of its own conversation alone: for any other choice its number counts as 0.
 TURNS = f"""{_TURNS}
 WHERE conversation.deleted_at_utc IS NULL AND message.deleted_at_utc IS NULL
     AND turn.session_id = coalesce(?, turn.session_id)
-    AND turn.conversation_id = coalesce(?, turn.conversation_id)
+    AND turn.conversation_id = coalesce(?, turn.conversation_id * (1 - turn.is_copy))
     AND turn.started_at_utc >= coalesce(?, turn.started_at_utc)
 ORDER BY turn.id
 """
@@ -155,7 +156,7 @@ FROM (
         row_number() OVER (PARTITION BY model ORDER BY turn.id DESC) AS place
     FROM turn JOIN conversation ON conversation.id = turn.conversation_id
     WHERE deleted_at_utc IS NULL AND model <> '' AND source = 'page'
-        AND {is_figure("plain_reply_ms")} AND {is_figure("reply_ms")}
+        AND is_copy = 0 AND {is_figure("plain_reply_ms")} AND {is_figure("reply_ms")}
 )
 WHERE place <= 20 GROUP BY model HAVING sum(reply_ms) > 0 AND sum(num_output_tokens) >= ?
 """

@@ -52,7 +52,7 @@ STEP_COLUMNS = (
     "num_checked_tokens",
 )  # fmt: skip
 LEFT_OUT_OF_MESSAGES = ("text_exact", "deleted_at_utc", "children_ids")
-LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted")
+LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted", "is_copy")
 
 
 @dataclass(frozen=True)

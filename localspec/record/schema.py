@@ -108,6 +108,7 @@ BOTH_SPEEDUPS = """        AS decode_speedup,
     sum(plain_reply_ms) / nullif(sum(reply_ms) FILTER (WHERE plain_reply_ms IS NOT NULL), 0)
         AS speedup
 """
+BY_BOTH_SPEEDUPS = BY_EXACTNESS.replace("        AS speedup\n", BOTH_SPEEDUPS)
 migration(
     "m006_whole_replies_made_again",
     "ALTER TABLE turn ADD COLUMN decode_speedup REAL",
@@ -122,7 +123,7 @@ migration(
     "UPDATE turn SET plain_decode_ms = NULL, speedup = NULL WHERE num_draft_tokens = 0",
     "UPDATE turn SET decode_speedup = speedup, speedup = NULL",
     "DROP VIEW turn_by_temperature",
-    BY_EXACTNESS.replace("        AS speedup\n", BOTH_SPEEDUPS),
+    BY_BOTH_SPEEDUPS,
 )
 
 # How many of the oldest messages a turn's prompt was made without.
@@ -252,6 +253,16 @@ migration(
     "m020_checked_tokens",
     "ALTER TABLE turn ADD COLUMN num_checked_tokens INTEGER",
     "ALTER TABLE step ADD COLUMN num_checked_tokens INTEGER",
+)
+
+# `is_copy`: the turn of a copied reply, so that its figures and tokens stay with it. What was
+# measured was measured once, so no total counts it.
+ALL_MEASURED = "WHERE num_output_tokens > 0"
+migration(
+    "m021_turns_of_copies",
+    "ALTER TABLE turn ADD COLUMN is_copy INTEGER NOT NULL DEFAULT 0 CHECK (is_copy IN (0, 1))",
+    "DROP VIEW turn_by_temperature",
+    BY_BOTH_SPEEDUPS.replace(ALL_MEASURED, f"{ALL_MEASURED} AND is_copy = 0"),
 )
 
 

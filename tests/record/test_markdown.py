@@ -95,13 +95,13 @@ def test_settings_of_other_branches_stay_out_of_the_front(tmp_path: Path) -> Non
         assert front_matter(report(store))["temperature"] == 0.7
 
 
-def test_a_fork_names_the_model_that_wrote_its_replies(tmp_path: Path) -> None:
+def test_a_fork_names_the_model_and_settings_that_wrote_its_replies(tmp_path: Path) -> None:
     with closing(open_store(tmp_path)) as store:
         finish(store, begin(store))
         fork = store.message_tree.copy(1, "Fork of hi", until=2)
         with reading(store, Scope(conversation_id=fork)) as contents:
             found = front_matter(list(markdown_lines(contents)))
-    assert (found["title"], found["model"], found["seed"]) == ("Fork of hi", "demo-target", None)
+    assert (found["title"], found["model"], found["seed"]) == ("Fork of hi", "demo-target", 7)
 
 
 def test_unknown_is_a_dash_and_zero_is_zero(tmp_path: Path) -> None:

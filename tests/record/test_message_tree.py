@@ -11,7 +11,7 @@ import pytest
 
 from localspec.record.export import Scope, export
 from localspec.record.store import ContinuedReply, Store
-from tests.record.samples import INFO, SETTINGS, begin, finish, open_store
+from tests.record.samples import INFO, SETTINGS, STEPS, begin, finish, open_store
 
 
 @pytest.fixture
@@ -117,3 +117,45 @@ def test_a_copy_has_the_branches_and_changes_nothing(store: Store, logs_text: bo
     store.start_session(INFO)
     store.tidy()
     assert texts(store, copy)[-1] == "edited"
+
+
+FIGURES = ("tokens_per_second", "speedup", "num_accepted_tokens", "temperature", "model", "seed")
+
+
+@pytest.mark.parametrize("logs_text", [True, False])
+@pytest.mark.parametrize("is_fork", [False, True], ids=["copy", "fork"])
+def test_copied_replies_keep_figures_and_tokens_and_count_once(
+    store: Store, is_fork: bool, logs_text: bool, tmp_path: Path
+) -> None:
+    """Of several answers to one message too, and of a reply that continues another."""
+    store.logs_text = logs_text
+    conversation_id, ids = talk(store)
+    other = store.begin_turn(1, conversation_id, ids[2], SETTINGS)
+    finish(store, other, "this")
+    longer = store.begin_turn(
+        1, conversation_id, ids[2], SETTINGS, ContinuedReply(other.message_id, "this")
+    )
+    finish(store, longer, "this and more")
+    gains, total = store.recent_gains(), store.turn_rows()
+    copy = store.message_tree.copy(
+        conversation_id, "copied", until=longer.message_id if is_fork else None
+    )
+    tip = store.conversation(copy).tip_message_id  # type: ignore[union-attr]
+    assert tip is not None and texts(store, copy)[-1] == "this and more"
+    rows = {row["message_id"]: row for row in store.turn_rows(conversation_id=copy)}
+    assert len(rows) == len(total) - is_fork, "the other answer is no part of a fork"
+    for figure in FIGURES:
+        assert rows[tip][figure] == total[-1][figure], figure
+    whole = [store.reply_tokens(part) for part in store.message_tree.continued(tip)]
+    old = [store.reply_tokens(part) for part in (other.message_id, longer.message_id)]
+    assert whole == old and None not in old, "Continue knows the ids of all of it"
+    assert len(store.step_rows(rows[tip]["turn_id"])) == len(STEPS)
+    num_answers = 1 if is_fork else 2
+    assert len(store.message_tree.sibling_groups(copy)[store.branch(tip)[-2].id]) == num_answers
+    assert (store.recent_gains(), store.turn_rows()) == (gains, total)
+    with closing(sqlite3.connect(tmp_path / "localspec.db")) as conn:
+        seen = conn.execute("SELECT sum(num_turns) FROM turn_by_temperature").fetchone()
+        assert seen == (len(total),)
+    store.conversation_list.delete(conversation_id)
+    store.tidy()
+    assert store.turn_of(tip)["speedup"] == total[-1]["speedup"]  # type: ignore[index]
