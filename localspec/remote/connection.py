@@ -9,6 +9,7 @@ for this server alone.
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -165,7 +166,7 @@ class _Events(httpx2.AsyncByteStream):
             rest += part
             start = 0
             for end in END_OF_EVENT.finditer(rest, looked_at):
-                event = bytes(rest[start : end.end()])
+                event = bytes(rest[start : end.end()]).removeprefix(BOM_UTF8)
                 start = end.end()
                 if HAS_DATA.search(event):
                     _require_flat(event, self._url)

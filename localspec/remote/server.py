@@ -48,6 +48,7 @@ SILENT_S = 600.0  # a long prompt on a slow server comes first
 TOKEN_S = 10.0  # that a token may take, on average over a reply
 MOST_WAITING = 256  # events that were read and not yet taken
 BATCH_S = 600.0
+CLOSED = "The connection to the server was closed. Connect to it again."
 USUAL_TOGETHER = 16  # replies asked for at the same time; the server has a queue of its own
 
 
@@ -177,13 +178,13 @@ class ServerBackend:
             self._read, fields, turn, events
         )
         try:
-            first = _next(events, turn.cancel)
+            first = _next(events, turn.cancel, reading)
             if isinstance(first, Exception):
                 self._must_look = True
                 raise first
             yield Chunk("prefill", turn.stats)
             error = None
-            while (event := _next(events, turn.cancel)) is not None:
+            while (event := _next(events, turn.cancel, reading)) is not None:
                 if isinstance(event, Exception):
                     self._must_look, error = True, event
                     break
@@ -244,7 +245,7 @@ class ServerBackend:
                 async with stream:
                     event: _Event = {}
                     while event is not None:
-                        await _put(events, event)
+                        await self._put(events, event)
                         with anyio.fail_after(SILENT_S):
                             event = await anext(stream, None)
             end: Exception | None = None
@@ -256,17 +257,18 @@ class ServerBackend:
             end = _unreadable(self._found, error)
         except Exception as error:  # the edge of this task: whoever waits must be told
             end = error
-        await _put(events, end)
+        await self._put(events, end)
 
+    async def _put(self, events: Queue[_Event], event: _Event) -> None:
+        """Put an event into the queue once it has room. Until then nothing more is read. Raise
+        LocalspecError where the backend is closed meanwhile."""
+        import anyio
 
-async def _put(events: Queue[_Event], event: _Event) -> None:
-    """Put an event into the queue once it has room. Until then nothing more is read."""
-    import anyio
-
-    while True:
-        with suppress(Full):
-            return events.put_nowait(event)
-        await anyio.sleep(CANCEL_LOOK_S)
+        while not self._connection.client.is_closed:
+            with suppress(Full):
+                return events.put_nowait(event)
+            await anyio.sleep(CANCEL_LOOK_S)
+        raise LocalspecError(CLOSED)
 
 
 _Event = Any  # of OpenAI's package, or an error; None at the end
@@ -286,11 +288,13 @@ def _client_of(server: RemoteServer, connection: Connection) -> AsyncOpenAI:
     )
 
 
-def _next(events: Queue[_Event], cancel: threading.Event) -> _Event:
+def _next(events: Queue[_Event], cancel: threading.Event, reading: Future[None]) -> _Event:
     """The next event; None at the end, and where the turn was cancelled."""
     while not cancel.is_set():
         with suppress(Empty):
             return events.get(timeout=CANCEL_LOOK_S)
+        if reading.done() and events.empty():
+            return LocalspecError(CLOSED)
     return None
 
 

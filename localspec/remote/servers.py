@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LOOK_S = 5.0
 COUNT_S = 3.0  # a page waits for the answer
 MAX_NAMED = 8  # models in a sentence
+MOST_MODELS = 1000  # that are offered
 LONGEST_NAME = 256  # characters of a model's name, or of a version
 LONGEST_SENTENCE = 300  # characters of a server's own words
 LARGEST_COUNT = 2**31 - 1  # of tokens
@@ -173,7 +174,7 @@ def look_at(server: RemoteServer, connection: Connection) -> Found:
     models = _models(url, connection)
     wanted = server.model or str(models[0]["id"])
     entry = next((one for one in models if one["id"] == wanted), None)
-    names = tuple(str(one["id"]) for one in models)
+    names = tuple(str(one["id"]) for one in models[:MOST_MODELS])
     if entry is None:
         raise ConfigError(
             f"The server at {url} has no model {wanted!r}. It offers: "

@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count
@@ -267,6 +268,26 @@ def test_half_a_character_of_a_reply_is_shown_as_one_sign(
     end = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     stub.writes = {CHAT: body(word("\ud83d") + end, b"Content-Type: text/event-stream\r\n")}
     assert [chunk.text for chunk in reply(backend) if chunk.text] == ["�"]
+
+
+def test_a_mark_of_the_byte_order_hides_no_word(stub: Stub, backend: ServerBackend) -> None:
+    end = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
+    for sent in ([BOM_UTF8 + word() + end], [BOM_UTF8[:1], BOM_UTF8[1:] + word() + end]):
+        stub.writes = {CHAT: lambda send, sent=sent: [send(part) for part in (EVENTS, *sent)]}  # type: ignore[misc]
+        assert [chunk.text for chunk in reply(backend) if chunk.text] == ["word "]
+
+
+def test_closing_ends_a_reply_that_nobody_reads(stub: Stub) -> None:
+    stub.writes = {CHAT: endless(EVENTS, word("x" * 1000, more="y" * 9000))}
+    backend = ServerBackend(RemoteServer(stub.url))
+    found = backend.generate(Request(ASKED, max_tokens=10**6), threading.Event())
+    next(found)
+    assert stub.blocked.wait(WAIT_S)
+    closing_it = threading.Thread(target=backend.close, daemon=True)
+    closing_it.start()
+    closing_it.join(WAIT_S)
+    assert not closing_it.is_alive()
+    assert "was closed" in str(list(found)[-1].error)
 
 
 def test_no_more_is_read_than_the_reader_takes(stub: Stub, backend: ServerBackend) -> None:
