@@ -23,8 +23,8 @@ from localspec.chat.thinking import num_begun
 from localspec.chat.tool_formats import TOOL_CALL, CallFormat
 from localspec.files import parsed
 
-# A call ends with one of these characters; without a new one in it, a block is not read again.
-ENDS = frozenset("]}>")
+# A call without marks may end with one of these.
+ENDS_OF_JSON = ("}", "]", "```")
 
 
 class Calls:
@@ -55,7 +55,13 @@ class Calls:
         if not self._schemas:
             return text
         self._held += text
-        return "" if self._is_open and ENDS.isdisjoint(text) else self._divide()
+        return "" if self._is_open and not self._may_end(len(text)) else self._divide()
+
+    def _may_end(self, num_new: int) -> bool:
+        """Return whether an end of a call is among the newest characters. Only then a block is read
+        again, for to read a long one takes milliseconds, in which nobody is answered."""
+        ends = ENDS_OF_JSON if self._is_at_start else self._form.ends or ENDS_OF_JSON
+        return any(self._held.find(end, -num_new - len(end) + 1) >= 0 for end in ends)
 
     def taken(self) -> tuple[ToolCall, ...]:
         """Return the calls that have become whole since the last time."""

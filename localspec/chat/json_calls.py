@@ -147,7 +147,7 @@ def _mended(
 
 
 def _closing_outside_strings(text: str, at: int, closing: str) -> int | None:
-    if not closing:
+    if not closing or text.find(closing, at) < 0:
         return None
     marks = re.compile(f"{STRING}|({re.escape(closing)})", re.DOTALL)
     return next((one.start() for one in marks.finditer(text, at) if one[1]), None)

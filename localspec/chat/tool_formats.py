@@ -66,6 +66,12 @@ class CallFormat:
     others: tuple[str, ...] = ()
 
     @property
+    def ends(self) -> tuple[str, ...]:
+        """The texts one of which ends a call; none where it ends by itself."""
+        of_functions = ("</function>",) if "<function=" in self.opening else ()
+        return (self.closing, *of_functions) if self.closing else ()
+
+    @property
     def marks(self) -> tuple[str, ...]:
         return (*self.opening, self.closing, *self.others)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from localspec.api.tools import Calls
 from localspec.backend import Message, ToolCall
 from localspec.chat.grammars import grammar_of
+from localspec.chat.json_calls import Block
 from localspec.chat.thinking import NEXT
 from localspec.chat.tool_formats import FORMATS, CallFormat
 from tests.api.conftest import CALL, REPLY, Doors
@@ -259,6 +261,21 @@ def test_a_call_comes_once_it_is_whole() -> None:
     assert [one.arguments for one in calls.taken()] == [LIMA]
     assert calls.push(f"en {CALL[:-3]}") == "en " and calls.taken() == ()
     assert calls.push(CALL[-3:]) == "" and len(calls.taken()) == 1
+
+
+def test_a_long_call_is_not_read_again_with_each_token() -> None:
+    """Its time would grow with the square of its length, and the server answers nobody else."""
+    form, num_reads = FORMATS["tool_call"], 0
+
+    def read(*asked: Any) -> Block | None:
+        nonlocal num_reads
+        num_reads += 1
+        return form.read(*asked)
+
+    calls = Calls(["weather"], form=replace(form, read=read))
+    for character in call_with(json.dumps({"city": 99 * "if a[0] > {1}: </b>\n"})):
+        calls.push(character)
+    assert len(calls.taken()) == 1 and num_reads < 4
 
 
 def test_a_reply_that_is_cut_in_text_behind_a_call_is_cut() -> None:
