@@ -15,11 +15,15 @@ pytestmark = pytest.mark.slow
 
 SPEED = "#ls-speed-choice summary"
 
-# Both places of one moment: the panel and its button slide in together.
-LEAVES_THE_HANDLE_FREE = """() => {
-  const place = (element) => document.querySelector(element).getBoundingClientRect();
-  return place('#ls-help-of-system_prompt').right
-    <= place('#ls-settings > .toggle-button').left;
+# The help that is seen lies over no field, label or button of the panel.
+COVERS_NOTHING = """(help) => {
+  const place = (one) => one.getBoundingClientRect();
+  const box = place(document.getElementById(help));
+  const names = ['input', 'textarea', 'select', 'label', 'button', 'summary'];
+  const others = [...document.querySelectorAll(`#ls-settings :is(${names})`)].map(place);
+  const isFree = ({ width, left, right, top, bottom }) => !width
+    || right <= box.left || left >= box.right || bottom <= box.top || top >= box.bottom;
+  return box.height > 10 && others.every(isFree);
 }"""
 
 
@@ -105,9 +109,16 @@ def test_settings_stay_with_their_chat_and_a_new_one_has_the_defaults_of_the_mod
     page.page.keyboard.press("Control+,")
     page.page.click("#ls-defaults-forget")
     page.page.locator("#ls-defaults-forget").wait_for(state="hidden")
+    field(page, "system_prompt").fill("Be kind.")
     page.page.click("#ls-defaults-back")
     holds(page, "max_tokens", "512")
+    assert field(page, "system_prompt").input_value() == "Be kind.", "it is the person's own"
+    page.page.locator("#ls-toasts").get_by_role("button", name="Undo").click()
+    holds(page, "max_tokens", "40")
     field(page, "max_tokens").fill("0")
+    mark = page.page.locator('[data-of="max_tokens"] .ls-set-fault')
+    mark.get_by_text("Max tokens is 0, but must lie between 1").wait_for()
+    assert field(page, "max_tokens").get_attribute("aria-invalid") == "true"
     page.send("echo refused")
     page.wait_for("Max tokens is 0, but must lie between 1", "#ls-toasts")
     assert page.page.input_value("#ls-message textarea") == "echo refused"
@@ -152,7 +163,9 @@ def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(opened: Visit, si
         page.page.press("#ls-line", "Enter")
 
     field(page, "system_prompt").focus()
-    page.page.wait_for_function(LEAVES_THE_HANDLE_FREE, timeout=WAIT_MS)
+    page.page.wait_for_function(COVERS_NOTHING, arg="ls-help-of-system_prompt", timeout=WAIT_MS)
+    field(page, "temperature").focus()
+    page.page.wait_for_function(COVERS_NOTHING, arg="ls-help-of-temperature", timeout=WAIT_MS)
     save("first", "Twice")
     page.page.wait_for_function("document.querySelector('#ls-prompts').value === 'Twice'")
     has_focus(page, "ls-prompts")

@@ -66,8 +66,9 @@ function draw() {
   for (const id of ["ls-prompt-rename", "ls-prompt-delete"]) byId(id).hidden = !byId("ls-prompts").value;
   byId("ls-prompt-save").disabled = !field("system_prompt").value.trim() || Boolean(byId("ls-prompts").value);
   const values = held();
-  const isUsual = Object.entries(panel.defaults).every(([name, value]) => values[name] === value);
-  byId("ls-defaults-back").disabled = isUsual;
+  const changedNames = Object.keys(panel.defaults).filter((name) => values[name] !== panel.defaults[name]);
+  const isUsual = !changedNames.length;
+  byId("ls-defaults-back").disabled = changedNames.every((name) => name === "system_prompt");
   byId("ls-defaults-save").disabled = isUsual || !panel.model;
   byId("ls-defaults-forget").hidden = !panel.has_defaults;
   passFocusOn(focused);
@@ -150,6 +151,27 @@ onNews("panel", (told) => {
   draw();
 });
 
+// A value that cannot be used is marked where it stands, and the reason is read beside it.
+onNews("faults", (faults) => {
+  for (const name of fieldNames()) {
+    const one = form().querySelector(`#ls-set-${name}`);
+    const row = one?.closest(".ls-set");
+    if (!row) continue;
+    const why = faults[name] ?? "";
+    one.setAttribute("aria-invalid", why ? "true" : "false");
+    row.querySelector(".ls-set-fault")?.remove();
+    if (why) row.append(make("p", { className: "ls-set-fault", role: "alert", textContent: why }));
+  }
+});
+
+// The person's own prompt is no setting of the model: it stays.
+function backToDefaults() {
+  const before = held();
+  const { system_prompt: _, ...usual } = panel.defaults;
+  set(usual);
+  toast("The defaults are back. The system prompt is kept.", "Undo", () => set(before));
+}
+
 onNews("defaults_saved", () => toast("New chats with this model begin with these settings."));
 
 function drawWay(radio) {
@@ -177,7 +199,7 @@ document.addEventListener("click", (event) => {
   if (target.id === "ls-prompt-save") savePrompt();
   else if (target.id === "ls-prompt-rename") renamePrompt();
   else if (target.id === "ls-prompt-delete") deletePrompt();
-  else if (target.id === "ls-defaults-back") set(panel.defaults);
+  else if (target.id === "ls-defaults-back") backToDefaults();
   else if (target.id === "ls-defaults-save") command({ do: "save_defaults" });
   else if (target.id === "ls-defaults-forget") command({ do: "forget_defaults" });
 });

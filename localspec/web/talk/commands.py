@@ -260,7 +260,7 @@ class Command:
 
     def do_keep(self) -> Shown:
         self.handlers.keep(self.handle, self.form)
-        return Shown()
+        return Shown(signal={"faults": self.form.faults})
 
     def do_save_prompt(self) -> Shown:
         self.service.prompts.save(self._name("name"), {PROMPT: self.form.system_prompt})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from markupsafe import Markup, escape
@@ -115,6 +115,17 @@ class Form:
             thinks=THINKS.get(self.thinking),
             thinking_budget=_number(int, "Thinking tokens", self.thinking_budget, 0, 10_000_000),
         )
+
+    @property
+    def faults(self) -> dict[str, str]:
+        """Return why each field that cannot be used cannot, by its name."""
+        found = {}
+        for name, value in self.data.items():
+            try:
+                replace(Form(), **{name: value}).settings()
+            except RequestError as error:
+                found[name] = str(error)
+        return found
 
     def _checking(self) -> str:
         if self.checking == LENIENT:

@@ -31,6 +31,7 @@ from localspec.web.talk.form import Form, defaults
 from localspec.web.talk.history import history_html
 from localspec.web.talk.messages import (
     ChatMessage,
+    answers,
     chat_messages,
     growing,
     growing_together,
@@ -311,9 +312,18 @@ class Handlers:
         news = {"announce": _ending(reply), "recorded": reply.handle}
         if len(reply.together) > 1:
             news["warning"] = together_line([one.view for one in reply.together], num_slots=None)
+            if following is None:
+                shown = await asyncio.to_thread(self._to_choose_from, shown, reply)
         if following is not None:
             news["more"] = reply.handle
         return replace(shown, signal=news)
+
+    def _to_choose_from(self, shown: Shown, reply: Reply) -> Shown:
+        """The same with all answers that were asked for together, in the place of the last one."""
+        rows = {row["message_id"]: row for row in self.service.turn_rows(reply.handle)}
+        tip_id = self.service.messages(reply.handle)[-1].message_id
+        cards = answers(reply.together, rows, tip_id)
+        return replace(shown, chat=self._chat(reply.handle, reply), growing=cards)
 
     # messages for the chat component
 

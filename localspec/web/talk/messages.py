@@ -104,15 +104,42 @@ def growing(view: TurnView, number: int = 0) -> list[ChatMessage]:
 
 
 def growing_together(views: Sequence[TurnView], num_slots: int) -> list[ChatMessage]:
-    """Answers to one message that are being written at once, one below the other, and a line about
-    all. num_slots: as many can be."""
-    found = list[ChatMessage]()
-    for number, view in enumerate(views, 1):
-        if view.text or view.thinking:
-            name = f"answer {number} of {len(views)}"
-            found += [*growing(view), _text("assistant", "", _note("ls-footer", [name]))]
+    """Answers to one message that are being written at once, a card each, and a line about all.
+    num_slots: as many can be."""
+    cards = [
+        _card([f"answer {number} of {len(views)}", "" if view.text else THINKING], view.text)
+        for number, view in enumerate(views, 1)
+        if view.text or view.thinking
+    ]
     line = together_line(views, num_slots)
-    return [*found, _text("assistant", "", _note("ls-footer", [line]))]
+    return [*cards, _text("assistant", "", _note("ls-footer", [line]))]
+
+
+def answers(
+    replies: Sequence[Reply], rows: Mapping[int | None, dict[str, Any]], tip_id: int | None
+) -> list[ChatMessage]:
+    """Answers to one message that were written at once, a card each, to choose from. tip_id: of the
+    one that the chat goes on from."""
+    cards = []
+    for number, reply in enumerate(replies, 1):
+        turn = reply.pending.turn
+        parts = [f"answer {number} of {len(replies)}"]
+        if turn is not None:
+            row = rows.get(turn.message_id)
+            parts += map(html.escape, footer(row)) if row is not None else []
+            is_tip = turn.message_id == tip_id
+            chosen = "<b>the chat goes on from this one</b>"
+            parts.append(chosen if is_tip else link("choose this one", turn.message_id, "show"))
+        cards.append(_card(parts, reply.view.text))
+    return cards
+
+
+def _card(parts: Sequence[str], text: str) -> ChatMessage:
+    """An answer beside others. The note stands before the text, in the same part: so each answer is
+    one element, and no open code fence can swallow the note."""
+    note = _note("ls-footer ls-answer", parts)
+    content = [{"type": "text", "text": f"{note}\n\n{as_text(clean(text))}"}]
+    return {"role": "assistant", "content": content}
 
 
 def together_line(views: Sequence[TurnView], num_slots: int | None = None) -> str:

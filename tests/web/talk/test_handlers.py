@@ -427,7 +427,14 @@ def test_answers_asked_for_together_are_shown_together_and_stopped_together(
         assert any("1 at a time" in one for one in lines), "the model has one slot"
         settled = await handlers.settle("page", begun.reading)
         assert settled.signal is not None and settled.signal["warning"].startswith("4 answers: ")
-        assert settled.chat is not None and len(settled.chat) == 2 and "/5</span>" in str(settled)
+        assert settled.chat is not None and len(settled.chat) == 1
+        cards = list(map(str, settled.growing or ()))
+        assert [f"answer {n} of 4" in card for n, card in enumerate(cards, 1)] == [True] * 4
+        assert ["choose this one" in card for card in cards] == [True] * 3 + [False]
+        chosen = service.messages(handle)[1].siblings[1]
+        asked_for = {"do": "show", "message": chosen}
+        one = await Command(handlers, "page", handle, asked_for, few).move()
+        assert one.growing == [] and "2/5</span>" in str(one.chat)
         slow = replace(SLOW, temperature="1")
         begun = await Command(handlers, "page", handle, asked, slow).move()
         first = service.running(handle)
