@@ -27,6 +27,7 @@ WANTED_FILES = (
 )  # fmt: skip
 MAX_FOUND = 20  # models, by a search
 MOST_FILES = 10_000  # of a model
+MOST_PARAMETERS = 10**15  # of a model; a larger number is no count
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SEARCH_S = 20.0  # that a search waits for the hub's answer
 # Copies in other formats, often as large as the model itself.
@@ -206,14 +207,18 @@ def search(words: str, most_params: str) -> list[HubModel]:
 
 
 def _hub_model(info: Any) -> HubModel:
-    parameters = {} if info.safetensors is None else info.safetensors.parameters
+    parameters = {} if info.safetensors is None else dict(info.safetensors.parameters)
+    if not all(
+        type(count) is int and 0 <= count <= MOST_PARAMETERS for count in parameters.values()
+    ):
+        parameters = {}
     sizes = [num_bytes_of(count, dtype) for dtype, count in parameters.items()]
-    config = info.config or {}
+    family = (info.config or {}).get("model_type")
     return HubModel(
         id=str(info.id),
         num_params=sum(parameters.values()) or None,
         num_bytes=sum(sizes) or None,
-        family=config.get("model_type"),
+        family=family if isinstance(family, str) else None,
         is_gated=bool(info.gated),
     )
 

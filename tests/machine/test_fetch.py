@@ -391,6 +391,18 @@ def test_a_list_of_files_that_cannot_be_read_is_a_sentence(
     assert not list(cache.parent.rglob("*.incomplete"))
 
 
+@pytest.mark.parametrize("count", ["1e999", "-5", "NaN", '"many"', "true", "1" + "0" * 99])
+def test_a_model_whose_number_of_values_is_no_count_is_listed_without_one(
+    hub: HubStub, cache: Path, count: str
+) -> None:
+    weights = f'{{"parameters": {{"F32": {count}}}, "total": 1}}'
+    entry = f'{{"id": "a/b", "config": {{"model_type": []}}, "safetensors": {weights}}}'
+    hub.answers["/api/models"] = JSON, [f"[{entry}]".encode()]
+    (found,) = hub_files.search("", "")
+    assert (found.id, found.num_params, found.num_bytes) == ("a/b", None, None)
+    assert found.is_known, "as far as the hub says"
+
+
 def test_a_list_of_files_that_comes_too_slowly_is_given_up(
     hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def stub(stub_of_file: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
 
 @pytest.fixture(scope="module")
 def backend_of_file(stub_of_file: Stub) -> Iterator[ServerBackend]:
+    reset(stub_of_file)
     with closing(ServerBackend(RemoteServer(stub_of_file.url))) as backend:
         yield backend
 
