@@ -309,6 +309,13 @@ def test_a_model_whose_thoughts_cannot_be_ended_says_so(tmp_path: Path) -> None:
     assert opened(options_of(target)).describe().notices == (load_module.THOUGHT_IS_TEXT,)
 
 
+def test_a_model_whose_template_loses_its_texts_says_so(tmp_path: Path) -> None:
+    target = save_model(tmp_path / "target", tiny_llama(vocab_size=VOCAB_SIZE))
+    (target / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% endfor %}")
+    (notice,) = opened(options_of(target)).describe().notices
+    assert "leaves out your messages and earlier replies and the system prompt" in notice
+
+
 def test_a_draft_without_room_beside_the_target_goes_to_the_next_device_and_it_is_said(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

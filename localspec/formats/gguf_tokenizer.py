@@ -69,7 +69,18 @@ WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 # the chat format has one of its own there.
 FIRST_ONLY = "[INST]"
 KEEPING_SPACE = ("<unk>", "<s>", "<|endoftext|>")  # of Phi 3, whose other control tokens do not
-
+# Ends of a turn. Some converters left them as ordinary words, which a model writes all the same;
+# llama.cpp takes them as control tokens too.
+ENDS_OF_A_TURN = (
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|eom_id|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+)
 
 Maker = Callable[[GGUFHeader, Mapping[str, Any], list[str]], tuple[dict[str, Any], dict[str, Any]]]
 
@@ -214,7 +225,9 @@ def _added(own: Mapping[str, Any], words: list[str], strips: bool) -> list[dict[
             "special": kind != USER_DEFINED,
         }
         for place, (word, kind) in enumerate(zip(words, kinds, strict=False))
-        if kind in (CONTROL, USER_DEFINED, UNKNOWN) or (strips and word == "</s>")
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN)
+        or (kind != UNUSED and word in ENDS_OF_A_TURN)
+        or (strips and word == "</s>")
     ]
 
 

@@ -155,6 +155,15 @@ def test_mistral_s_control_tokens_are_followed_by_the_one_space_of_the_chat_form
     assert "".join(found.encode("let us").tokens) == "▁let▁us"
 
 
+def test_end_of_a_turn_is_a_control_token_whatever_type_the_file_gives_it() -> None:
+    header = header_of(byte_level(QWEN2), model="gpt2", pre="qwen2")
+    place = header.settings["tokenizer.ggml.tokens"].index("<|im_end|>")
+    header.settings["tokenizer.ggml.token_type"][place] = 1  # an ordinary word
+    found = read(header)
+    assert found.encode("a<|im_end|>").ids[-1] == place
+    assert found.decode([place]) == ""
+
+
 def test_a_token_that_begins_a_text_is_added_where_the_file_says_so() -> None:
     header = header_of(sentencepiece(), model="llama", bos_token_id=1)
     assert read(header).encode("hello").ids[0] == 1
