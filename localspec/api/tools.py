@@ -122,10 +122,10 @@ class Calls:
         return said
 
     def _skip_after_call(self) -> bool:
-        """Drop the space and a closing mark after a call; whether anything else follows."""
+        """Drop the space and closing marks after a call; whether anything else follows."""
         closing = self._form.closing
         self._held = self._held.lstrip()
-        if closing and self._held.startswith(closing):
+        while closing and self._held.startswith(closing):
             self._held = self._held[len(closing) :].lstrip()
         return not closing.startswith(self._held) if closing else bool(self._held)
 

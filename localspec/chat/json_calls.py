@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Schema = Mapping[str, Any]
@@ -107,18 +107,24 @@ def read_json(
     while True:
         at = _after(BETWEEN, text, at)
         if closing and text.startswith(closing, at):
-            return Block(tuple(items), at + len(closing))
+            return _block(text, items, at + len(closing))
         rest = text[at:]
         if not rest or (closing and closing.startswith(rest)):
-            return Block(tuple(items), len(text)) if has_ended and items else None
+            return _block(text, items, len(text)) if has_ended and items else None
         if not rest.startswith("{"):
-            return Block(tuple(items), at) if items else unread(text, start, closing)
+            return _block(text, items, at) if items else unread(text, start, closing)
         try:
             data, end = decoded(text, at)
         except ValueError:
             return _mended(text, at, items, closing, schemas, has_ended)
         items.append(call_of(data, schemas) or text[at:end])
         at = end
+
+
+def _block(text: str, items: Sequence[Call | str], end: int) -> Block:
+    """Return what was read; all of it, with its marks, is text where no call is among it."""
+    has_call = any(isinstance(item, Call) for item in items)
+    return Block(tuple(items) if has_call else (text[:end],), end)
 
 
 def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
@@ -142,8 +148,8 @@ def _mended(
     if call := call_of(data, schemas):
         return Block((*items, call), end)
     if place is None:  # it was cut
-        return Block(tuple(items), at) if items else None
-    return Block((*items, text[at:end] if items else text[:end]), end)
+        return _block(text, items, at) if items else None
+    return _block(text, (*items, text[at:end]), end)
 
 
 def _closing_outside_strings(text: str, at: int, closing: str) -> int | None:

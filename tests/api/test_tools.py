@@ -45,7 +45,7 @@ def call_with(arguments: str) -> str:
 
 LIMA = '{"city": "Lima"}'
 BARE = CALL.splitlines()[1]
-OTHER = BARE.replace("weather", "other")
+OTHER = CALL.replace("weather", "other")
 CODER = (
     "<tool_call>\n<function=weather>\n<parameter=city>\na </tool_call>\nb\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"
@@ -71,7 +71,9 @@ NAMED = f"{MISTRAL}weather[CALL_ID]a1B2c3D4e[ARGS]{LIMA}"
         ('[1] is a note, "<tool" no call.', '[1] is a note, "<tool" no call.', []),
         ("<tool_call>{broken", "<tool_call>{broken", []),
         (f"<tool_call>{{broken</tool_call>\n{CALL}", "<tool_call>{broken</tool_call>\n", [LIMA]),
-        (f"{CALL}\n{CALL.replace('weather', 'other')}", OTHER, [LIMA]),
+        (f"{CALL}\n{OTHER}", OTHER, [LIMA]),
+        (f"{CALL}</tool_call>\n</tool_call>", "", [LIMA]),
+        (f"<tool_call>[{BARE}, 1]</tool_call>", "1]</tool_call>", [LIMA]),
         (f"I look.\n{CALL}\nThen\n{CALL} I read.", "I look.\nThen\nI read.", [LIMA, LIMA]),
         (call_with('{"city": "Li\nma"}'), "", ['{"city": "Li\\nma"}']),
         (call_with('{"city": "a </tool_call> b"}'), "", ['{"city": "a </tool_call> b"}']),
