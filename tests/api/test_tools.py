@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -538,3 +539,23 @@ def test_responses_call_and_answer(client: OpenAI, doors: Doors) -> None:
     assert [one.call_id for one in shown.messages[1].tool_calls] == [one.call_id for one in calls]
     assert forced.grammar == chosen.grammar == grammar_of(functions=[forced.tools[0]["function"]])
     assert shown.grammar == "" and shown.tools[0]["function"]["parameters"] == SCHEMA
+
+
+PIECES = (
+    *(mark for form in FORMATS.values() for mark in form.marks),
+    *'{}[]",:\\ \n',
+    *('<parameter=city>', "</parameter>", "<arg_key>city</arg_key>", "<arg_value>", "</arg_value>"),
+    *("weather", "call:weather", "weather(city='a')", '"name": "weather"', BARE, "json", "text"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_no_text_is_lost_and_no_cut_changes_what_is_read(name: str) -> None:
+    random, num_calls = Random(3), 0
+    for _ in range(120):
+        text = "".join(random.choices(PIECES, k=random.randint(1, 20)))
+        said, arguments = divided(text, len(text), form=FORMATS[name])
+        assert divided(text, 1, form=FORMATS[name]) == (said, arguments)
+        assert arguments or said == text
+        num_calls += len(arguments)
+    assert num_calls
