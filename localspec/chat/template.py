@@ -206,7 +206,8 @@ class ChatTemplate:
             if token not in spelled and any(name in stop for stop in stops):
                 spelled[token] = next(characters)
                 forms = [form.replace(name, spelled[token]) for form in forms]
-        return Detokenizer(self._encoder, spelled, self._bytes_of), (*stops, *forms)
+        forms = list(dict.fromkeys((*stops, *forms)))
+        return Detokenizer(self._encoder, spelled, self._bytes_of), tuple(forms)
 
     def spelled(self, tokens: Sequence[int]) -> str:
         """As `decode`, with the marks of thoughts."""

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 # Seconds for any text, and characters a second for a long one: a busy old processor does five times
 # as many.
 LIMIT_S, CHARACTERS_PER_S = 10.0, 20_000
-# Texts of so many characters are encoded at once: no expression takes long for them.
-SHORT = 16
+# Texts of so many characters are encoded without a thread, which takes longer than they do: the
+# library gives up an expression after about 0.2 seconds at one character, so these end by
+# themselves in about LIMIT_S.
+SHORT = 64
 # Tokens per character, or characters that a replacement puts in the place of one. The sign that
 # Unicode itself expands most has 18 characters of up to 3 bytes.
 MOST_GROWTH = 64

@@ -14,7 +14,7 @@ from localspec.formats import encoding
 from localspec.formats.encoding import check_growth, encoded
 from tests.waiting import until
 
-LONG = "a" * 40 + "b"  # longer than a text that is encoded at once
+LONG = "a" * 80 + "b"  # longer than a text that is encoded at once
 
 
 def tokenizer(**parts: Any) -> Tokenizer:
@@ -48,7 +48,7 @@ def test_text_that_takes_too_long_is_given_up_and_no_other_is_begun_meanwhile(
 ) -> None:
     monkeypatch.setattr(encoding, "LIMIT_S", 0.1)
     stuck: Any = Stuck()
-    with pytest.raises(RequestError, match="takes more than 0 seconds for 41 characters"):
+    with pytest.raises(RequestError, match="takes more than 0 seconds for 81 characters"):
         encoded(stuck, LONG)
     with pytest.raises(RequestError, match="still works on an earlier text"):
         encoded(tokenizer(), LONG)
@@ -56,7 +56,7 @@ def test_text_that_takes_too_long_is_given_up_and_no_other_is_begun_meanwhile(
     stuck.go_on.set()
     monkeypatch.setattr(encoding, "LIMIT_S", 30.0)
     until(lambda: not any(thread.name == "encode" for thread in threading.enumerate()))
-    assert len(encoded(stuck, LONG).ids) == 41
+    assert len(encoded(stuck, LONG).ids) == 81
 
 
 def test_tokens_out_of_proportion_are_refused() -> None:
