@@ -27,7 +27,7 @@ NEGLIGIBLE = 1e-3
 # (2 tokens) and 0.37 times (4 tokens) plain decoding; from 8 on 0.5 to 0.6. A rule by the time
 # taken would leave out fast replies.
 MIN_COMPARED_TOKENS = 8
-NoSpeedup = Literal["load_changed", "too_short"]
+NoSpeedup = Literal["load_changed", "shared", "too_short"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +116,13 @@ def interpolated(points: Mapping[int, float], place: float) -> float:
     return points[low] + share * (points[high] - points[low])
 
 
-def no_speedup(plain_ms: float | None, num_output_tokens: int) -> NoSpeedup | None:
-    """Why one reply that drafted has none. plain_ms: None where the load is not known."""
+def no_speedup(
+    plain_ms: float | None, num_output_tokens: int, was_shared: bool = False
+) -> NoSpeedup | None:
+    """Why one reply that drafted has none. plain_ms: None where the load is not known. was_shared:
+    other replies were in its forwards."""
+    if was_shared:
+        return "shared"
     if plain_ms is None:
         return "load_changed"
     return "too_short" if num_output_tokens < MIN_COMPARED_TOKENS else None

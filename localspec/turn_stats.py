@@ -29,6 +29,7 @@ from localspec.speculation import (
 
 NO_GAIN: Mapping[str, str] = {
     "load_changed": "gain not measurable: the computer was busy",
+    "shared": "gain not measurable: other replies were written at the same time",
     "too_short": "gain not measurable: the reply was short",
 }
 
@@ -97,12 +98,14 @@ class TurnStats(DecodeCounts):
         named beside the reply: what another one did later says nothing of it."""
         return replace(self, reason=reason) if step.drafter == self.drafter else self
 
-    def compared(self, plain_ms: float | None, least_ms: float | None = None) -> TurnStats:
+    def compared(
+        self, plain_ms: float | None, least_ms: float | None = None, was_shared: bool = False
+    ) -> TurnStats:
         """With what plain decoding would have taken, or at least; unchanged where nothing was
-        drafted."""
+        drafted. was_shared: other replies were written in the same forwards."""
         if not self.num_draft_tokens:
             return self
-        why = no_speedup(plain_ms, self.num_output_tokens)
+        why = no_speedup(plain_ms, self.num_output_tokens, was_shared)
         has_gained = least_ms is not None and least_ms > self.decode_ms
         is_short = self.num_output_tokens < MIN_COMPARED_TOKENS
         if plain_ms is not None or is_short or not has_gained:

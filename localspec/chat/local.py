@@ -372,10 +372,8 @@ class LocalBackend:
                 }
                 if not captures:  # a captured forward still writes to them
                     slot.engine.target.cache.features = None  # only heads read them
-            unloaded = ", ".join(map(label_of, names))
-            freed = (
-                f"To free memory, these drafters were unloaded: {unloaded}. Send the next message."
-            )
+            named = ", ".join(map(label_of, names))
+            freed = f"To free memory, these drafters were unloaded: {named}. Send the next message."
             known = self.loaded.description
             left = (_unloaded(each) if each.name in names else each for each in known.drafters)
             notices = (*known.notices, f"Memory ran out. {freed}")
@@ -396,4 +394,6 @@ def _unloaded(status: DrafterStatus) -> DrafterStatus:
 
 def _compared(stats: TurnStats, baseline: PlainBaseline | None) -> TurnStats:
     """With what plain decoding would have taken, where its costs are measured."""
-    return stats if baseline is None else stats.compared(baseline.plain_ms, baseline.least_ms)
+    if baseline is not None:
+        stats = stats.compared(baseline.plain_ms, baseline.least_ms, baseline.was_shared)
+    return stats

@@ -70,7 +70,8 @@ class _Round:
 
 
 class PlainBaseline:
-    """See the module. costs: as measured, before any load; not changed."""
+    """See the module. costs: as measured, before any load; not changed. was_shared: other sequences
+    were in a round of this turn."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = Costs.restored(costs.snapshot())
@@ -93,12 +94,12 @@ class PlainBaseline:
         self._load = 1.0  # of the last settled round
         self._num_loads = 0  # rounds that showed one
         self._num_plain = 0  # plain rounds since the last draft
-        self._was_shared = False
+        self.was_shared = False
 
     def observe(self, step: Step, num_plain_rounds: int) -> None:
         """num_plain_rounds: that plain decoding needs for the tokens of this round."""
         if step.others.num_sequences:
-            self._was_shared = True
+            self.was_shared = True
             return
         self._window.append(self._round(step, num_plain_rounds))
         latest = self._window[-1]
@@ -113,7 +114,7 @@ class PlainBaseline:
     @property
     def plain_ms(self) -> float | None:
         """Of the rounds so far; None where they cannot be compared."""
-        is_known = not self._was_shared and self._gain_error <= UNSURE
+        is_known = not self.was_shared and self._gain_error <= UNSURE
         return self._plain_ms(1.0) if is_known else None
 
     @property
@@ -121,7 +122,7 @@ class PlainBaseline:
         """Of the rounds so far, at least, in 19 of 20 turns; None where they showed no load. A load
         that so few rounds show may be a cost that was measured wrongly: it counts where it makes
         plain decoding faster, not where it makes it slower."""
-        if self._was_shared or not self._num_loads:
+        if self.was_shared or not self._num_loads:
             return None
         return min(self._cost_ms, self._plain_ms(math.exp(-ONE_SIDED * self._error)))
 

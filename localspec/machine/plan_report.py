@@ -34,7 +34,7 @@ from localspec.machine.sources import KnownModel, compatibility_of, find_model
 from localspec.options import LoadOptions
 from localspec.precisions import FULL_BYTES, PRECISIONS
 from localspec.speculation import Measurement
-from localspec.units import gib
+from localspec.units import compared, gib
 
 # What a desktop with a browser takes of a card, in bytes: drivers report 10.5 to 11.3 GiB free of
 # 12, of which this is the middle.
@@ -212,12 +212,12 @@ def _gain(plan: Plan, device: str) -> str:
     """As measured here, else the range that is assumed."""
     found = expected_gain(plan, device)
     if plan.drafter == OFF:
-        return "plain speed"
+        return "without drafting"
     if found is None:
         return "gain unknown"
     if found.is_measured:
-        return f"gain {found.low:.2f}×"
-    return f"gain {found.low:.1f} to {found.high:.1f}× (assumed)"
+        return compared(found.low)
+    return f"{found.low:.1f}x to {found.high:.1f}x faster than without drafting (assumed)"
 
 
 def _rest(count: int, most: int, what: str) -> list[str]:

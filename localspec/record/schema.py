@@ -265,6 +265,16 @@ migration(
     BY_BOTH_SPEEDUPS.replace(ALL_MEASURED, f"{ALL_MEASURED} AND is_copy = 0"),
 )
 
+# Replies that were written together have a reason of their own.
+migration(
+    "m022_shared_replies",
+    "ALTER TABLE turn RENAME COLUMN no_speedup TO earlier",
+    "ALTER TABLE turn ADD COLUMN no_speedup TEXT"
+    " CHECK (no_speedup IN ('load_changed', 'shared', 'too_short'))",
+    "UPDATE turn SET no_speedup = earlier",
+    "ALTER TABLE turn DROP COLUMN earlier",
+)
+
 
 def unknown_migrations(db: Database) -> list[str]:
     """Migrations applied to this database that this program does not have: it is newer."""

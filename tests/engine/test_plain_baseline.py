@@ -247,7 +247,7 @@ def test_a_turn_that_shared_a_forward_is_not_compared_and_the_next_one_is() -> N
     own = Step("d", 3, 1, 2, 3.0, 24.5, 200)
     for step in (*[own] * 20, shared):
         baseline.observe(step, 2)
-    assert baseline.plain_ms is None and baseline.end_turn() == ()
+    assert baseline.was_shared and baseline.plain_ms is None and baseline.end_turn() == ()
     baseline.begin_turn()
     for _ in range(20):
         baseline.observe(own, 2)

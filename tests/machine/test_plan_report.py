@@ -379,9 +379,8 @@ def test_the_text_shows_what_is_assumed_of_an_unmeasured_gain(settings: Settings
     report = make_plans(LoadOptions(model="Qwen/Qwen3-8B", context=32768), settings, of_gib(24))
     text = render(report, 24 * GIB, most=3)
     assert "Planning for a GPU with 24.0 GiB free." in text and "gain –" not in text
-    assert re.search(
-        r"draft_model with \S+, context \d+: \S+ GiB, gain 1\.\d to \d\.\d× \(assumed", text
-    )
+    gain = r"1\.\dx to \d\.\dx faster than without drafting \(assumed"
+    assert re.search(rf"draft_model with \S+, context \d+: \S+ GiB, {gain}", text)
     assert f"and {len(report.plans) - 3} more plans" in text and "Refused:" in text
     first = report.plans[0]
     assert first.as_dict()["further_reply_bytes"] == first.bytes.target_kv + first.bytes.draft_kv

@@ -126,6 +126,12 @@ def test_a_reply_under_another_load_says_that_it_cannot_be_compared() -> None:
     assert facts(stats=busy)["Without drafting"] == "not measurable: the computer was busy"
 
 
+def test_a_reply_written_beside_others_blames_no_busy_computer() -> None:
+    shared = STATS.compared(None, was_shared=True)
+    said = "gain not measurable: other replies were written at the same time"
+    assert facts(stats=shared)["Whole reply"] == said
+
+
 def test_where_rounds_are_uneven_what_the_gain_is_at_least_is_said() -> None:
     plain_ms = STATS.decode_ms * 1.79
     uneven = replace(STATS, reply_ms=STATS.decode_ms).compared(None, plain_ms)

@@ -21,7 +21,7 @@ from localspec.core import AUTO, FORCED, OFF, TARGET
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.errors import StoreError
 from localspec.record.drafted import TokenRecord
-from localspec.units import DASH, took
+from localspec.units import DASH, capital, took
 
 MAX_KEPT = 50  # replays
 LENIENT = "Checking was lenient here, as you chose: other guesses passed as well."
@@ -75,7 +75,10 @@ def token_view(service: ChatService, message_id: int) -> dict[str, Any]:
     return {
         **{name: reply.row[name] for name in counts},
         **provenance_of(reply.text, reply.provenance, reply.steps, reply.record),
-        "notes": [LENIENT] if reply.row["exact"] is False else [],
+        "notes": [
+            *([capital(reply.row["reason"])] if reply.row["reason"] else []),
+            *([LENIENT] if reply.row["exact"] is False else []),
+        ],
         "drafters": _drafters(service),
     }
 

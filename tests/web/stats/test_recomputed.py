@@ -426,6 +426,7 @@ def test_the_details_of_a_reply_are_its_steps(
 ) -> None:
     for row in service.turn_rows():
         view = token_view(service, row["message_id"])
+        assert view["notes"][:1] == [capital(row["reason"])], "of this reply, not of the latest"
         steps = raw(service, f"SELECT * FROM step WHERE turn_id = {row['turn_id']} ORDER BY n")
         check(view, {name: expected[row["turn_id"]][name] for name in view if name in COUNTS})
         for place, (shown, step) in enumerate(zip(view["rounds"], steps, strict=True)):
