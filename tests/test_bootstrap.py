@@ -255,7 +255,7 @@ def test_a_full_disk_is_seen_before_anything_is_made(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(100 * 2**30, 97 * 2**30, 3 * 2**30))
-    with pytest.raises(SetupError, match=r"needs about 6 GiB.*3\.0 GiB is free\. Free some"):
+    with pytest.raises(SetupError, match=r"needs about 6 GiB.*3\.0 GiB is free\. Free disk space"):
         checkout.prepare()
     assert checkout.num_folders_made == 0
     check_disk(checkout.root, 2 * 2**30)

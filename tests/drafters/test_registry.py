@@ -79,7 +79,7 @@ def test_a_new_drafter_is_built_and_drafts(sevens: str) -> None:
 def test_a_new_drafter_has_its_name_and_colour_on_the_page(sevens: str) -> None:
     runs = (TuneUpRun("code", 0.0, OFF, 10, 200.0, 0), TuneUpRun("code", 0.0, sevens, 10, 100.0, 5))
     result = TuneUp(runs, 2)
-    assert "The row of sevens is faster on code (2.0 times)" in in_words(result)
+    assert "The row of sevens: 2.0x faster than without drafting on code." in in_words(result)
     assert "<th>the row of sevens</th>" in PAGE.tuned(result, is_running=False)
     assert kind_of(sevens) == "self" and colour_of(sevens) == "#123456"
 

@@ -204,7 +204,7 @@ def test_a_cheap_quantised_step_is_chosen_and_the_output_stays() -> None:
 
 @pytest.mark.parametrize(
     ("draft_step_ms", "reason"),
-    [(1.65, "self_quant would reach 0."), (1.8, "even with every token accepted")],
+    [(1.65, "with self_quant it would be 1."), (1.8, "even with every token accepted")],
 )
 def test_a_step_as_dear_as_the_targets_own_is_left_with_a_reason(
     draft_step_ms: float, reason: str

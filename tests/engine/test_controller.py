@@ -96,7 +96,7 @@ def test_off_names_the_drafter_and_the_numbers() -> None:
     world = World({"d": Simulated(4.0, 0.05)})
     world.run(200, COLD)
     assert world.steps[-1].num_draft_tokens == 0
-    assert "d would reach 0." in world.reasons[-1]
+    assert re.search(r"with d it would be \d+\.\dx slower", world.reasons[-1])
 
 
 def test_what_can_never_pay_is_looked_at_twice_and_no_more() -> None:
@@ -121,9 +121,9 @@ def test_a_reason_promises_no_gain_that_the_rounds_after_it_may_contradict() -> 
     world.run(60, COLD)
     drafters["d"].rate = drafters["e"].rate = 0.1
     world.run(120, COLD)
-    assert any(said.startswith("Drafting with d, about ") for said in world.reasons)
-    promised = [re.search(r"([0-9.]+)x|[0-9]+ ?%", said) for said in world.reasons]
-    assert all(found[1] and float(found[1]) < 1.0 for found in promised if found), world.reasons
+    assert any(reason.startswith("Drafting with d, ") for reason in world.reasons)
+    with_figures = [reason for reason in world.reasons if re.search(r"[0-9.]+x|[0-9] ?%", reason)]
+    assert all("x slower" in reason for reason in with_figures), world.reasons
 
 
 def test_fixed_choices_are_kept() -> None:

@@ -208,7 +208,7 @@ def test_an_unchecked_draft_says_so() -> None:
     (found,) = [
         each for each in report.plans if (each.precision, each.drafter) == ("bf16", "draft_model")
     ]
-    assert "once the files are here" in found.reason
+    assert "its vocabulary is checked after download" in found.reason
 
 
 def test_a_draft_as_large_as_its_target_is_refused() -> None:

@@ -174,7 +174,7 @@ def test_a_key_for_a_program_is_made_shown_once_copied_and_revoked(
     part, said = page.locator('#ls-models [data-part="programs"]'), page.locator("#ls-models-said")
     part.locator("summary").click()
     assert page.url.split("/?")[0] + "/v1" in part.inner_text(), "the address to give"
-    part.get_by_label("A name to tell the new key by").fill("<b>laptop</b>")
+    part.get_by_label("A name for the new key").fill("<b>laptop</b>")
     part.get_by_role("button", name="Create a key").click()
     said.locator("code").wait_for(timeout=WAIT_MS)
     key = said.locator("code").inner_text()
@@ -204,7 +204,7 @@ def test_an_answer_is_read_where_it_was_asked_for(page: Any, act: str) -> None:
     page.route("**/models", refuse)
     others(page)
     page.locator('#ls-models [data-part="programs"] details').evaluate("(fold) => fold.open = true")
-    page.get_by_label("A name to tell the new key by").fill("laptop")
+    page.get_by_label("A name for the new key").fill("laptop")
     asked = page.locator(f"#ls-models [data-act={act}]:is(button, form)").last
     asked.evaluate("(element) => element.scrollIntoView({ block: 'end' })")
     asked.evaluate("(one) => one.matches('form') ? one.requestSubmit() : one.click()")
