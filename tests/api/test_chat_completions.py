@@ -300,6 +300,25 @@ def test_a_client_that_goes_away_frees_its_place(client: OpenAI, doors: Doors) -
     assert doors.service.latest.view.finish_reason == "cancelled"
 
 
+def test_a_client_that_leaves_as_a_chunk_comes_is_noticed() -> None:
+    """The cancel and the event fall into the same turn of the loop."""
+    wakes = list[Any]()
+    view = SimpleNamespace(ended_s=None)
+    reply: Any = SimpleNamespace(watch=wakes.append, view=view, chunks_from=lambda number: ())
+
+    async def leave() -> None:
+        service: Any = None
+        reading = asyncio.ensure_future(anext(Asked(service, [reply]).chunks(reply)))
+        await asyncio.sleep(0)
+        wakes[0]()
+        await asyncio.sleep(0)
+        reading.cancel()
+        done, _ = await asyncio.wait({reading}, timeout=1.0)
+        assert done and reading.cancelled()
+
+    asyncio.run(leave())
+
+
 @pytest.mark.slow
 def test_a_client_that_does_not_wait_for_a_whole_answer_frees_its_place(doors: Doors) -> None:
     import openai

@@ -56,7 +56,8 @@ class Reader:
     async def pause(self, seconds: float) -> None:
         """Wait so long, or until another reader takes the page over."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_replaced.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._is_replaced.wait()
 
     def leave(self) -> None:
         """Its last text is sent."""
@@ -67,7 +68,8 @@ class Reader:
         self._is_replaced.set()
         if self.is_claimed:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._has_left.wait(), LEAVE_S)
+                async with asyncio.timeout(LEAVE_S):
+                    await self._has_left.wait()
 
 
 class Presence:
