@@ -13,7 +13,7 @@ if sys.version_info < (3, 11):
         "and start with it, for example: python3.12 app.py" % sys.version_info[:2]
     )
 
-from localspec.interrupts import INTERRUPTED, end_at_once, raise_again
+from localspec.core.interrupts import INTERRUPTED, end_at_once, raise_again
 
 if __name__ == "__main__":
     end_at_once()
@@ -27,10 +27,10 @@ from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
-from localspec.bootstrap import check_port, ensure_environment, is_complete, prefer_large_pages
+from localspec.core.bootstrap import check_port, ensure_environment, is_complete, prefer_large_pages
+from localspec.core.errors import AlreadyRunning, LocalspecError, SetupError, too_long_a_name
+from localspec.core.options import KERNELS, LOAD_FLAGS, MOST_MINUTES, Flag
 from localspec.drafters.registry import REGISTRY
-from localspec.errors import AlreadyRunning, LocalspecError, SetupError, too_long_a_name
-from localspec.options import KERNELS, LOAD_FLAGS, MOST_MINUTES, Flag
 
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
 # Seconds that a second start waits for the browser to be started before it ends.
@@ -96,8 +96,8 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
 def start(arguments: argparse.Namespace) -> None:
     """Open the log and serve the page, with the model loading behind it, until the end. Raises
     AlreadyRunning where another process serves it."""
-    from localspec.config import load_options  # packages exist only from here on
-    from localspec.open_service import opened_service
+    from localspec.core.config import load_options  # packages exist only from here on
+    from localspec.loading.service import opened_service
     from localspec.web.server import serve
 
     given = vars(arguments)
@@ -123,7 +123,7 @@ def start(arguments: argparse.Namespace) -> None:
 
 def open_running(arguments: argparse.Namespace) -> None:
     """Show the page that already runs on this home folder. Raises SetupError where it has none."""
-    from localspec.config import settings_for
+    from localspec.core.config import settings_for
     from localspec.web.running_page import running_page
 
     address, once = running_page(settings_for(arguments.home).home)
@@ -143,7 +143,7 @@ def opens_browser(arguments: argparse.Namespace) -> bool:
 def password_for(host: str, port: int, environment: MutableMapping[str, str]) -> str | None:
     """The password for other machines: from LOCALSPEC_PASSWORD, which is then removed from the
     environment, or typed in. None where only this machine is served, or nobody can be asked."""
-    from localspec.options import is_loopback
+    from localspec.core.options import is_loopback
 
     given = environment.pop(PASSWORD_VARIABLE, None)
     if is_loopback(host):

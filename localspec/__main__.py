@@ -4,7 +4,7 @@ Contract: only the standard library until the packages are there, like app.py. A
 your own that has them is used unchanged.
 """
 
-from localspec.interrupts import INTERRUPTED, end_at_once, raise_again
+from localspec.core.interrupts import INTERRUPTED, end_at_once, raise_again
 
 if __name__ == "__main__":
     end_at_once()
@@ -12,8 +12,8 @@ if __name__ == "__main__":
 import sys
 from importlib.util import find_spec
 
-from localspec.bootstrap import ensure_environment, prefer_large_pages
-from localspec.errors import LocalspecError
+from localspec.core.bootstrap import ensure_environment, prefer_large_pages
+from localspec.core.errors import LocalspecError
 
 
 def prepare(command: list[str]) -> None:
@@ -33,6 +33,6 @@ def prepare(command: list[str]) -> None:
 if __name__ == "__main__":
     prepare(["-m", "localspec", *sys.argv[1:]])
     prefer_large_pages()
-    from localspec.cli import main
+    from localspec.cli.main import main
 
     main()

@@ -18,8 +18,8 @@ import os
 import subprocess
 from pathlib import Path
 
-from localspec.bootstrap import ensure_environment
-from localspec.errors import LocalspecError
+from localspec.core.bootstrap import ensure_environment
+from localspec.core.errors import LocalspecError
 
 ROOT = Path(__file__).resolve().parent.parent
 # tests/conftest.py gives each worker one thread, all tests with a browser to one worker, and every

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from localspec.load import library_settings
-from localspec.options import SAME_BITS
+from localspec.core.options import SAME_BITS
+from localspec.loading.local_backend import library_settings
 from localspec.web.quick_gradio import without_type_stubs
 from tests.tally import PROPERTY, Tally
 

@@ -17,7 +17,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from localspec.backend import (
+from localspec.chat.context_room import max_tokens_of
+from localspec.chat.off_reasons import as_chosen
+from localspec.chat.reply_text import ReplyText, Start
+from localspec.chat.thinking import THINK
+from localspec.core.backend import (
     Candidate,
     Chunk,
     Description,
@@ -27,14 +31,10 @@ from localspec.backend import (
     Message,
     Request,
 )
-from localspec.chat.context_room import max_tokens_of
-from localspec.chat.off_reasons import as_chosen
-from localspec.chat.reply_text import ReplyText, Start
-from localspec.chat.thinking import THINK
-from localspec.core import OFF, TARGET, Step
-from localspec.errors import StoreError
+from localspec.core.decoding import OFF, TARGET, Step
+from localspec.core.errors import StoreError
+from localspec.core.turn_stats import TurnStats
 from localspec.record.store import SessionInfo, Store, Turn, TurnEnd
-from localspec.turn_stats import TurnStats
 
 REPLY = """Speculative decoding lets a **small draft model** guess a few tokens ahead. The large \
 model checks all of them in *one* forward pass, keeps the ones it agrees with, and adds one of \

@@ -17,11 +17,11 @@ import pytest
 
 import app
 import tests.__main__ as suite
-from localspec.bootstrap import check_port
 from localspec.chat.service import ChatService
-from localspec.errors import SetupError
-from localspec.open_service import session_info
-from localspec.options import LoadOptions
+from localspec.core.bootstrap import check_port
+from localspec.core.errors import SetupError
+from localspec.core.options import LoadOptions
+from localspec.loading.service import session_info
 from localspec.record.store import Store
 from localspec.remote.wire import Opening
 from tests.waiting import until

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from localspec.config import default_home
+from localspec.core.config import default_home
 from localspec.machine.other_programs import found_models
 
 

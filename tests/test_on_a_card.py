@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from localspec.core import DraftPlan, Grammar, Growth, SamplingParams, Sequence
+from localspec.core.decoding import DraftPlan, Grammar, Growth, SamplingParams, Sequence
 from localspec.drafters import chunk
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import RULED_SIZE

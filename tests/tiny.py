@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from localspec import core
-from localspec.core import DraftPlan, Outcome, Policy, Proposal, SamplingParams, Step
+from localspec.core import decoding
+from localspec.core.decoding import DraftPlan, Outcome, Policy, Proposal, SamplingParams, Step
 from localspec.engine.engine import Engine
 from localspec.engine.noise import GumbelNoise
 from localspec.forward import nf4
@@ -193,10 +193,10 @@ def turn_of(
     sampling: SamplingParams = GREEDY,
     max_tokens: int = 50,
     vocab_size: int = VOCAB_SIZE,
-) -> core.Sequence:
+) -> decoding.Sequence:
     """A turn without an engine. Noise of seed 0 where the sampling has none."""
     noise = GumbelNoise(sampling.seed or 0, vocab_size, CPU)
-    return core.Sequence(tokens, sampling, max_tokens, frozenset(), noise)
+    return decoding.Sequence(tokens, sampling, max_tokens, frozenset(), noise)
 
 
 class Plans:
@@ -207,11 +207,11 @@ class Plans:
         self.steps: list[Step] = []
         self.proposals: list[Proposal] = []
 
-    def plan(self, sequence: core.Sequence) -> DraftPlan:
+    def plan(self, sequence: decoding.Sequence) -> DraftPlan:
         drafter, length = self._plans[len(self.steps) % len(self._plans)]
         return DraftPlan(drafter, length)
 
-    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: decoding.Sequence, outcome: Outcome) -> None:
         self.steps.append(outcome.step)
         self.proposals.append(outcome.proposal)
 
@@ -223,14 +223,14 @@ def play(
     max_tokens: int = 40,
     sampling: SamplingParams = GREEDY,
     end_ids: frozenset[int] = frozenset(),
-) -> core.Sequence:
+) -> decoding.Sequence:
     """A whole turn; returns its sequence."""
     sequence = engine.start(prompt, sampling, max_tokens, end_ids)
     decoded(engine, sequence, policy)
     return sequence
 
 
-def decoded(engine: Engine, sequence: core.Sequence, policy: Policy) -> list[int]:
+def decoded(engine: Engine, sequence: decoding.Sequence, policy: Policy) -> list[int]:
     """Decode a turn to its end; returns its reply."""
     engine.prefill(sequence, threading.Event())
     for _ in engine.decode(sequence, policy, threading.Event()):

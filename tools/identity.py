@@ -30,22 +30,15 @@ from localspec.bench.runs import (
     open_bench_engine,
     own_controller,
 )
-from localspec.core import AUTO, OFF, DraftPlan, Growth, Outcome, Policy
-from localspec.core import Sequence as Turn
+from localspec.cli.flags import JsonFlag, finish, loading_only, run_app, to_stderr
+from localspec.controller.policy import policy_of
+from localspec.core.decoding import AUTO, OFF, DraftPlan, Growth, Outcome, Policy
+from localspec.core.decoding import Sequence as Turn
+from localspec.core.errors import ConfigError
+from localspec.core.files import read_json
+from localspec.core.flag_values import listed_numbers, require_temperatures
+from localspec.core.options import LoadOptions
 from localspec.engine.calibrate import calibrate
-from localspec.engine.policy import policy_of
-from localspec.errors import ConfigError
-from localspec.files import read_json
-from localspec.flags import (
-    JsonFlag,
-    finish,
-    listed_numbers,
-    loading_only,
-    require_temperatures,
-    run_app,
-    to_stderr,
-)
-from localspec.options import LoadOptions
 
 RANDOM = "a random drafter every round"
 EMPTIED_SHARE = 0.3  # of the replies that start from empty caches

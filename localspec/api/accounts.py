@@ -13,7 +13,7 @@ from typing import Any
 
 from localspec.api.fields import StreamOptions
 from localspec.chat.service import Reply
-from localspec.turn_stats import TurnStats
+from localspec.core.turn_stats import TurnStats
 
 OF_TURN = (
     "drafter", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "mean_num_draft_tokens",

@@ -35,9 +35,9 @@ from localspec.api.labels import IGNORED
 from localspec.api.leftovers import IgnoredLog
 from localspec.api.metrics import Metrics
 from localspec.api.replies import Asked, ask, streamed, whole_or_gone
-from localspec.backend import Description
 from localspec.chat.programs import ProgramService
-from localspec.errors import LocalspecError
+from localspec.core.backend import Description
+from localspec.core.errors import LocalspecError
 
 LOOK_S = 0.05
 M = TypeVar("M", bound=Common)

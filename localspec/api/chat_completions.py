@@ -39,8 +39,8 @@ from localspec.api.formats import schema_of, with_choice
 from localspec.api.pieces import Ending, Piece, pieces, shown_token, whole
 from localspec.api.replies import DONE, Asked, event
 from localspec.api.tools import arguments_of, tool_of
-from localspec.backend import BYTES_AS_TEXT, Logprob, Message, Request, ToolCall
 from localspec.chat.detokenizer import REPLACEMENT
+from localspec.core.backend import BYTES_AS_TEXT, Logprob, Message, Request, ToolCall
 
 # Of a reply that came to its own end.
 FINISHED: dict[Ending | None, str] = {

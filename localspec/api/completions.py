@@ -26,9 +26,9 @@ from localspec.api.fields import (
 )
 from localspec.api.pieces import Piece, pieces, shown_token, whole
 from localspec.api.replies import DONE, Asked, event
-from localspec.backend import Message, Request
 from localspec.chat.detokenizer import REPLACEMENT
 from localspec.chat.service import clean
+from localspec.core.backend import Message, Request
 
 USUAL_MAX_TOKENS = 16  # OpenAI's and vLLM's
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 
-from localspec.errors import (
+from localspec.core.errors import (
     ContextOverflow,
     LocalspecError,
     QueueFull,

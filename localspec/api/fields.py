@@ -18,13 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from localspec.api.faults import refusal
 from localspec.api.leftovers import KNOWN, MOST_LOOKED_AT, refuse_undoable
-from localspec.backend import Message, Request, Role
 from localspec.chat.service import clean
 from localspec.chat.turn import each_seeded
-from localspec.core import AUTO, OFF, SamplingParams
+from localspec.core.backend import Message, Request, Role
+from localspec.core.decoding import AUTO, OFF, SamplingParams
+from localspec.core.errors import RequestError
+from localspec.core.workloads import AS_SET
 from localspec.drafters.registry import REGISTRY
-from localspec.errors import RequestError
-from localspec.workloads import AS_SET
 
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20  # as OpenAI's

@@ -14,10 +14,10 @@ from typing import Any
 from localspec.api.faults import refusal
 from localspec.api.fields import refuse_unless
 from localspec.api.tools import schemas_of
-from localspec.backend import Request
 from localspec.chat.grammars import ANY_OBJECT, grammar_of
 from localspec.chat.schemas import closed
-from localspec.errors import RequestError
+from localspec.core.backend import Request
+from localspec.core.errors import RequestError
 
 Schema = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]]

@@ -25,8 +25,8 @@ from localspec.api.formats import called, held, schema_of
 from localspec.api.pieces import Ending, Piece, pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import refuse_only_foreign, tool_of
-from localspec.backend import Message, Request, ToolCall
-from localspec.turn_stats import TurnStats
+from localspec.core.backend import Message, Request, ToolCall
+from localspec.core.turn_stats import TurnStats
 
 STOPPED: dict[Ending | None, str] = {
     "eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use",

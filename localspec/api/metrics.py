@@ -18,7 +18,7 @@ from itertools import product
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from localspec.chat.service import ChatService, Reply
-from localspec.core import FinishReason, Step
+from localspec.core.decoding import FinishReason, Step
 from localspec.record.rows import API, PAGE
 
 MODEL = ("model_name", "engine")  # vLLM's labels; one engine runs here

@@ -17,11 +17,11 @@ from typing import Literal, cast
 
 from localspec.api.replies import PING_S, Asked
 from localspec.api.tools import Calls, schemas_of
-from localspec.backend import Logprob, ToolCall
 from localspec.chat.detokenizer import REPLACEMENT
 from localspec.chat.service import Reply
-from localspec.core import FinishReason
-from localspec.turn_stats import TurnStats
+from localspec.core.backend import Logprob, ToolCall
+from localspec.core.decoding import FinishReason
+from localspec.core.turn_stats import TurnStats
 
 BYTES = frozenset(map(chr, range(0xDC80, 0xDD00)))  # of backend.BYTES_AS_TEXT
 Ending = FinishReason | Literal["calls"]

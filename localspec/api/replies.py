@@ -29,10 +29,10 @@ from localspec.api.faults import (
     fault_in_stream,
     is_anthropics,
 )
-from localspec.backend import Chunk, Request
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService, Reply
 from localspec.chat.tool_formats import FORMATS, TOOL_CALL, CallFormat
+from localspec.core.backend import Chunk, Request
 
 TIME_LIMIT_S = 600.0  # as the clients of OpenAI wait at most
 PING_S = 15.0  # proxies close a stream that says nothing for a minute

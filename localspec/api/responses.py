@@ -32,9 +32,9 @@ from localspec.api.formats import schema_of, with_choice
 from localspec.api.pieces import Piece, pieces, whole
 from localspec.api.replies import Asked, event
 from localspec.api.tools import arguments_of, refuse_only_foreign, tool_of
-from localspec.backend import Message, Request, ToolCall
 from localspec.chat.service import Reply, clean
-from localspec.turn_stats import TurnStats
+from localspec.core.backend import Message, Request, ToolCall
+from localspec.core.turn_stats import TurnStats
 
 LOGPROBS = "message.output_text.logprobs"  # All else that can be included is not there anyway.
 

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from localspec.api.chat_completions import ChatFields, ChatMessage
 from localspec.api.faults import refusal
-from localspec.backend import Message, Request
 from localspec.chat.service import clean
+from localspec.core.backend import Message, Request
 
 
 class TokenizeFields(ChatFields):

@@ -17,11 +17,11 @@ from typing import Any
 from pydantic_core import from_json
 
 from localspec.api.faults import refusal
-from localspec.backend import ToolCall
 from localspec.chat.json_calls import Block, Call, Schemas, begins_call, escaped, read_alone
 from localspec.chat.thinking import num_begun
 from localspec.chat.tool_formats import TOOL_CALL, CallFormat
-from localspec.files import parsed
+from localspec.core.backend import ToolCall
+from localspec.core.files import parsed
 
 # A call without marks may end with one of these.
 ENDS_OF_JSON = ("}", "]", "```")

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.backend import DrafterStatus, Report
-from localspec.core import AUTO, OFF
+from localspec.core.backend import DrafterStatus, Report
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.errors import ConfigError
 from localspec.drafters.registry import REGISTRY
-from localspec.errors import ConfigError
 
 if TYPE_CHECKING:  # torch, which the names of arms do not need
     from localspec.bench.runs import BenchEngine, Runner

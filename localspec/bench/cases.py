@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localspec.config import PROJECT_FOLDER
-from localspec.core import SamplingParams
-from localspec.errors import ConfigError
-from localspec.prompt_rows import read_prompt_rows
-from localspec.workloads import recognise
+from localspec.core.config import PROJECT_FOLDER
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import ConfigError
+from localspec.core.prompt_rows import read_prompt_rows
+from localspec.core.workloads import recognise
 
 OWN_PROMPTS = PROJECT_FOLDER / "assets" / "prompts.jsonl"
 FORM = '{"id": ..., "task": ..., "turns": [...]}'

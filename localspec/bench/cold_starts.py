@@ -18,16 +18,16 @@ from statistics import median_low
 from threading import Event
 from typing import Any, TypeVar
 
-from localspec.arithmetic import ratio
-from localspec.backend import Report
 from localspec.bench.cases import OWN_PROMPTS, load_prompts
 from localspec.bench.kept import KeptFile
 from localspec.bench.settings import BenchSettings
 from localspec.bench.statistics import median_of
 from localspec.bench.tables import Column, aligned, limits, number, shown, text
-from localspec.core import AUTO, OFF, SamplingParams
-from localspec.errors import ConfigError
-from localspec.options import LoadOptions
+from localspec.core.arithmetic import ratio
+from localspec.core.backend import Report
+from localspec.core.decoding import AUTO, OFF, SamplingParams
+from localspec.core.errors import ConfigError
+from localspec.core.options import LoadOptions
 
 SHORT_PROMPT = "hi"
 SEED = 1
@@ -54,10 +54,10 @@ def first_replies(
     options: LoadOptions, drafter: str, prompts: Sequence[str], temperature: float, max_tokens: int
 ) -> Started:
     """Load with nothing learnt and answer these messages one after another."""
-    from localspec.backend import Message, Request
     from localspec.bench.runs import machine_facts
-    from localspec.load import open_local_backend
-    from localspec.workloads import recognise
+    from localspec.core.backend import Message, Request
+    from localspec.core.workloads import recognise
+    from localspec.loading.local_backend import open_local_backend
 
     backend = open_local_backend(options, None, lambda _: None)
     for _ in backend.calibrate(Event()):

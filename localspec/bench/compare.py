@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from localspec.backend import Report
 from localspec.bench.arms import Arm, OtherEngines, parse_arms, refusals, require_known, rotated
 from localspec.bench.cases import (
     OWN_PROMPTS,
@@ -45,11 +44,12 @@ from localspec.bench.runs import (
     own_controller,
 )
 from localspec.bench.settings import BenchSettings
-from localspec.config import settings_for
-from localspec.core import OFF
+from localspec.core.backend import Report
+from localspec.core.config import settings_for
+from localspec.core.decoding import OFF
+from localspec.core.errors import ConfigError, LocalspecError, first_line
+from localspec.core.options import LoadOptions
 from localspec.engine.calibrate import calibrate
-from localspec.errors import ConfigError, LocalspecError, first_line
-from localspec.options import LoadOptions
 
 WARM_UP_TOKENS = 16  # the first forwards of a process pay for its set-up
 SETTLING_S = 0.03  # idle threads of another engine may spin for a few ms after its last token

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from localspec.bench.runs import BenchEngine
-from localspec.core import SamplingParams
+from localspec.core.decoding import SamplingParams
+from localspec.core.precisions import FULL_BYTES, PRECISIONS, Precision
 from localspec.engine.calibrate import StandIn, verify_ms_of, width_turns
 from localspec.engine.engine import Engine
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.shapes import ModelShape
-from localspec.precisions import FULL_BYTES, PRECISIONS, Precision
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 CONTEXTS = (128, 1024)

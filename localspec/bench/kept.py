@@ -12,9 +12,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from localspec.arithmetic import rounded
-from localspec.errors import StoreError
-from localspec.files import replacing
+from localspec.core.arithmetic import rounded
+from localspec.core.errors import StoreError
+from localspec.core.files import replacing
 
 KEPT_DIGITS = 6
 MIN_INTERVAL_S = 20.0

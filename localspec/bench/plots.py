@@ -14,9 +14,9 @@ from typing import Any
 
 from localspec.bench.results import ALL, NOT_REPEATING
 from localspec.bench.tables import interval
-from localspec.core import AUTO, OFF
-from localspec.files import replacing
-from localspec.plots import (
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.files import replacing
+from localspec.core.plots import (
     COLOURS,
     GREY,
     Axes,
@@ -29,7 +29,7 @@ from localspec.plots import (
     stacked,
     standalone,
 )
-from localspec.units import took
+from localspec.core.units import took
 
 Result = Mapping[str, Any]
 OWN, OTHER = COLOURS[0], COLOURS[2]

@@ -25,18 +25,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from localspec.arithmetic import percentile, ratio
-from localspec.backend import Message, Request
 from localspec.bench.cases import Prompt
 from localspec.bench.tables import DASH, Column, aligned, number, text
-from localspec.core import SamplingParams
-from localspec.errors import ConfigError, LocalspecError
-from localspec.options import RemoteServer
+from localspec.core.arithmetic import percentile, ratio
+from localspec.core.backend import Message, Request
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import ConfigError, LocalspecError
+from localspec.core.options import RemoteServer
+from localspec.core.speculation import DecodeCounts
+from localspec.core.turn_stats import TurnStats
+from localspec.core.units import took
 from localspec.remote.counters import Counters
 from localspec.remote.server import ServerBackend
-from localspec.speculation import DecodeCounts
-from localspec.turn_stats import TurnStats
-from localspec.units import took
 
 WARM_REQUESTS = 2  # of each server before each run
 MOST_LOOKS, LOOK_S = 50, 0.1  # at counters that move

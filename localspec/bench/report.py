@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from localspec.arithmetic import ratio
 from localspec.bench.results import ALL
 from localspec.bench.tables import (
     DASH,
@@ -25,8 +24,9 @@ from localspec.bench.tables import (
     time,
     with_limits,
 )
-from localspec.core import OFF
-from localspec.units import gib
+from localspec.core.arithmetic import ratio
+from localspec.core.decoding import OFF
+from localspec.core.units import gib
 
 Result = Mapping[str, Any]
 

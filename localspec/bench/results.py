@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
 from typing import Any
 
-from localspec.arithmetic import percentile, ratio
 from localspec.bench.arms import Arm
 from localspec.bench.cases import Case
 from localspec.bench.exactness import FirstDifference
@@ -27,8 +26,9 @@ from localspec.bench.statistics import (
     rate_ratio,
     repetition,
 )
-from localspec.core import AUTO, OFF
-from localspec.speculation import DecodeCounts
+from localspec.core.arithmetic import percentile, ratio
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.speculation import DecodeCounts
 
 MIN_TOKENS = 8  # fewer decoded tokens say nothing about a rate
 MAX_REPETITION = 0.3

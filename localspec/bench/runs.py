@@ -26,19 +26,19 @@ import torch
 import transformers
 
 from localspec import __version__
-from localspec.backend import Description, DrafterStatus, Message
 from localspec.bench.cases import Case
 from localspec.chat.local import Loaded
-from localspec.core import DraftPlan, Round, SamplingParams, Step
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
+from localspec.controller.policy import policy_of
+from localspec.core.backend import Description, DrafterStatus, Message
+from localspec.core.decoding import DraftPlan, Round, SamplingParams, Step
+from localspec.core.options import LoadOptions
 from localspec.engine.engine import Engine
-from localspec.engine.policy import policy_of
-from localspec.load import open_local_backend
+from localspec.loading.local_backend import open_local_backend
 from localspec.machine.hardware import probe
 from localspec.machine.sources import Source, resolve
-from localspec.options import LoadOptions
 from localspec.record.log_file import learnt_states
 
 PROCESS = Path("/proc/self")

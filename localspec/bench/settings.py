@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localspec.bench.arms import OtherEngines, default_arms
-from localspec.config import settings_for
-from localspec.core import AUTO, OFF
+from localspec.core.config import settings_for
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.errors import ConfigError
+from localspec.core.flag_values import require_temperatures, require_threads
 from localspec.drafters.registry import REGISTRY
-from localspec.errors import ConfigError
-from localspec.flags import require_temperatures, require_threads
 
 SUITES = ("quick", "drafters", "full")
 

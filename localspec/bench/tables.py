@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.units import took
+from localspec.core.units import took
 
 Row = Mapping[str, Any]
 Line = Sequence[str]

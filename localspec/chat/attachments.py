@@ -16,8 +16,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localspec.errors import RequestError
-from localspec.visible import one_line
+from localspec.core.errors import RequestError
+from localspec.core.visible import one_line
 
 MAX_FILES = 10
 MAX_FILE_BYTES = 1_000_000

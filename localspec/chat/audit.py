@@ -16,7 +16,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.backend import (
+from localspec.chat.branches import shown_message, tokens_of
+from localspec.chat.journal import without_half_a_character
+from localspec.chat.turn import SAMPLED, prompt_messages
+from localspec.core.backend import (
     Backend,
     Candidate,
     Description,
@@ -24,16 +27,13 @@ from localspec.backend import (
     Request,
     chunks_of,
 )
-from localspec.chat.branches import shown_message, tokens_of
-from localspec.chat.journal import without_half_a_character
-from localspec.chat.turn import SAMPLED, prompt_messages
-from localspec.core import AUTO, OFF, SamplingParams
+from localspec.core.decoding import AUTO, OFF, SamplingParams
+from localspec.core.errors import StoreError
+from localspec.core.precisions import PRECISIONS
+from localspec.core.units import counted, enumerated, took
 from localspec.drafters.registry import PLAIN, label_of
-from localspec.errors import StoreError
-from localspec.precisions import PRECISIONS
 from localspec.record.rows import API
 from localspec.record.store import Store
-from localspec.units import counted, enumerated, took
 
 Outcome = Literal["identical", "tie", "differs", "cancelled"]
 

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from localspec.backend import Backend, Description, Report
 from localspec.chat.turn import ServicePhase, unexpected
-from localspec.errors import EngineLost, LocalspecError
-from localspec.options import LoadOptions, Offer
+from localspec.core.backend import Backend, Description, Report
+from localspec.core.errors import EngineLost, LocalspecError
+from localspec.core.options import LoadOptions, Offer
 
 MOST_LOSSES = 3
 SAVE_STATE_S = 10.0

@@ -19,7 +19,7 @@ from typing import Literal
 
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.turn import ShownMessage
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 from localspec.record.rows import STATE_AFTER
 from localspec.record.store import Store, StoredMessage
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from localspec.backend import Backend, Description, DrafterStatus, Message, Request
-from localspec.core import AUTO, OFF
+from localspec.core.backend import Backend, Description, DrafterStatus, Message, Request
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.errors import ContextOverflow, EngineLost, NotCounted, RequestError
+from localspec.core.units import capital
 from localspec.drafters.registry import label_of
-from localspec.errors import ContextOverflow, EngineLost, NotCounted, RequestError
-from localspec.units import capital
 
 
 @dataclass(frozen=True)

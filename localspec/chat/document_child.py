@@ -15,8 +15,8 @@ from typing import Any
 
 from localspec.chat.attachments import check_size, too_much
 from localspec.chat.limited_child import answer_questions
-from localspec.errors import RequestError, first_line
-from localspec.units import counted
+from localspec.core.errors import RequestError, first_line
+from localspec.core.units import counted
 
 MAX_UNPACKED_BYTES = 100_000_000
 MAX_PAGES = 500

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from localspec.chat.attachments import check_size, shown_name, text_of, too_much
 from localspec.chat.limited_child import LOOK_S, ChildEnded, LimitedChild, Limits
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 
 MAX_DOCUMENT_BYTES = 20_000_000
 # For one file. A book of 500 pages takes a few seconds and less than a third of this memory.

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.chat.schemas import MOST_PROPERTIES, closed, refuse_too_large
 from localspec.chat.template import ChatTemplate
-from localspec.errors import RequestError, first_line
+from localspec.core.errors import RequestError, first_line
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -11,9 +11,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from localspec.backend import Backend
 from localspec.chat.turn import unexpected
-from localspec.errors import LocalspecError, UnexpectedFault
+from localspec.core.backend import Backend
+from localspec.core.errors import LocalspecError, UnexpectedFault
 
 Job = Callable[[Backend, threading.Event], None]
 

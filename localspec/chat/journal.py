@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from localspec.backend import Message, Role
-from localspec.errors import StoreError
+from localspec.core.backend import Message, Role
+from localspec.core.errors import StoreError
 from localspec.record.conversations import ConversationList
 from localspec.record.rows import MOST_OTHERS, PAGE, now
 from localspec.record.store import ContinuedReply, SessionInfo, Store, Turn, TurnEnd, TurnSettings

@@ -6,7 +6,7 @@ strings, and keeps the turn's statistics. When memory runs out it unloads the dr
 turns as there are slots are decoded together, and others wait for one of them; `candidates` and
 `calibrate` need the engine alone, and the caller makes sure of it.
 
-Not here: decoding (engine), slots (slots), storage and queueing (service), loading (load).
+Not here: decoding (engine), slots (slots), storage and queueing (service), loading.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
-from localspec.backend import Candidate, Chunk, Description, DrafterStatus, Message, Request
 from localspec.chat import off_reasons
 from localspec.chat.context_room import check_calls, check_drafter
 from localspec.chat.grammars import Grammars
@@ -39,21 +38,22 @@ from localspec.chat.reply_text import (
 )
 from localspec.chat.slots import RunningTurn, Slot, best_slot, stats_before
 from localspec.chat.template import ChatTemplate
-from localspec.core import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
+from localspec.controller.plain_baseline import PlainBaseline
+from localspec.controller.policy import policy_of
+from localspec.core.backend import Candidate, Chunk, Description, DrafterStatus, Message, Request
+from localspec.core.decoding import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
+from localspec.core.errors import ContextOverflow, EngineLost, LocalspecError, NumericsError
+from localspec.core.off_code import OffReason
+from localspec.core.turn_stats import TurnStats
 from localspec.drafters.registry import label_of, labelled
-from localspec.engine.plain_baseline import PlainBaseline
-from localspec.engine.policy import policy_of
-from localspec.errors import ContextOverflow, EngineLost, LocalspecError, NumericsError
-from localspec.off_code import OffReason
-from localspec.turn_stats import TurnStats
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
+    from localspec.controller.controller import Controller
     from localspec.engine.batch import Forwarded, Steps
-    from localspec.engine.controller import Controller
     from localspec.engine.engine import Engine, Prefilled
+    from localspec.engine.threads import Threads
     from localspec.forward.graphs import Capturing
     from localspec.forward.model import Rows
-    from localspec.threads import Threads
 
 UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 

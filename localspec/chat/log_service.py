@@ -19,15 +19,15 @@ from localspec.chat.audit import Replay, logged_reply, replay_of
 from localspec.chat.importing import Report, read_conversations
 from localspec.chat.journal import COMMIT_WAIT_S, Journal, OpenConversation
 from localspec.chat.turn import Reply, ShownMessage, clean
-from localspec.engine.controller import measurements
-from localspec.errors import RequestError
+from localspec.controller.controller import measurements
+from localspec.core.errors import RequestError
+from localspec.core.speculation import Measurement
 from localspec.record.conversations import PROMPT, ConversationList, ConversationRow
 from localspec.record.drafted import TokenRecord, unpack
 from localspec.record.export import Format, Scope, export, export_to_send, sweep_unsent
 from localspec.record.kept_settings import settings_from
 from localspec.record.rows import Conversation, RecentGain, visible_line
 from localspec.record.store import STATE_KEY, SessionInfo, Store
-from localspec.speculation import Measurement
 
 WHEN_FULL = ("ask", "roll", "stop")
 

@@ -2,18 +2,18 @@
 
 Contract: pure functions. None means that something may draft, or that nothing is known yet.
 
-Not here: the decision itself (engine.controller).
+Not here: the decision itself (controller.controller).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from localspec.backend import Description, DrafterStatus
-from localspec.core import OFF, DraftPlan
+from localspec.core.backend import Description, DrafterStatus
+from localspec.core.decoding import OFF, DraftPlan
+from localspec.core.off_code import OffCode, OffReason
+from localspec.core.turn_stats import TurnStats
 from localspec.drafters.registry import label_of, labelled
-from localspec.off_code import OffCode, OffReason
-from localspec.turn_stats import TurnStats
 
 SHORTEST_DRAFTED = 2  # tokens: every round ends with one of the target's own
 WAIT = "Wait a moment: it is measured while no reply is being written."

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from localspec.errors import LocalspecError, MemoryShortage, first_line
+from localspec.core.errors import LocalspecError, MemoryShortage, first_line
 
 # Messages of torch and its libraries, in lower case.
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")

@@ -23,15 +23,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from localspec.backend import Message, Request, Role
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.service import ChatService
 from localspec.chat.titles import title_of
 from localspec.chat.turn import Reply, ReplySettings, decided, shared
-from localspec.errors import EngineLost, QueueFull, RequestError, StoreError
+from localspec.core.backend import Message, Request, Role
+from localspec.core.errors import EngineLost, QueueFull, RequestError, StoreError
+from localspec.core.workloads import AS_SET
 from localspec.record.rows import API, StoredMessage
 from localspec.record.store import Store
-from localspec.workloads import AS_SET
 
 MOST_WAITING = 32
 MOST_ALIKE = 64  # conversations that begin with one text

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal
 
-from localspec.backend import Backend, Message, Request, chunks_of
 from localspec.chat.audit import Difference, explain, first_difference
-from localspec.core import OFF, FinishReason, SamplingParams
-from localspec.speculation import speedup
-from localspec.turn_stats import TurnStats
-from localspec.workloads import recognise
+from localspec.core.backend import Backend, Message, Request, chunks_of
+from localspec.core.decoding import OFF, FinishReason, SamplingParams
+from localspec.core.speculation import speedup
+from localspec.core.turn_stats import TurnStats
+from localspec.core.workloads import recognise
 
 NUM_RUNS = 3  # of each lane
 

@@ -24,7 +24,11 @@ from functools import cache
 from math import ceil
 from typing import Literal, NamedTuple
 
-from localspec.backend import (
+from localspec.chat.context_room import max_tokens_of
+from localspec.chat.detokenizer import REPLACEMENT, Detokenizer, without_stand_ins
+from localspec.chat.template import ChatTemplate
+from localspec.chat.thinking import Marks, divided, num_begun
+from localspec.core.backend import (
     BYTES_AS_TEXT,
     Backend,
     DraftedToken,
@@ -33,15 +37,11 @@ from localspec.backend import (
     Message,
     Request,
 )
-from localspec.chat.context_room import max_tokens_of
-from localspec.chat.detokenizer import REPLACEMENT, Detokenizer, without_stand_ins
-from localspec.chat.template import ChatTemplate
-from localspec.chat.thinking import Marks, divided, num_begun
-from localspec.core import Round, Step, TokenLogprob
-from localspec.errors import ContextOverflow, RequestError
-from localspec.speculation import num_checked
-from localspec.thought import ThoughtLimit
-from localspec.turn_stats import TurnStats
+from localspec.core.decoding import Round, Step, TokenLogprob
+from localspec.core.errors import ContextOverflow, RequestError
+from localspec.core.speculation import num_checked
+from localspec.core.thought import ThoughtLimit
+from localspec.core.turn_stats import TurnStats
 
 LEAD = 8  # tokens of the prompt before a reply
 MAX_CUT_TOKENS = 8  # of the known ids, how many may lie beyond the text

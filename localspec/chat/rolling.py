@@ -14,7 +14,7 @@ from localspec.chat.backend_lifecycle import BackendLifecycle
 from localspec.chat.context_room import check_room
 from localspec.chat.journal import PendingTurn
 from localspec.chat.turn import ReplySettings, ShownMessage, request_of
-from localspec.errors import ContextOverflow, EngineLost, RequestError
+from localspec.core.errors import ContextOverflow, EngineLost, RequestError
 
 
 def fewest_left_out(

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 
 Schema = Mapping[str, Any]
 

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.backend_lifecycle import BackendLifecycle, Opener, Smaller
 from localspec.chat.context_room import ContextUsage, check_servable, count_prompt
@@ -40,12 +39,13 @@ from localspec.chat.turn import (
     versions,
 )
 from localspec.chat.worker import Worker
-from localspec.core import AUTO
-from localspec.errors import ContextOverflow, EngineLost, RequestError, StoreError
-from localspec.options import LoadOptions
+from localspec.core.backend import Backend, Message, Request
+from localspec.core.decoding import AUTO
+from localspec.core.errors import ContextOverflow, EngineLost, RequestError, StoreError
+from localspec.core.options import LoadOptions
+from localspec.core.workloads import Workload, load_workloads
 from localspec.record.export import Format, Scope
 from localspec.record.store import STATE_KEY, SessionInfo, Store
-from localspec.workloads import Workload, load_workloads
 
 
 class ChatService(LogService):

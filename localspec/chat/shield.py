@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 from localspec.formats.encoding import encoded
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ all slots share the weights of target and drafters, and what is learnt. `best_sl
 that can serve a request; its cache stays, for the next turn of the same conversation. The first
 slot has every drafter that is loaded; the others have those that can serve several sequences.
 
-Not here: what runs in one forward (engine.batch), loading the slots (load).
+Not here: what runs in one forward (engine.batch), loading the slots (loading).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from localspec.backend import Request
 from localspec.chat.reply_text import ReplyText, Start
-from localspec.core import AUTO, OFF, Grammar, SamplingParams, Sequence
-from localspec.engine.acceptance import bucket_of
-from localspec.engine.costs import Costs
-from localspec.engine.plain_baseline import PlainBaseline
-from localspec.turn_stats import TurnStats
+from localspec.controller.acceptance import bucket_of
+from localspec.controller.costs import Costs
+from localspec.controller.plain_baseline import PlainBaseline
+from localspec.core.backend import Request
+from localspec.core.decoding import AUTO, OFF, Grammar, SamplingParams, Sequence
+from localspec.core.turn_stats import TurnStats
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
-    from localspec.engine.controller import Controller
+    from localspec.controller.controller import Controller
     from localspec.engine.engine import Engine
 
 FINGERPRINT_LENGTH = 16  # hex digits

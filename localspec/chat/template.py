@@ -20,19 +20,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.backend import Message
 from localspec.chat.detokenizer import STAND_INS, Detokenizer, byte_tokens
 from localspec.chat.shield import AliasedEncoder, Shield
 from localspec.chat.template_process import template_process
 from localspec.chat.template_reading import PLAIN_READING, reading_of
 from localspec.chat.thinking import SWITCHES, THINK, marks_in, turn_of
 from localspec.chat.tool_formats import call_format_of, with_fitting_ids
-from localspec.errors import ModelError, RequestError, first_line
-from localspec.files import read_json
+from localspec.core.backend import Message
+from localspec.core.errors import ModelError, RequestError, first_line
+from localspec.core.files import read_json
+from localspec.core.thought import ThoughtLimit
 from localspec.formats.byte_alphabet import bytes_of_piece
 from localspec.formats.encoding import check_growth, encoded
 from localspec.formats.folder_files import require_tokenizer, template_of_processor
-from localspec.thought import ThoughtLimit
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

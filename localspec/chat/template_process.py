@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from localspec.chat.limited_child import ChildEnded, LimitedChild, Limits
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 
 MODULE = "localspec.chat.template_child"
 # Seconds for one text, and the memory of the process; published templates need far less of both.

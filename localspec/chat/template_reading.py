@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from localspec.backend import Message
-from localspec.errors import RequestError
+from localspec.core.backend import Message
+from localspec.core.errors import RequestError
 
 RULES, ASKED, REPLIED = "Rules of localspec.", "Question of localspec.", "Answer of localspec"
 TURN = (Message("user", ASKED), Message("assistant", REPLIED))

@@ -5,7 +5,7 @@ Contract: a reply that begins with a model's opening mark, or whose prompt ends 
 text up to the closing mark as thought; all other text is the answer. No mark is in either, however
 the text is cut into pieces, nor are the line breaks beside the marks. A mark anywhere else is text.
 
-Not here: which marks a model has (template), ending a thought early (core.Sequence).
+Not here: which marks a model has (template), ending a thought early (core.decoding.Sequence).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from localspec.backend import Message
+from localspec.core.backend import Message
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from localspec.backend import Backend, Message, Request
 from localspec.chat import branches
 from localspec.chat.jobs import Task
 from localspec.chat.turn import Reply, ShownMessage, prompt_messages
-from localspec.core import SamplingParams
-from localspec.errors import NotCounted
+from localspec.core.backend import Backend, Message, Request
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import NotCounted
 from localspec.record.rows import PAGE, title_line
 from localspec.record.store import Store
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from localspec.backend import Message, ToolCall
 from localspec.chat.json_calls import (
     Block,
     Call,
@@ -45,7 +44,8 @@ from localspec.chat.notation_calls import (
     read_notation,
 )
 from localspec.chat.thinking import CALLING, NEXT, num_begun
-from localspec.errors import RequestError
+from localspec.core.backend import Message, ToolCall
+from localspec.core.errors import RequestError
 
 PROBE = "localspec_probe"  # a tool that no chat template names
 ID_LENGTH = 9  # characters of an id in Mistral's chat templates, which refuse all others

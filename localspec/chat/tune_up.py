@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from localspec.arithmetic import ratio
-from localspec.backend import Backend, Message, Request, chunks_of
-from localspec.core import OFF, SamplingParams
+from localspec.core.arithmetic import ratio
+from localspec.core.backend import Backend, Message, Request, chunks_of
+from localspec.core.decoding import OFF, SamplingParams
+from localspec.core.turn_stats import TurnStats
+from localspec.core.units import capital, compared, direction, gain_words
+from localspec.core.workloads import recognise
 from localspec.drafters.registry import REGISTRY, label_of
-from localspec.turn_stats import TurnStats
-from localspec.units import capital, compared, direction, gain_words
-from localspec.workloads import recognise
 
 BUDGET_S = 10.0
 WARM_UP_S = 0.3

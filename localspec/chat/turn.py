@@ -17,18 +17,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from localspec.backend import Chunk, Description, Message, Request
 from localspec.chat.journal import PendingTurn
-from localspec.core import AUTO, FORCED, OFF, TARGET, FinishReason, SamplingParams, Step
-from localspec.errors import LocalspecError, RequestError
-from localspec.leniency import as_data
-from localspec.off_code import OffReason
-from localspec.options import Offer
+from localspec.core.backend import Chunk, Description, Message, Request
+from localspec.core.decoding import AUTO, FORCED, OFF, TARGET, FinishReason, SamplingParams, Step
+from localspec.core.errors import LocalspecError, RequestError
+from localspec.core.leniency import as_data
+from localspec.core.off_code import OffReason
+from localspec.core.options import Offer
+from localspec.core.turn_stats import TurnStats
+from localspec.core.units import clean as clean
+from localspec.core.workloads import AS_SET, Workload, decide
 from localspec.record.drafted import TokenRecord, pack
 from localspec.record.store import TurnEnd, TurnSettings
-from localspec.turn_stats import TurnStats
-from localspec.units import clean as clean
-from localspec.workloads import AS_SET, Workload, decide
 
 SAMPLED = tuple(one.name for one in fields(SamplingParams) if one.name != "leniency")
 DRAWN_SEEDS = 2**53  # the page's JavaScript holds these exactly

@@ -23,13 +23,13 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
-from localspec.backend import Request
 from localspec.chat.backend_lifecycle import BackendLifecycle
 from localspec.chat.jobs import Task, attempted
 from localspec.chat.journal import Journal
 from localspec.chat.turn import Reply, TurnPhase, turn_settings
-from localspec.core import FinishReason
-from localspec.errors import EngineLost, LocalspecError
+from localspec.core.backend import Request
+from localspec.core.decoding import FinishReason
+from localspec.core.errors import EngineLost, LocalspecError
 
 WATCH_S = 0.5  # how often an idle engine is checked
 CHECKPOINT_S = 1.0  # between two checkpoints of a reply that has run for 10 s or more

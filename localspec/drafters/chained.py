@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from localspec.core import DraftPlan, Sequence
+from localspec.core.decoding import DraftPlan, Sequence
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import Drafting, DraftSteps, catch_up, room_of
 from localspec.drafters.ngram import NgramDrafter

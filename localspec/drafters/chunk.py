@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from localspec.core import SamplingParams
+from localspec.core.decoding import SamplingParams
+from localspec.core.units import counted
 from localspec.drafters.drafting import Drafting, Level, fitted, level_of
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import Warp, noise_after, perturbed, repelled
@@ -39,7 +40,6 @@ from localspec.forward.graphs import (
 from localspec.forward.model import prefill
 from localspec.forward.static import Window, undisturbed, windows
 from localspec.forward.upload import indices, pinned
-from localspec.units import counted
 
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
 FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to read

@@ -34,7 +34,8 @@ from itertools import pairwise
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
+from localspec.core.decoding import DraftPlan, Proposal, SamplingParams, Sequence, chain
+from localspec.core.errors import ModelError
 from localspec.drafters.drafting import Drafting, catch_up
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.vocabularies import (
@@ -48,7 +49,6 @@ from localspec.drafters.vocabularies import (
     starts_of,
 )
 from localspec.engine.sampling import distributions, peaks
-from localspec.errors import ModelError
 
 RE_ENCODED, TRANSLATED = "re-encoded", "translated"
 ENOUGH_SHARED = 0.5

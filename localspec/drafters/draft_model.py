@@ -14,7 +14,7 @@ from typing import Self
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, Sequence
+from localspec.core.decoding import DraftPlan, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import (
     Drafting,

@@ -24,7 +24,7 @@ from typing import Self
 
 import torch
 
-from localspec.core import DraftPlan, Growth, Proposal, Sequence
+from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import (

@@ -27,7 +27,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from localspec.core import DraftPlan, Proposal, Sequence, chain
+from localspec.core.decoding import DraftPlan, Proposal, Sequence, chain
 from localspec.engine.sampling import (
     masked,
     noise_after,

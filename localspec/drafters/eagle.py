@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 
-from localspec.core import DraftPlan, Growth, Proposal, Sequence
+from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
 from localspec.drafters.drafting import HEAD_SHARE, Unread, chances, level_of, likeliest
 from localspec.drafters.head_drafter import HeadDrafter
 from localspec.drafters.parts import Parts

@@ -29,14 +29,14 @@ from statistics import median
 from time import perf_counter
 from typing import Self
 
-from localspec.core import DraftPlan, Sequence
+from localspec.core.decoding import DraftPlan, Sequence
+from localspec.core.errors import ModelError
+from localspec.core.speculation import best_length
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import HEAD_SHARE, DraftSteps, room_of
 from localspec.drafters.parts import Parts
-from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
-from localspec.speculation import best_length
 
 MAX_CANDIDATES = 6
 MAX_LENGTH = 8  # of a draft, in the estimate

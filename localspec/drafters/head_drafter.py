@@ -9,7 +9,7 @@ Not here: the shape of a draft (eagle, mtp), the head (forward.heads.autoregress
 
 from __future__ import annotations
 
-from localspec.core import Sequence
+from localspec.core.decoding import Sequence
 from localspec.drafters.parts import DrafterBase
 from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadParts
 from localspec.forward.model import LanguageModel

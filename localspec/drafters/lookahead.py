@@ -28,7 +28,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
-from localspec.core import DraftPlan, Outcome, Proposal, Sequence
+from localspec.core.decoding import DraftPlan, Outcome, Proposal, Sequence
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
 from localspec.forward.cache import common_prefix_length

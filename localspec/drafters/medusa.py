@@ -16,7 +16,7 @@ from collections.abc import Sequence as Several
 
 import torch
 
-from localspec.core import DraftPlan, Growth, Proposal, Sequence
+from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
 from localspec.drafters.drafting import HEAD_SHARE, Level, likeliest
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import Ranked, TreeGrowth, usual_growth

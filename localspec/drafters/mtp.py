@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import torch
 
-from localspec.core import DraftPlan, Proposal, Sequence
+from localspec.core.decoding import DraftPlan, Proposal, Sequence
 from localspec.drafters.drafting import HEAD_SHARE, Drafting, Unread
 from localspec.drafters.head_drafter import HeadDrafter
 from localspec.drafters.parts import Parts

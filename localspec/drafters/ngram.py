@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from localspec.core import DraftPlan, Proposal, Sequence, chain
+from localspec.core.decoding import DraftPlan, Proposal, Sequence, chain
 from localspec.drafters.lookup import Lookup, Matches, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import TreeGrowth

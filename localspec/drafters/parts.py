@@ -13,15 +13,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from localspec.core import Outcome, Sequence
+from localspec.core.decoding import Outcome, Sequence
+from localspec.core.errors import ModelError
+from localspec.core.off_code import OffCode
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.lookup import Lookup
 from localspec.drafters.vocabularies import Foreign
-from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.model import LanguageModel
-from localspec.off_code import OffCode
 
 Made = TypeVar("Made")
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Literal
 
-from localspec.core import OFF
+from localspec.core.decoding import OFF
 
 Family = Literal["model", "lookup", "self", "head", "foreign"]
 Needs = Literal["nothing", "draft", "copy", "head", "foreign"]

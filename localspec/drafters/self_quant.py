@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from localspec.core import DraftPlan, Sequence
+from localspec.core.decoding import DraftPlan, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import DraftSteps

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Protocol
 
-from localspec.core import Growth, Proposal
+from localspec.core.decoding import Growth, Proposal
 
 ROOT = -1
 MAX_OPENED = 4  # nodes extended in one step

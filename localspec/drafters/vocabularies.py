@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from localspec.errors import ModelError
-from localspec.files import parsed
+from localspec.core.errors import ModelError
+from localspec.core.files import parsed
 from localspec.formats.byte_alphabet import bytes_of_piece
 from localspec.formats.encoding import check_growth
 from localspec.formats.folder_files import name_of

@@ -1,1 +1,1 @@
-"""The algorithm: decode loop, verification, sampling, costs and the controller."""
+"""The algorithm: decode loop, batches, verification, sampling, noise; measuring of costs."""

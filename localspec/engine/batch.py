@@ -24,8 +24,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from localspec.core import ALONE, DraftPlan, Others, Proposal
-from localspec.core import Sequence as Turn
+from localspec.core.decoding import ALONE, DraftPlan, Others, Proposal
+from localspec.core.decoding import Sequence as Turn
 from localspec.forward.decoder import Decoder, forward_together, weights_of
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
 

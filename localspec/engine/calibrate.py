@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-from localspec.core import (
+from localspec.controller.acceptance import temperature_bucket
+from localspec.controller.controller import Controller
+from localspec.controller.costs import WIDTHS
+from localspec.core.decoding import (
     DraftPlan,
     Outcome,
     Proposal,
@@ -26,9 +29,6 @@ from localspec.core import (
     Sequence,
     chain,
 )
-from localspec.engine.acceptance import temperature_bucket
-from localspec.engine.controller import Controller
-from localspec.engine.costs import WIDTHS
 from localspec.engine.engine import Engine
 
 REPEATS = 5

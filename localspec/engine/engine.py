@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import torch
 
-from localspec.core import (
+from localspec.core.decoding import (
     FORCED,
     OFF,
     TARGET,
@@ -39,15 +39,15 @@ from localspec.core import (
     TokenLogprob,
     Verdict,
 )
+from localspec.core.errors import NumericsError
+from localspec.core.speculation import num_checked
+from localspec.core.thought import ThoughtLimit
 from localspec.engine.batch import Forwarded, Stepwise, alone, with_waits
 from localspec.engine.lenient import allowed
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, masked, scores
 from localspec.engine.verify import verify
-from localspec.errors import NumericsError
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
-from localspec.speculation import num_checked
-from localspec.thought import ThoughtLimit
 
 
 @dataclass(frozen=True)

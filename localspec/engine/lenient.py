@@ -9,7 +9,7 @@ to a sibling that a rule allows. Where nothing is allowed the target's own choic
     Factor      Allowed if the token would be the choice were its p(x) larger by the factor. At
                 temperature 0: exact.
 
-Not here: the walk (verify), choosing a rule (workloads). Sources: localspec.leniency.
+Not here: the walk (verify), choosing a rule (workloads). Sources: localspec.core.leniency.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import math
 
 import torch
 
-from localspec import core
-from localspec.core import Proposal
+from localspec.core import decoding
+from localspec.core.decoding import Proposal
+from localspec.core.leniency import Factor, Leniency, Threshold, Typical
 from localspec.engine.sampling import distributions
 from localspec.forward.upload import indices
-from localspec.leniency import Factor, Leniency, Threshold, Typical
 
 
 def allowed(
     rule: Leniency,
     proposal: Proposal,
-    sequence: core.Sequence,
+    sequence: decoding.Sequence,
     logits: torch.Tensor,
     scores: torch.Tensor,
 ) -> list[bool]:

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from localspec import core
-from localspec.core import SamplingParams
+from localspec.core import decoding
+from localspec.core.decoding import SamplingParams
 from localspec.forward.upload import indices, uploaded
 
 Number = float | torch.Tensor  # a setting, or a tensor of one element on the device
@@ -48,7 +48,7 @@ def warp_of(sampling: SamplingParams) -> Warp:
 
 def scores(
     logits: torch.Tensor,
-    sequence: core.Sequence,
+    sequence: decoding.Sequence,
     texts: Sequence[Sequence[int]],
     share: float = 1.0,
 ) -> torch.Tensor:
@@ -66,7 +66,7 @@ def scores(
 
 
 def masked(
-    logits: torch.Tensor, sequence: core.Sequence, texts: Sequence[Sequence[int]]
+    logits: torch.Tensor, sequence: decoding.Sequence, texts: Sequence[Sequence[int]]
 ) -> torch.Tensor:
     """Logits [n, V], -inf where the turn's grammar lets no such token follow `sequence` and each of
     the drafted `texts`; the same tensor where there is no grammar."""
@@ -80,7 +80,7 @@ def masked(
 
 
 def noise_after(
-    sequence: core.Sequence, depths: Sequence[int], device: torch.device
+    sequence: decoding.Sequence, depths: Sequence[int], device: torch.device
 ) -> torch.Tensor:
     """The noise of what may follow `sequence` and so many drafted tokens: [n, V]."""
     first, last = min(depths), max(depths)

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localspec.core import Proposal, Verdict
-from localspec.errors import NumericsError
+from localspec.core.decoding import Proposal, Verdict
+from localspec.core.errors import NumericsError
 from localspec.forward.tree import children
 
 ROOT = -1

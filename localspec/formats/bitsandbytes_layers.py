@@ -15,8 +15,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from localspec.errors import ModelError
-from localspec.files import parsed
+from localspec.core.errors import ModelError
+from localspec.core.files import parsed
 from localspec.formats.safetensors_file import tensor_bytes, tensor_shapes
 
 STATE = ".quant_state.bitsandbytes__"  # in the name of a layer's settings, before their kind

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from localspec.errors import ModelError, RequestError, first_line
+from localspec.core.errors import ModelError, RequestError, first_line
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer

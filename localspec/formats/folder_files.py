@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import ModelError
-from localspec.files import read_json
+from localspec.core.errors import ModelError
+from localspec.core.files import read_json
 from localspec.formats.gguf_file import POINTER, parts_of
 from localspec.formats.native import KNOWN_AS
 from localspec.formats.safetensors_file import check_safetensors, has_separate_head

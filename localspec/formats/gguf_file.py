@@ -23,7 +23,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import ModelError, damaged
+from localspec.core.errors import ModelError, damaged
 
 MAGIC = b"GGUF"
 # In a model folder: names the file that holds its weights. No part of its config.json, so that the

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.gguf_families import FAMILIES, Family
 from localspec.formats.gguf_file import GGUFHeader, GGUFTensor, NotedSettings
 from localspec.formats.stored import GGUF_IN_GROUPS

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.gguf_file import GGUFHeader, NotedSettings
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # ggml's types of a token

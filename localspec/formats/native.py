@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from localspec.units import enumerated
+from localspec.core.units import enumerated
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from localspec.errors import damaged, first_line
+from localspec.core.errors import damaged, first_line
 
 WHOLE_NUMBERS = frozenset(("BOOL", "I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64"))
 PACKED = frozenset(("I8", "U8"))  # of these, the types of weights that are quantised

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.errors import ModelError
-from localspec.units import enumerated
+from localspec.core.errors import ModelError
+from localspec.core.units import enumerated
 
 GGUF_IN_GROUPS = ("Q4_0", "Q4_K")  # of 32 weights of 4 bits
 GROUP_SIZES = (32, 64, 128, 256)  # of torch's kernels for 4 bits in groups

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward.nf4 import Nf4Embedding
 from localspec.forward.weight_layout import Linear, PlainLinear
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from localspec.errors import CacheError
+from localspec.core.errors import CacheError
 from localspec.forward.features import Features
 from localspec.forward.upload import indices
 

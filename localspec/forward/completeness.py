@@ -13,10 +13,10 @@ from typing import Any
 
 from safetensors import safe_open
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
+from localspec.core.units import counted
 from localspec.formats.folder_files import ModelFolder
 from localspec.formats.native import TOWERS
-from localspec.units import counted
 
 # Tables that are computed anew; modules that only draft; scales of what passes through a layer or
 # is cached, which is kept in full precision here; state of the library that trained the model.

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import read_object, weight_files
 
 if TYPE_CHECKING:

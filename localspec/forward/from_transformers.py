@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.native import CAPS, LAYOUTS, Layout, why_not_native
 from localspec.forward.block import (
     Activation,

@@ -30,7 +30,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from localspec.errors import first_line
+from localspec.core.errors import first_line
 from localspec.forward.cache import WIDEST
 from localspec.forward.decoder import Decoder
 from localspec.forward.static import StaticForward, Window, undisturbed, windows

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.attention import attention_fault, count_key_heads, is_recurrent
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features

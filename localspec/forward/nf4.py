@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
 from localspec.forward.cache import WIDEST
 from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias

@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import ModelFolder
 from localspec.formats.native import LAYOUTS
 from localspec.formats.safetensors_file import tensor_shapes

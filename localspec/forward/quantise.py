@@ -28,7 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward import nf4
 from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Grouped, Int4Linear

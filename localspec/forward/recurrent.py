@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import Features

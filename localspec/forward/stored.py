@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from localspec.errors import ModelError, first_line
+from localspec.core.errors import ModelError, first_line
 from localspec.formats.folder_files import ModelFolder, name_of
 from localspec.formats.gguf_file import GGUFTensor, read_header
 from localspec.formats.gguf_settings import family_of, tensor_names

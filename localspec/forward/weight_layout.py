@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.int8 import Int8Linear
 from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias, tensors_of

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 
-from localspec.errors import MemoryShortage, ModelError, first_line
+from localspec.core.errors import MemoryShortage, ModelError, first_line
 from localspec.formats.attention import cannot_check, does_not_continue
 from localspec.formats.bitsandbytes_layers import check_bitsandbytes
 from localspec.formats.folder_files import ModelFolder, check_folder

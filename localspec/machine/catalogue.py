@@ -4,7 +4,7 @@ Contract: `Catalogue.read` reads the machine, the profiles, the cache and the di
 it takes some tenths of a second and never raises for what it finds. `smaller_offer` names what to
 load when memory is short. Nothing is fetched but by `downloads`, and torch is never imported.
 
-Not here: the reasoning (recommend), the page (web), loading (load).
+Not here: the reasoning (recommend), the page (web), loading.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from localspec.config import Profile, Settings, load_profiles
-from localspec.errors import ConfigError, LocalspecError, ModelError
-from localspec.files import free_disk
+from localspec.core.config import Profile, Settings, load_profiles
+from localspec.core.errors import ConfigError, LocalspecError, ModelError
+from localspec.core.files import free_disk
+from localspec.core.options import LoadOptions, Offer
+from localspec.core.speculation import Measurement
 from localspec.formats.folder_files import weight_files
 from localspec.formats.gguf_file import parts_of
 from localspec.machine.download_faults import DownloadFault
@@ -45,8 +47,6 @@ from localspec.machine.sources import (
     named_path,
     shape_from_entry,
 )
-from localspec.options import LoadOptions, Offer
-from localspec.speculation import Measurement
 
 
 @dataclass(frozen=True)

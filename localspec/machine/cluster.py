@@ -9,7 +9,7 @@ Sources: the documentation and the code of vLLM 0.32.0 (its draft_model method r
 is split otherwise than the target; n-gram and heads it takes) and of SGLang 0.5.23 (which splits
 the draft as the target).
 
-Not here: what drafts how well (speculation), the command line (cluster_command).
+Not here: what drafts how well (speculation), the command line (cli.cluster).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from math import floor
 from typing import Any, Literal
 
-from localspec.errors import ConfigError, MemoryShortage
+from localspec.core.errors import ConfigError, MemoryShortage
+from localspec.core.precisions import TORCH_NAMES, Precision
+from localspec.core.units import gib
 from localspec.machine.nvml import Gpu
 from localspec.machine.shapes import ModelShape
-from localspec.precisions import TORCH_NAMES, Precision
-from localspec.units import gib
 
 Program = Literal["vllm", "sglang"]
 Method = Literal["off", "ngram", "draft_model", "eagle", "eagle3"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import DraftMismatch, ModelError
+from localspec.core.errors import DraftMismatch, ModelError
 from localspec.formats.folder_files import name_of, read_object
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_tokenizer import tokenizer_of

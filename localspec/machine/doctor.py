@@ -15,15 +15,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from localspec.config import PROJECT_FOLDER, Settings, load_profiles, settings_for
-from localspec.errors import ConfigError, first_line
-from localspec.files import free_disk, why_not_writable
+from localspec.core.config import PROJECT_FOLDER, Settings, load_profiles, settings_for
+from localspec.core.errors import ConfigError, first_line
+from localspec.core.files import free_disk, why_not_writable
+from localspec.core.units import gib
+from localspec.core.workloads import load_workloads, workload_folders
 from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
 from localspec.machine.nvml import NO_LIBRARY
 from localspec.machine.plans import full_precision
 from localspec.machine.sources import is_whole
-from localspec.units import gib
-from localspec.workloads import load_workloads, workload_folders
 
 PACKAGES = ("torch", "transformers", "safetensors", "gradio", "sqlite-utils")
 DEMO_FOLDERS = ("assets/demo/target", "assets/demo/draft")

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from localspec.errors import ConfigError, LocalspecError, first_line
+from localspec.core.errors import ConfigError, LocalspecError, first_line
 
 # What ends a remedy of a download, and of a question, after which nothing has arrived.
 OF_DOWNLOAD = {"Again": "Continue", "again": "continue", "kept": "; what has arrived is kept"}

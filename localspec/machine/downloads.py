@@ -25,11 +25,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from localspec.config import PROJECT_FOLDER
-from localspec.files import read_json, replacing
+from localspec.core.config import PROJECT_FOLDER
+from localspec.core.files import read_json, replacing
+from localspec.core.units import clock
 from localspec.machine.download_faults import OF_QUESTION, DownloadFault, fault
 from localspec.machine.hub_files import HubModel, Survey, gb
-from localspec.units import clock
 
 WORKER = (sys.executable, "-m", "localspec.machine.fetch")
 # The one place that may call out. Xet's own transfers cannot be continued after a crash, plain

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from localspec.errors import first_line
-from localspec.files import free_disk, replacing
+from localspec.core.errors import first_line
+from localspec.core.files import free_disk, replacing
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.hub_files import HubFile, Survey, gb, search, survey
 

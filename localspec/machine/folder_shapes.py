@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.attention import (
     attention_fault,
     count_attention_layers,

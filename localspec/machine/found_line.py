@@ -5,9 +5,9 @@ Not here: reading it (hardware).
 
 from __future__ import annotations
 
+from localspec.core.units import counted, gib
 from localspec.machine.hardware import Hardware
 from localspec.machine.nvml import Gpu, in_use
-from localspec.units import counted, gib
 
 
 def found_line(hardware: Hardware) -> str:

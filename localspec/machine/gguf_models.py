@@ -17,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import ModelError
-from localspec.files import replacing
+from localspec.core.errors import ModelError
+from localspec.core.files import replacing
+from localspec.core.units import enumerated
 from localspec.formats.gguf_file import (
     PART,
     POINTER,
@@ -30,7 +31,6 @@ from localspec.formats.gguf_file import (
 )
 from localspec.formats.gguf_settings import config_of, end_ids_of, tensor_names, unread_settings
 from localspec.formats.gguf_tokenizer import says_no_split, tokenizer_of
-from localspec.units import enumerated
 
 LAYOUT = "6"  # of the folders written here: another one is written anew
 BLOB = "sha256-"  # how the name of a file of Ollama begins

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from localspec.errors import ConfigError, MemoryShortage
+from localspec.core.errors import ConfigError, MemoryShortage
 from localspec.machine.nvml import Gpu, read_gpus, shown_by_cuda
 
 Device = Literal["cuda", "mps", "cpu"]

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import first_line
+from localspec.core.errors import first_line
+from localspec.core.proxies import require_usable_proxies
 from localspec.formats.native import NATIVE
 from localspec.formats.safetensors_file import num_bytes_of
-from localspec.proxies import require_usable_proxies
 
 WANTED_FILES = (
     "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",

@@ -15,7 +15,7 @@ from typing import Any
 import httpx2
 from huggingface_hub import get_session
 
-from localspec.files import is_deep
+from localspec.core.files import is_deep
 from localspec.machine.download_faults import DownloadError
 
 # Bytes of an answer that is no file. A list of a thousand files has about 300 KiB.

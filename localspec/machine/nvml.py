@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from localspec.units import enumerated
+from localspec.core.units import enumerated
 
 Value = TypeVar("Value")
 

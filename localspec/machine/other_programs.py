@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.files import read_json, read_text
+from localspec.core.files import read_json, read_text
 from localspec.machine.gguf_models import is_model_file, title_of
 
 MODEL_LAYER = "application/vnd.ollama.image.model"

@@ -11,9 +11,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import ceil, inf
 
-from localspec.config import Profile, Settings, find_profile, load_profiles, nearest, settings_for
-from localspec.core import AUTO, OFF
-from localspec.errors import ConfigError, ModelError
+from localspec.core.config import (
+    Profile,
+    Settings,
+    find_profile,
+    load_profiles,
+    nearest,
+    settings_for,
+)
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.errors import ConfigError, ModelError
+from localspec.core.options import LoadOptions
+from localspec.core.precisions import FULL_BYTES, PRECISIONS
+from localspec.core.speculation import Measurement
+from localspec.core.units import compared, gib
 from localspec.machine.hardware import Hardware, on_device, probe
 from localspec.machine.nvml import Gpu
 from localspec.machine.planner import plan, preference
@@ -31,10 +42,6 @@ from localspec.machine.plans import (
 )
 from localspec.machine.recommend import expected_gain, is_slow, worth_of
 from localspec.machine.sources import KnownModel, compatibility_of, find_model
-from localspec.options import LoadOptions
-from localspec.precisions import FULL_BYTES, PRECISIONS
-from localspec.speculation import Measurement
-from localspec.units import compared, gib
 
 # What a desktop with a browser takes of a card, in bytes: drivers report 10.5 to 11.3 GiB free of
 # 12, of which this is the middle.

@@ -23,7 +23,10 @@ from functools import partial
 from math import ceil, floor
 from typing import Any
 
-from localspec.core import OFF
+from localspec.core.decoding import OFF
+from localspec.core.precisions import Precision
+from localspec.core.speculation import Measurement
+from localspec.core.units import billions, capital, gib
 from localspec.drafters.registry import REGISTRY, planned
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.machine.plans import (
@@ -39,9 +42,6 @@ from localspec.machine.plans import (
     bytes_of,
     draft_bytes_of,
 )
-from localspec.precisions import Precision
-from localspec.speculation import Measurement
-from localspec.units import billions, capital, gib
 
 # Context lengths tried below the wanted one.
 CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024)

@@ -12,8 +12,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
-from localspec.core import OFF
-from localspec.errors import ConfigError
+from localspec.core.decoding import OFF
+from localspec.core.errors import ConfigError
+from localspec.core.precisions import FULL_BYTES, PRECISIONS, Precision
+from localspec.core.speculation import Measurement
 from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
 from localspec.formats.native import NATIVE
 from localspec.machine.compatibility import UNKNOWN, Compatibility
@@ -25,8 +27,6 @@ from localspec.machine.hardware import (
     on_device,
 )
 from localspec.machine.shapes import ModelShape
-from localspec.precisions import FULL_BYTES, PRECISIONS, Precision
-from localspec.speculation import Measurement
 
 # Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
 DRAFT_MODEL, SELF_QUANT = "draft_model", "self_quant"

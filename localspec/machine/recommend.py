@@ -22,7 +22,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from localspec.core import OFF
+from localspec.core.decoding import OFF
+from localspec.core.options import LoadOptions
+from localspec.core.precisions import FULL_BYTES, TORCH_NAMES, Precision
+from localspec.core.speculation import Measurement, best_speedup
 from localspec.drafters.registry import REGISTRY
 from localspec.machine.planner import plan
 from localspec.machine.plans import (
@@ -35,9 +38,6 @@ from localspec.machine.plans import (
     Room,
 )
 from localspec.machine.shapes import ModelShape
-from localspec.options import LoadOptions
-from localspec.precisions import FULL_BYTES, TORCH_NAMES, Precision
-from localspec.speculation import Measurement, best_speedup
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")
 # The tokenizer and configurations beside the weights.

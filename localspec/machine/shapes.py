@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
+from localspec.core.precisions import FULL_BYTES, Precision
 from localspec.formats.attention import count_key_heads
 from localspec.formats.native import KNOWN_AS, LAYOUTS, NATIVE, SIZED
 from localspec.formats.stored import stored_of
 from localspec.machine.hardware import cpu_flags
-from localspec.precisions import FULL_BYTES, Precision
 
 # Whether torch has FBGEMM, by which the native decoder keeps weights that were published in 16 bits
 # in 2 bytes where it computes in fp32 (weight_layout.Fp16Linear).

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.config import (
+from localspec.core.config import (
     ModelEntry,
     Profile,
     find_profile,
@@ -22,7 +22,8 @@ from localspec.config import (
     settings_for,
     suggestion,
 )
-from localspec.errors import ConfigError, ModelError
+from localspec.core.errors import ConfigError, ModelError
+from localspec.core.options import LoadOptions
 from localspec.formats.folder_files import name_of, require_whole
 from localspec.formats.native import SIZED
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
@@ -31,7 +32,6 @@ from localspec.machine.fetch import fetch
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf, shape_to_load
 from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
 from localspec.machine.shapes import ModelShape
-from localspec.options import LoadOptions
 
 DEMO = "localspec/demo"
 AWQ_GROUP = 128  # weights with one scale, in the copies that profiles name

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
-from localspec.errors import RequestError, StoreError
+from localspec.core.errors import RequestError, StoreError
 from localspec.record.connection import SharedConnection
 from localspec.record.rows import now
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from localspec.errors import StoreError
+from localspec.core.errors import StoreError
 from localspec.record.rows import bind
 
 BUSY_TIMEOUT_MS = 5000

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localspec.errors import RequestError, StoreError
+from localspec.core.errors import RequestError, StoreError
 from localspec.record import queries, search
 from localspec.record.connection import SharedConnection, Tables, missing
 from localspec.record.kept_settings import Settings, written

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localspec.backend import DraftedToken, DraftOutcome
+from localspec.core.backend import DraftedToken, DraftOutcome
 
 VERSION = 1
 THOUSAND = 1000.0

@@ -31,8 +31,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from localspec.errors import StoreError
-from localspec.files import replacing
+from localspec.core.errors import StoreError
+from localspec.core.files import replacing
 from localspec.record import queries
 from localspec.record.connection import connect, diagnose
 from localspec.record.contents import Contents, Scope, reading

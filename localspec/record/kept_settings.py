@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from typing import Literal
 
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 from localspec.record.connection import SharedConnection
 from localspec.record.rows import clean, json_column
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.backend import Message
-from localspec.config import settings_for
-from localspec.errors import StoreError
+from localspec.core.backend import Message
+from localspec.core.config import settings_for
+from localspec.core.errors import StoreError
 from localspec.record.connection import connect, diagnose, read_only
 from localspec.record.rows import state_from, text_of
 from localspec.record.store import STATE_KEY

@@ -11,14 +11,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from localspec.core.leniency import label
+from localspec.core.precisions import PRECISIONS
+from localspec.core.turn_stats import NO_GAIN
+from localspec.core.units import DASH, gib, took
+from localspec.core.workloads import kind_words
 from localspec.drafters.registry import label_of, labelled
-from localspec.leniency import label
-from localspec.precisions import PRECISIONS
 from localspec.record.contents import Contents
 from localspec.record.rows import Conversation, StoredMessage, clean
-from localspec.turn_stats import NO_GAIN
-from localspec.units import DASH, gib, took
-from localspec.workloads import kind_words
 
 SPEAKERS = {"user": "You", "assistant": "Reply", "system": "System"}
 SETTINGS = (

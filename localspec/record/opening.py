@@ -25,8 +25,8 @@ from pathlib import Path
 
 from sqlite_utils import Database
 
-from localspec.errors import AlreadyRunning, StoreError
-from localspec.files import place_of, try_lock
+from localspec.core.errors import AlreadyRunning, StoreError
+from localspec.core.files import place_of, try_lock
 from localspec.record import search
 from localspec.record.connection import (
     BUSY_TIMEOUT_MS,

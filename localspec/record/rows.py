@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from localspec.backend import Role
-from localspec.core import Step
-from localspec.errors import RequestError
-from localspec.files import parsed
-from localspec.turn_stats import TurnStats
-from localspec.visible import one_line
+from localspec.core.backend import Role
+from localspec.core.decoding import Step
+from localspec.core.errors import RequestError
+from localspec.core.files import parsed
+from localspec.core.turn_stats import TurnStats
+from localspec.core.visible import one_line
 
 MessageState = Literal["draft", "complete", "stopped", "error", "interrupted"]
 MOST_OTHERS = 15  # combinations whose learnt state is kept beside the one that is saved

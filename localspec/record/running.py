@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from localspec.files import read_json, write_private
+from localspec.core.files import read_json, write_private
 
 RUNNING_FILE = "running.json"
 

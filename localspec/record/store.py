@@ -22,8 +22,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from localspec.backend import Role
-from localspec.errors import StoreError
+from localspec.core.backend import Role
+from localspec.core.errors import StoreError
+from localspec.core.speculation import MIN_COMPARED_TOKENS
 from localspec.record import queries
 from localspec.record.api_keys import ApiKeys
 from localspec.record.connection import BUSY_TIMEOUT_MS, SharedConnection, Tables
@@ -56,7 +57,6 @@ from localspec.record.rows import (
     turn_from,
 )
 from localspec.record.unlogged import UNTITLED, UnloggedTexts
-from localspec.speculation import MIN_COMPARED_TOKENS
 
 __all__ = [
     "ContinuedReply",

@@ -1,6 +1,6 @@
 """A backend whose engine runs in its own process.
 
-Contract: localspec.backend.Backend, every method passed on by name. One thread of this process
+Contract: localspec.core.backend.Backend, every method passed on by name. One thread of this process
 sends and one receives, so neither a caller nor the engine waits for the other; what is queued is
 bounded by the length of the reply. A cancel reaches the engine within CANCEL_LOOK_S.
 
@@ -32,9 +32,9 @@ from typing import Any
 
 import psutil
 
-from localspec.backend import Candidate, Chunk, Description, Message, Request
-from localspec.errors import EngineLost, LocalspecError
-from localspec.interrupts import ENDINGS
+from localspec.core.backend import Candidate, Chunk, Description, Message, Request
+from localspec.core.errors import EngineLost, LocalspecError
+from localspec.core.interrupts import ENDINGS
 from localspec.remote import engine, wire
 
 # A forked process could not use a GPU that this one has looked at.

@@ -21,10 +21,10 @@ import anyio
 import httpx2
 from anyio.from_thread import start_blocking_portal
 
-from localspec.errors import LocalspecError, first_line
-from localspec.files import MOST_DEPTH, is_deep, parsed
-from localspec.options import RemoteServer, is_loopback
-from localspec.proxies import require_usable_proxies
+from localspec.core.errors import LocalspecError, first_line
+from localspec.core.files import MOST_DEPTH, is_deep, parsed
+from localspec.core.options import RemoteServer, is_loopback
+from localspec.core.proxies import require_usable_proxies
 
 # Seconds until a server must have taken a connection.
 CONNECT_S = 10.0

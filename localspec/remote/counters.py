@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localspec.errors import LocalspecError
+from localspec.core.errors import LocalspecError
 from localspec.remote.servers import LOOK_S
 
 if TYPE_CHECKING:

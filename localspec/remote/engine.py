@@ -27,9 +27,9 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
-from localspec.backend import Backend
-from localspec.errors import EngineLost, LocalspecError
-from localspec.interrupts import ENDINGS
+from localspec.core.backend import Backend
+from localspec.core.errors import EngineLost, LocalspecError
+from localspec.core.interrupts import ENDINGS
 from localspec.remote import wire
 
 BESIDE = frozenset({"count_tokens", "prompt_tokens"})

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from localspec.backend import Chunk, Logprob, Request
-from localspec.core import FinishReason
-from localspec.errors import LocalspecError
+from localspec.core.backend import Chunk, Logprob, Request
+from localspec.core.decoding import FinishReason
+from localspec.core.errors import LocalspecError
+from localspec.core.turn_stats import TurnStats
+from localspec.core.units import clean
 from localspec.remote import servers
 from localspec.remote.counters import Drafts
-from localspec.turn_stats import TurnStats
-from localspec.units import clean
 
 # Text that arrives within it tells how it was delivered, not how fast it was written.
 SHORTEST_WRITING_S = 0.05

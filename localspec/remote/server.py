@@ -1,6 +1,6 @@
 """A backend whose engine is somebody's server: vLLM, SGLang or any with OpenAI's interface.
 
-Contract: localspec.backend.Backend. Every reply is a request of its own, so a server that was away
+Contract: core.backend.Backend. Every reply is a request of its own, so a server that was away
 is there again with the next one. What a request asks and the server cannot do is refused before
 the first chunk, in words. A server that fails or goes away ends the turn with finish_reason
 "error", and what was written stays; the next turn asks the server anew what it is. Unknown is
@@ -28,15 +28,15 @@ from dataclasses import dataclass, replace
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any
 
-from localspec.backend import Candidate, Chunk, Description, Message, Request, Server
-from localspec.errors import LocalspecError, NotCounted, RequestError, first_line
-from localspec.options import RemoteServer
+from localspec.core.backend import Candidate, Chunk, Description, Message, Request, Server
+from localspec.core.errors import LocalspecError, NotCounted, RequestError, first_line
+from localspec.core.options import RemoteServer
+from localspec.core.units import clean
 from localspec.remote import counters, servers
 from localspec.remote.counters import Counters, Drafts
 from localspec.remote.remote_turn import MOST_TOKENS, NOT_ALONE, NOT_WHOLE, TOLD_NOTHING, RemoteTurn
 from localspec.remote.server_request import fields_of
 from localspec.remote.servers import count_in
-from localspec.units import clean
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

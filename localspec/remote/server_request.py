@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from localspec.backend import Request
-from localspec.core import AUTO
-from localspec.errors import RequestError
+from localspec.core.backend import Request
+from localspec.core.decoding import AUTO
+from localspec.core.errors import RequestError
 from localspec.remote import servers
 
 

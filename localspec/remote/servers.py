@@ -18,10 +18,10 @@ from functools import reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from localspec.backend import Message
-from localspec.errors import ConfigError, LocalspecError, NotCounted
-from localspec.options import RemoteServer
-from localspec.units import clean
+from localspec.core.backend import Message
+from localspec.core.errors import ConfigError, LocalspecError, NotCounted
+from localspec.core.options import RemoteServer
+from localspec.core.units import clean
 
 if TYPE_CHECKING:
     from localspec.remote.connection import Connection

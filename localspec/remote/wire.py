@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from localspec.errors import LocalspecError
+from localspec.core.errors import LocalspecError
 
 BEAT_S = 0.25
 OPEN_CALL = 0

@@ -4,7 +4,7 @@ Contract: every drafter that can be built runs over every prompt at every temper
 as it chats. The acceptance is recorded by kind of text as in chats, and written to a file from
 which first chats on other machines start. A drafter that fails is left out, and reported.
 
-Not here: the file (engine.shipped_acceptance), the estimator (engine.acceptance).
+Not here: the file (controller.shipped_acceptance), the estimator (controller.acceptance).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.backend import Report
 from localspec.bench.cases import Case
 from localspec.bench.runs import BenchEngine, EngineRunner, bench_engine_of
-from localspec.build_drafters import heads_of, marks_of
 from localspec.chat.local import Loaded
-from localspec.engine.acceptance import Acceptance
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
+from localspec.controller.shipped_acceptance import Origin, refusal, write_accepted
+from localspec.core.backend import Report
+from localspec.core.errors import ConfigError, LocalspecError, StoreError
+from localspec.core.files import why_not_writable
+from localspec.core.flag_values import require_temperatures
+from localspec.core.options import LoadOptions
+from localspec.core.workloads import recognise
 from localspec.engine.calibrate import calibrate
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
-from localspec.engine.shipped_acceptance import Origin, refusal, write_accepted
-from localspec.errors import ConfigError, LocalspecError, StoreError
-from localspec.files import why_not_writable
-from localspec.flags import require_temperatures
-from localspec.load import open_local_backend
+from localspec.loading.drafters import heads_of, marks_of
+from localspec.loading.local_backend import open_local_backend
 from localspec.machine.sources import resolve
-from localspec.options import LoadOptions
 from localspec.training.prompt_files import TrainingPrompt
-from localspec.workloads import recognise
 
 
 @dataclass(frozen=True)

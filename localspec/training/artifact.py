@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
-from localspec.errors import ConfigError, ModelError, StoreError
+from localspec.core.errors import ConfigError, ModelError, StoreError
 from localspec.forward.fingerprint import NOTE
 
 MAKER = "python -m localspec train"

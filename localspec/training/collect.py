@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localspec.backend import Message, Report
 from localspec.chat.template import ChatTemplate
-from localspec.errors import ConfigError, MemoryShortage, RequestError, StoreError
+from localspec.core.backend import Message, Report
+from localspec.core.errors import ConfigError, MemoryShortage, RequestError, StoreError
+from localspec.core.units import clock
 from localspec.training.prompt_files import TrainingPrompt
 from localspec.training.rows import Answer
 from localspec.training.target import Target
-from localspec.units import clock
 
 SORTED_TOGETHER = 512  # questions that are sorted by length together
 REPORT_SECONDS = 10.0

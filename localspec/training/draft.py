@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from localspec.errors import ConfigError, DraftMismatch
+from localspec.core.errors import ConfigError, DraftMismatch
 from localspec.formats.folder_files import check_folder
 from localspec.forward.features import LAST
 from localspec.forward.weights import load_module

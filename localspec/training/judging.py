@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from localspec.errors import LocalspecError, MemoryShortage, ModelError
+from localspec.core.errors import LocalspecError, MemoryShortage, ModelError
+from localspec.core.speculation import expected_tokens
 from localspec.forward.fingerprint import require_trained_for
 from localspec.forward.heads.files import is_published
-from localspec.placement import Place, refuse_shortage
-from localspec.speculation import expected_tokens
+from localspec.loading.placement import Place, refuse_shortage
 from localspec.training.draft import DraftRecipe, load_draft
 from localspec.training.recipe import Recipe, load_recipe
 from localspec.training.rows import TokenRow, make_batches

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from localspec.errors import ConfigError
+from localspec.core.errors import ConfigError
 from localspec.forward.heads.autoregressive import HeadShape
 from localspec.forward.heads.files import HeadSettings, TargetSizes
 from localspec.forward.heads.mtp import (

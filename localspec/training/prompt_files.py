@@ -14,9 +14,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from localspec.backend import Message
-from localspec.config import PROJECT_FOLDER
-from localspec.prompt_rows import read_prompt_rows
+from localspec.core.backend import Message
+from localspec.core.config import PROJECT_FOLDER
+from localspec.core.prompt_rows import read_prompt_rows
 
 SHIPPED = PROJECT_FOLDER / "assets" / "training_prompts.jsonl"  # by tools.demo_pair.dialogues
 DEFAULT_SEED = 1  # of the command line

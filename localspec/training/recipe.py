@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from localspec.errors import ConfigError
+from localspec.core.errors import ConfigError
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import (
     MAX_SIZE,

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localspec.config import PROJECT_FOLDER, ModelEntry, Settings, load_profile, load_profiles
-from localspec.errors import LocalspecError, ModelError, StoreError
-from localspec.files import replacing
+from localspec.core.config import PROJECT_FOLDER, ModelEntry, Settings, load_profile, load_profiles
+from localspec.core.errors import LocalspecError, ModelError, StoreError
+from localspec.core.files import replacing
 from localspec.forward.fingerprint import fingerprint
 from localspec.forward.heads.files import head_kind
 from localspec.training.judging import Judgement, Rival

@@ -5,7 +5,7 @@ loaded and the drafter built (engine.calibrate, and the drafter's own `propose` 
 estimate is of greedy chains: a drafter that builds trees accepts more tokens a round than this, at
 the cost stated. Where no length gains, the report says so.
 
-Not here: training; choosing while chatting (engine.controller measures again as it runs).
+Not here: training; choosing while chatting (controller.controller measures again as it runs).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from localspec.backend import Report
-from localspec.core import Drafter, DraftPlan, SamplingParams
+from localspec.core.backend import Report
+from localspec.core.decoding import Drafter, DraftPlan, SamplingParams
+from localspec.core.errors import ModelError
+from localspec.core.speculation import expected_tokens
+from localspec.core.units import took
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import drafter_class
 from localspec.engine.calibrate import REPEATS, StandIn, made_up_text, verify_ms_of, width_turns
 from localspec.engine.engine import Engine
-from localspec.errors import ModelError
 from localspec.formats.folder_files import check_folder
 from localspec.forward.fingerprint import require_trained_for
 from localspec.forward.model import LanguageModel
-from localspec.placement import Place, load_at
-from localspec.speculation import expected_tokens
+from localspec.loading.placement import Place, load_at
 from localspec.training.artifact import Artifact, read_artifact
-from localspec.units import took
 
 CACHE_LENGTH = 1024  # tokens the cache holds while measuring, at most
 TEXT_LENGTH = 128  # tokens of text after which costs are measured, at most

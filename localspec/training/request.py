@@ -3,7 +3,7 @@
 Contract: the fields of `TrainRequest` are the flags of every kind of training, but for those that
 `ONLY_FOR` limits.
 
-Not here: the commands (commands), what they do (train_command).
+Not here: the commands (cli.train), what they do (cli.train_run).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from localspec.flags import SeedFlag
-from localspec.options import LoadOptions
+from localspec.core.flag_values import LARGEST_SEED
+from localspec.core.options import LoadOptions
 
 PromptsFlag = Annotated[
     list[Path] | None, typer.Option(help="A .jsonl of prompts, turns or messages; repeatable.")
@@ -85,7 +85,7 @@ class TrainRequest:
     batch: Annotated[int, typer.Option(help="Tokens of one update.")] = 4096
     rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None
     threads: ThreadsFlag = None
-    seed: SeedFlag = 1
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED)] = 1
 
     @property
     def options(self) -> dict[str, int]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from localspec.errors import ConfigError
+from localspec.core.errors import ConfigError
 
 PROMPT_WEIGHT = 0.1  # prompts are trained on a little; answers are what will be drafted
 HELD_OUT_SHARE = 0.1

@@ -6,7 +6,7 @@ earlier result there is replaced by one that is at least as good on the same hel
 one is put beside it. The answers are shared by all kinds; those to a person's own conversations lie
 in a file of their own.
 
-Not here: which model is meant and what is free (train_command), profiles (registration).
+Not here: which model is meant and what is free (cli.train_run), profiles (registration).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from pathlib import Path
 
 import torch
 
-from localspec.backend import Report
 from localspec.chat.template import ChatTemplate
-from localspec.errors import MemoryShortage
+from localspec.core.backend import Report
+from localspec.core.errors import MemoryShortage
+from localspec.core.units import gib
 from localspec.forward.fingerprint import NOTE, fingerprint
 from localspec.forward.weights import read_config
+from localspec.loading.placement import Place, refuse_shortage
 from localspec.machine.hardware import free_bytes_now
-from localspec.placement import Place, refuse_shortage
 from localspec.training.artifact import Artifact, deliver, place_beside, require_free
 from localspec.training.collect import AnswerLog, CollectPlan, collect
 from localspec.training.draft import DraftRecipe, fresh_draft, load_draft, num_layer_weights
@@ -37,7 +38,6 @@ from localspec.training.rows import SplitRows, split_rows
 from localspec.training.target import Target, load_target, sizes_of
 from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop
 from localspec.training.work_folder import alone_in, claim, require_own
-from localspec.units import gib
 
 FRESH_RATE, CONTINUED_RATE = 1e-3, 2e-4  # peak learning rates
 ANSWERS, OWN_ANSWERS = "answers.jsonl", "answers-own-chats.jsonl"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.forward.model import scaled

@@ -23,20 +23,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localspec.backend import Report
-from localspec.errors import (
+from localspec.core.backend import Report
+from localspec.core.errors import (
     ConfigError,
     MemoryShortage,
     NumericsError,
     StoreError,
     first_line,
 )
-from localspec.files import replacing
+from localspec.core.files import replacing
+from localspec.core.units import clock
 from localspec.training.judging import Judgement, judge
 from localspec.training.recipe import Recipe
 from localspec.training.rows import SplitRows, TokenRow, make_batches
 from localspec.training.target import Target
-from localspec.units import clock
 
 BETAS, CLIP_NORM = (0.9, 0.95), 1.0
 EMBEDDING_RATE = 0.25  # relative; an embedding starts from the target's

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from localspec.errors import ConfigError, StoreError
-from localspec.files import replacing, try_lock, why_not_writable
+from localspec.core.errors import ConfigError, StoreError
+from localspec.core.files import replacing, try_lock, why_not_writable
 
 LOCK, OWNER = ".training.lock", "target.json"
 UNOWNED = (LOCK, f".{OWNER}")  # what may lie in a work folder before it has an owner

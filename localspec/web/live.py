@@ -17,15 +17,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from localspec.backend import Description, Server
 from localspec.chat.turn import Status, TurnView
-from localspec.core import OFF
-from localspec.drafters.registry import label_of
-from localspec.leniency import label
-from localspec.machine.sources import DEMO
-from localspec.record.rows import counts
-from localspec.turn_stats import NO_GAIN, TurnStats
-from localspec.units import (
+from localspec.core.backend import Description, Server
+from localspec.core.decoding import OFF
+from localspec.core.leniency import label
+from localspec.core.turn_stats import NO_GAIN, TurnStats
+from localspec.core.units import (
     DASH,
     at_least,
     capital,
@@ -37,9 +34,12 @@ from localspec.units import (
     gib,
     took,
 )
-from localspec.visible import visible
+from localspec.core.visible import visible
+from localspec.core.workloads import kind_words
+from localspec.drafters.registry import label_of
+from localspec.machine.sources import DEMO
+from localspec.record.rows import counts
 from localspec.web.words import number, percent, rate
-from localspec.workloads import kind_words
 
 REFRESH_S = 5.0  # of the hardware line
 

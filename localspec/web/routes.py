@@ -28,12 +28,12 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from localspec.chat.documents import read_file
 from localspec.chat.importing import Report
 from localspec.chat.service import ChatService, Format, Scope, clean
-from localspec.core import OFF
-from localspec.errors import LocalspecError, RequestError, StoreError
-from localspec.files import parsed
+from localspec.core.decoding import OFF
+from localspec.core.errors import LocalspecError, RequestError, StoreError
+from localspec.core.files import parsed
+from localspec.core.units import counted
 from localspec.machine.found_line import found_line
 from localspec.machine.hardware import probe
-from localspec.units import counted
 from localspec.web.guard.routes import HEALTH_PATH, IMPORT_PATH, READ_PATH
 from localspec.web.guard.security import is_this_machine
 from localspec.web.live import HardwareLine, live_state

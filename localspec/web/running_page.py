@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from localspec.errors import SetupError
+from localspec.core.errors import SetupError
 from localspec.record.running import Running, read_running
 from localspec.web.guard.page_key import page_key
 from localspec.web.guard.security import ticket_purpose

@@ -21,9 +21,9 @@ from typing import Any
 from localspec.api.app import make_api
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService
-from localspec.errors import SetupError
-from localspec.interrupts import ENDINGS, end_at_once, handle, raise_again
-from localspec.options import is_loopback
+from localspec.core.errors import SetupError
+from localspec.core.interrupts import ENDINGS, end_at_once, handle, raise_again
+from localspec.core.options import is_loopback
 from localspec.record.running import announced
 from localspec.web.guard.environment import settle
 from localspec.web.guard.page_key import PageKey, page_key

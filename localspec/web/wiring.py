@@ -15,7 +15,7 @@ from typing import Any
 import gradio as gr
 
 from localspec.chat.service import ChatService
-from localspec.errors import LocalspecError
+from localspec.core.errors import LocalspecError
 from localspec.web import layout
 from localspec.web.layout import QUIET, Page
 from localspec.web.proof import race_tab

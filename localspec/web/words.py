@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from localspec.units import DASH, gain_words
+from localspec.core.units import DASH, gain_words
 
 
 def gain(speedup: float | None) -> str:

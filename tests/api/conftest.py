@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from localspec.backend import Backend, Request
 from localspec.chat.service import ChatService
-from localspec.core import AUTO
+from localspec.core.backend import Backend, Request
+from localspec.core.decoding import AUTO
 from localspec.record.store import Store
 from localspec.web.guard.connections import server_of
 from localspec.web.guard.programs import nothing_else

@@ -13,9 +13,9 @@ from localspec.api.accounts import StreamUsage
 from localspec.api.chat_completions import Head, events
 from localspec.api.pieces import Piece, pieces
 from localspec.api.replies import Asked
-from localspec.backend import Chunk, Message, Request
 from localspec.chat.tool_formats import FORMATS, CallFormat
-from localspec.turn_stats import TurnStats
+from localspec.core.backend import Chunk, Message, Request
+from localspec.core.turn_stats import TurnStats
 from tests.api.conftest import REPLY, Doors
 from tests.waiting import until
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from localspec.backend import BYTES_AS_TEXT, Chunk, Logprob, Message, Request
-from localspec.turn_stats import TurnStats
+from localspec.core.backend import BYTES_AS_TEXT, Chunk, Logprob, Message, Request
+from localspec.core.turn_stats import TurnStats
 from tests.api.conftest import REPLY, Doors, serving
 from tests.fakes import FakeBackend
 

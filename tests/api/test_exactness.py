@@ -10,9 +10,9 @@ import pytest
 
 from localspec.chat.audit import replay_of
 from localspec.chat.service import ReplySettings
-from localspec.core import SamplingParams
-from localspec.load import open_local_backend
-from localspec.options import LoadOptions
+from localspec.core.decoding import SamplingParams
+from localspec.core.options import LoadOptions
+from localspec.loading.local_backend import open_local_backend
 from tests.api.conftest import Doors, serving
 from tests.waiting import WAIT_S
 

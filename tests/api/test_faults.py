@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from localspec.chat.programs import ProgramService
-from localspec.errors import LocalspecError, QueueFull
+from localspec.core.errors import LocalspecError, QueueFull
 from tests.api.conftest import Doors, serving
 from tests.fakes import FakeBackend, Script
 from tests.waiting import until

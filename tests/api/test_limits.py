@@ -14,9 +14,9 @@ from localspec.api import replies
 from localspec.api.faults import Refused
 from localspec.api.pieces import whole
 from localspec.api.replies import Asked
-from localspec.backend import Message, Request
 from localspec.chat.programs import ProgramService
-from localspec.errors import LocalspecError, QueueFull
+from localspec.core.backend import Message, Request
+from localspec.core.errors import LocalspecError, QueueFull
 from tests.api.conftest import Doors, serving
 from tests.chat.services import close, open_service
 from tests.fakes import FakeBackend, Script

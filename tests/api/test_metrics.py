@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from localspec.backend import Chunk, Description, Request, Server
 from localspec.chat.service import ReplySettings
+from localspec.core.backend import Chunk, Description, Request, Server
 from tests.api.conftest import Doors, scripted_pace, scripted_reply, serving
 from tests.fakes import FakeBackend, Script
 from tests.waiting import until

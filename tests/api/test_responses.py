@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from localspec.backend import Message
+from localspec.core.backend import Message
 from tests.api.conftest import REPLY, Doors
 
 if TYPE_CHECKING:

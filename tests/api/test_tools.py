@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from localspec.api.tools import Calls
-from localspec.backend import Message, ToolCall
 from localspec.chat.grammars import grammar_of
 from localspec.chat.json_calls import Block
 from localspec.chat.thinking import NEXT
 from localspec.chat.tool_formats import FORMATS, CallFormat
+from localspec.core.backend import Message, ToolCall
 from tests.api.conftest import CALL, REPLY, Doors
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Description
+from localspec.core.backend import Description
 from tests.api.conftest import Doors, serving
 from tests.fakes import FakeBackend, Script
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.backend import DrafterStatus
 from localspec.bench.arms import Arm, OtherArm, parse_arms, refusals, require_known, rotated
-from localspec.errors import ConfigError
+from localspec.core.backend import DrafterStatus
+from localspec.core.errors import ConfigError
 
 OTHERS = {
     "vllm": OtherArm(lambda *_: pytest.fail("not opened"), takes_length=False),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from localspec.bench.cases import OWN_PROMPTS, Case, load_prompts, repeated
-from localspec.errors import ConfigError
+from localspec.core.errors import ConfigError
 
 GOOD = '{"id": "a", "task": "chat", "turns": ["Hello", "second turn"]}\n'
 

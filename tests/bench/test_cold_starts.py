@@ -19,9 +19,9 @@ from localspec.bench.cold_starts import (
 from localspec.bench.kept import KeptFile
 from localspec.bench.settings import BenchSettings
 from localspec.chat.template import ChatTemplate
+from localspec.core.errors import ConfigError
+from localspec.core.options import LoadOptions
 from localspec.drafters.ngram import NgramDrafter
-from localspec.errors import ConfigError
-from localspec.options import LoadOptions
 from tests.chat.test_continuation import backend_of
 from tests.chat.test_template import tiny_tokenizer
 from tests.tiny import tiny_llama, with_cache
@@ -99,7 +99,7 @@ def test_first_replies_are_those_of_a_backend_that_has_measured_costs(
     backend = backend_of(
         with_cache(tiny_llama(vocab_size=700), 1024), ChatTemplate(tiny_tokenizer()), drafters
     )
-    monkeypatch.setattr("localspec.load.open_local_backend", lambda *_: backend)
+    monkeypatch.setattr("localspec.loading.local_backend.open_local_backend", lambda *_: backend)
     started = first_replies(LoadOptions(), "auto", ["hi", "and then?"], 0.0, 9)
     assert [reply["prompt"] for reply in started["replies"]] == ["hi", "and then?"]
     assert all(0 < reply["num_tokens"] <= 9 for reply in started["replies"])

@@ -9,23 +9,23 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import DrafterStatus
 from localspec.bench.arms import OtherArm, OtherEngines
 from localspec.bench.cases import Case, Prompt
 from localspec.bench.compare import compare, run_bench
 from localspec.bench.kept import KeptFile
 from localspec.bench.runs import BenchEngine, EngineRunner, MeasuredReply
 from localspec.bench.settings import BenchSettings
-from localspec.core import SamplingParams, Sequence
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
+from localspec.core.backend import DrafterStatus
+from localspec.core.decoding import SamplingParams, Sequence
+from localspec.core.errors import ConfigError, ModelError, StoreError
+from localspec.core.options import LoadOptions
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine import calibrate
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
-from localspec.errors import ConfigError, ModelError, StoreError
-from localspec.options import LoadOptions
 from tests.bench.tiny_bench import tiny_bench
 
 pytestmark = pytest.mark.slow  # every arm writes every reply

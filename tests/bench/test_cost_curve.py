@@ -18,9 +18,9 @@ from localspec.bench.cost_curve import (
     weight_bytes_read,
 )
 from localspec.bench.runs import BenchEngine
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
 from localspec.machine.shapes import shape_from_config
 from tests.bench.tiny_bench import tiny_bench
 

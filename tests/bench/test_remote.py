@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Message, Request
 from localspec.bench.cases import Prompt
 from localspec.bench.remote import render_remote, run_remote
-from localspec.core import SamplingParams
-from localspec.errors import ConfigError
-from localspec.options import RemoteServer
+from localspec.core.backend import Message, Request
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import ConfigError
+from localspec.core.options import RemoteServer
 from localspec.remote.server import ServerBackend
 from tests.remote.stub_server import Stub, reset, serving
 

@@ -20,10 +20,10 @@ from localspec.bench.runs import (
     empty_caches,
     own_controller,
 )
-from localspec.core import Proposal, SamplingParams
+from localspec.controller.acceptance import Situation
+from localspec.core.decoding import Proposal, SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
-from localspec.engine.acceptance import Situation
 from tests.bench.tiny_bench import tiny_bench
 
 CASE = Case("a", "chat", (3, 9, 14, 27, 5), 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.arithmetic import percentile
 from localspec.bench.statistics import (
     IntervalEstimate,
     inter_token_ms,
@@ -13,6 +12,7 @@ from localspec.bench.statistics import (
     rate_ratio,
     repetition,
 )
+from localspec.core.arithmetic import percentile
 
 
 def test_the_median_is_the_middle_ratio_and_not_the_mean() -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from localspec.backend import DrafterStatus
 from localspec.bench.runs import BenchEngine
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import WIDTHS, Costs
+from localspec.core.backend import DrafterStatus
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
 from tests.tiny import END_ID, VOCAB_SIZE, agreeing_draft, tiny_llama, with_cache
 

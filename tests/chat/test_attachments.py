@@ -13,7 +13,7 @@ from localspec.chat.attachments import (
     text_of,
     with_attachments,
 )
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 
 TEXT = "Zeile eins – schön\n日本語 👩‍👩‍👧\n\tend"
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Candidate, Chunk, Message, Request
 from localspec.chat import audit
 from localspec.chat.service import ReplySettings
-from localspec.core import OFF, SamplingParams
-from localspec.errors import LocalspecError, StoreError
+from localspec.core.backend import Candidate, Chunk, Message, Request
+from localspec.core.decoding import OFF, SamplingParams
+from localspec.core.errors import LocalspecError, StoreError
 from tests.chat.services import ask, close, ended, open_service
 from tests.fakes import FakeBackend, Script
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Message, Request, Role
 from localspec.chat import journal as journal_module
 from localspec.chat.branches import follow_up, messages_of, regenerated
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.service import ChatService, Reply, ReplySettings
-from localspec.errors import ContextOverflow, RequestError, StoreError
+from localspec.core.backend import Message, Request, Role
+from localspec.core.errors import ContextOverflow, RequestError, StoreError
 from localspec.record.conversations import Imported
 from localspec.record.export import Scope, export
 from localspec.record.rows import Conversation, StoredMessage

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.backend import Chunk, Description, Message, Request
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.reply_text import predicted, start_of
 from localspec.chat.template import ChatTemplate
-from localspec.core import SamplingParams
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
+from localspec.core.backend import Chunk, Description, Message, Request
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import ContextOverflow
 from localspec.drafters.ngram import NgramDrafter
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
-from localspec.errors import ContextOverflow
 from tests.chat.test_template import tiny_tokenizer
 from tests.tiny import scripted, tiny_llama, with_cache
 

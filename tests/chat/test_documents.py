@@ -14,7 +14,7 @@ from pypdf.generic import DictionaryObject, NameObject, StreamObject
 from localspec.chat import documents
 from localspec.chat.documents import read_file
 from localspec.chat.limited_child import Limits
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 
 
 def pdf(*texts: str, password: str | None = None) -> bytes:

@@ -14,13 +14,13 @@ from transformers import PreTrainedTokenizerFast
 
 from localspec.chat.grammars import ANY_OBJECT, Grammars, ReplyGrammar, grammar_of
 from localspec.chat.template import ChatTemplate
-from localspec.core import OFF, SamplingParams
+from localspec.core.decoding import OFF, SamplingParams
+from localspec.core.errors import RequestError
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.draft_tree import DraftTreeDrafter
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
-from localspec.errors import RequestError
 from tests.drafters.tokenizers_at_hand import FINE, TEXTS
 from tests.tiny import Plans, agreeing_draft, decoded, tiny_llama, with_cache
 from tools.demo_pair.tokenizer import train_tokenizer

@@ -12,7 +12,7 @@ import pytest
 
 from localspec.chat.importing import MAX_BYTES, file, read_conversations
 from localspec.chat.service import ReplySettings
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 from localspec.record.export import Scope, export
 from localspec.record.store import Store
 from tests.chat.services import ask, close, ended, open_service, texts

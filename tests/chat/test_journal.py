@@ -14,7 +14,7 @@ import pytest
 from localspec.chat import journal as journal_module
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.chat.titles import title_line
-from localspec.errors import RequestError, StoreError
+from localspec.core.errors import RequestError, StoreError
 from localspec.record.export import Scope, export
 from localspec.record.store import Store
 from tests.chat.services import FAST, ask, close, ended, open_service, texts, until

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.core import AUTO
+from localspec.core.decoding import AUTO
 from localspec.record.contents import Scope
 from localspec.record.export import Format
 from tests.chat.services import ask, close, ended, open_service

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from localspec.backend import Chunk, Request
 from localspec.chat.local import LocalBackend
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, chain
-from localspec.errors import RequestError
-from localspec.leniency import Threshold
+from localspec.core.backend import Chunk, Request
+from localspec.core.decoding import DraftPlan, Proposal, SamplingParams, Sequence, chain
+from localspec.core.errors import RequestError
+from localspec.core.leniency import Threshold
+from localspec.core.turn_stats import TurnStats
+from localspec.core.workloads import load_workloads
 from localspec.record.store import Store
-from localspec.turn_stats import TurnStats
-from localspec.workloads import load_workloads
 from tests.chat.test_local import PIECES, SAY, Knowing, ask, backend_of
 from tests.fakes import FakeBackend, Script, session_info
 from tests.tiny import scripted

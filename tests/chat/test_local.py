@@ -11,22 +11,31 @@ from typing import Any
 import pytest
 import torch
 
-from localspec import core
-from localspec.backend import Chunk, Description, DrafterStatus, Message, Request
-from localspec.build_drafters import slot_beside
 from localspec.chat.detokenizer import Detokenizer
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.slots import Slot
 from localspec.chat.tool_formats import FORMATS
-from localspec.core import AUTO, OFF, TARGET, DraftPlan, Outcome, Proposal, SamplingParams, chain
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
+from localspec.core import decoding
+from localspec.core.backend import Chunk, Description, DrafterStatus, Message, Request
+from localspec.core.decoding import (
+    AUTO,
+    OFF,
+    TARGET,
+    DraftPlan,
+    Outcome,
+    Proposal,
+    SamplingParams,
+    chain,
+)
+from localspec.core.errors import ContextOverflow, NumericsError, RequestError
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import Parts
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
-from localspec.errors import ContextOverflow, NumericsError, RequestError
-from localspec.threads import RETRY_S, ROUNDS, Threads
+from localspec.engine.threads import RETRY_S, ROUNDS, Threads
+from localspec.loading.drafters import slot_beside
 from tests.tiny import TableModel, scripted, tiny_llama, with_cache
 
 END = 0
@@ -82,17 +91,17 @@ class Knowing:
     def __init__(self, script: Sequence[int], prompt_length: int, wrong_from: int = 99) -> None:
         self._script, self._start, self._wrong_from = script, prompt_length, wrong_from
 
-    def signal(self, sequence: core.Sequence) -> str:
+    def signal(self, sequence: decoding.Sequence) -> str:
         return "script"
 
-    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+    def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
         place = len(sequence.tokens) - self._start
         right = self._script[place : place + plan.num_draft_tokens]
         return chain(
             tuple(SAY["\n\n"] if i >= self._wrong_from else t for i, t in enumerate(right))
         )
 
-    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: decoding.Sequence, outcome: Outcome) -> None:
         pass
 
 
@@ -196,7 +205,7 @@ def test_a_reply_is_compared_as_a_whole_and_by_its_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Rounds of a stand-in take microseconds, which scatter by more than a reply may.
-    monkeypatch.setattr("localspec.engine.plain_baseline.UNSURE", float("inf"))
+    monkeypatch.setattr("localspec.controller.plain_baseline.UNSURE", float("inf"))
     backend = writing(*"abcabcabc")
     guess = {"drafter": "knowing", "num_draft_tokens": 3}
     rounds = [chunk.step for chunk in ask(backend, **guess) if chunk.step is not None]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from localspec.backend import Message, Request, ToolCall
 from localspec.chat.programs import ProgramService
+from localspec.core.backend import Message, Request, ToolCall
 from localspec.record.export import Scope
 from tests.chat.services import close, ended, open_service
 from tests.fakes import Script

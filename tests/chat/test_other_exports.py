@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from localspec.chat.importing import Report, file, read_conversations
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 from localspec.record.conversations import Imported
 from localspec.record.store import Store
 

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from localspec import core
-from localspec.backend import Chunk, Message, Request
 from localspec.chat.local import LocalBackend
 from localspec.chat.off_reasons import as_chosen, off_now
 from localspec.chat.out_of_memory import fault_of
-from localspec.core import AUTO, OFF, SamplingParams
+from localspec.controller.costs import Costs
+from localspec.core import decoding
+from localspec.core.backend import Chunk, Message, Request
+from localspec.core.decoding import AUTO, OFF, SamplingParams
+from localspec.core.errors import CacheError, EngineLost, MemoryShortage
+from localspec.core.turn_stats import TurnStats
 from localspec.drafters.ngram import NgramDrafter
-from localspec.engine.costs import Costs
-from localspec.errors import CacheError, EngineLost, MemoryShortage
 from localspec.forward.features import Features
-from localspec.turn_stats import TurnStats
 from tests.chat.test_local import END, PIECES, SAY, Knowing, backend_of
 from tests.tiny import scripted
 
@@ -121,7 +121,7 @@ def test_an_unloaded_drafter_is_refused_with_the_reason() -> None:
     backend = writing()
     Short(backend.loaded.engine.target, 4, lambda: MemoryShortage("1 GiB more."))
     ask(backend, "weighty", 2)
-    with pytest.raises(core.RequestError, match="unloaded when memory ran out"):
+    with pytest.raises(decoding.RequestError, match="unloaded when memory ran out"):
         ask(backend, "weighty")
 
 

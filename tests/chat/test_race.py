@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Request
 from localspec.chat.race import NUM_RUNS, Race, race_request
-from localspec.core import AUTO, OFF, SamplingParams
-from localspec.errors import LocalspecError
+from localspec.core.backend import Request
+from localspec.core.decoding import AUTO, OFF, SamplingParams
+from localspec.core.errors import LocalspecError
 from localspec.web.proof.race_html import race_html
 from tests.fakes import REPLY, FakeBackend, Script
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from localspec.backend import Message, Request
-from localspec.core import OFF
+from localspec.core.backend import Message, Request
+from localspec.core.decoding import OFF
 from localspec.forward.model import PREFILL_CHUNK
 from tests.chat.test_local import PIECES, SAY, backend_of
 from tests.tiny import scripted

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import BYTES_AS_TEXT, Message, Request
 from localspec.chat.reply_text import ReplyText, Start, TokenTexts, drafted_tokens, start_of
 from localspec.chat.template import ChatTemplate
-from localspec.core import (
+from localspec.core.backend import BYTES_AS_TEXT, Message, Request
+from localspec.core.decoding import (
     OFF,
     TARGET,
     DraftPlan,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.backend import Chunk, Message, Request
 from localspec.chat.service import ReplySettings
-from localspec.errors import ContextOverflow, EngineLost
+from localspec.core.backend import Chunk, Message, Request
+from localspec.core.errors import ContextOverflow, EngineLost
 from tests.chat.services import close, ended, open_service
 from tests.fakes import FakeBackend, Script
 

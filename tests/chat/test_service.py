@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Message, Request
 from localspec.chat import journal
 from localspec.chat.service import (
     ChatService,
@@ -21,7 +20,8 @@ from localspec.chat.service import (
     ShownMessage,
 )
 from localspec.chat.turn import prompt_messages
-from localspec.errors import ContextOverflow, MemoryShortage, RequestError, SetupError
+from localspec.core.backend import Message, Request
+from localspec.core.errors import ContextOverflow, MemoryShortage, RequestError, SetupError
 from localspec.record.store import Store
 from tests.fakes import BreakableStore, FakeBackend, Script, session_info
 from tests.record.samples import siblings

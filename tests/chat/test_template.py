@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Message, Role, ToolCall
 from localspec.chat.reply_text import ReplyText, Start
 from localspec.chat.template import ChatTemplate, end_ids_of_folder
-from localspec.errors import ModelError, RequestError
+from localspec.core.backend import Message, Role, ToolCall
+from localspec.core.errors import ModelError, RequestError
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from localspec.backend import Message
 from localspec.chat import template_process as template_process_module
 from localspec.chat.template import ChatTemplate
 from localspec.chat.template_process import TemplateProcess, template_process
-from localspec.errors import ModelError, RequestError
+from localspec.core.backend import Message
+from localspec.core.errors import ModelError, RequestError
 from tests.chat.test_template import tiny_tokenizer
 
 HELLO = {"role": "user", "content": "Hello."}

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Chunk, Description, DrafterStatus, Message, Request
 from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.reply_text import start_of
 from localspec.chat.template import ChatTemplate
-from localspec.core import FORCED
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
+from localspec.core.backend import Chunk, Description, DrafterStatus, Message, Request
+from localspec.core.decoding import FORCED
 from localspec.drafters.ngram import NgramDrafter
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
 from localspec.engine.engine import Engine
 from tests.chat.test_template import tiny_tokenizer
 from tests.tiny import scripted

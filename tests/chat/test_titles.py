@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from localspec.backend import Request
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.chat.titles import ASK, title_from
 from localspec.chat.turn import ShownMessage
+from localspec.core.backend import Request
 from localspec.record.store import Store
 from tests.chat.services import ask, close, ended
 from tests.fakes import FakeBackend, Script, session_info

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from localspec.api.tools import Calls
-from localspec.backend import Description, Message, Request, ToolCall
 from localspec.chat.context_room import check_servable
 from localspec.chat.template import ChatTemplate
 from localspec.chat.tool_formats import FORMATS
-from localspec.errors import RequestError
+from localspec.core.backend import Description, Message, Request, ToolCall
+from localspec.core.errors import RequestError
 from tests.chat.test_template import tiny_tokenizer
 from tests.fakes import FakeBackend
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Chunk, Description, DrafterStatus, Request
 from localspec.chat.tune_up import (
     PROMPTS,
     TEMPERATURES,
@@ -19,9 +18,10 @@ from localspec.chat.tune_up import (
     one_of_each_family,
     tune_up,
 )
-from localspec.core import OFF, Step
-from localspec.errors import LocalspecError
-from localspec.turn_stats import TurnStats
+from localspec.core.backend import Chunk, Description, DrafterStatus, Request
+from localspec.core.decoding import OFF, Step
+from localspec.core.errors import LocalspecError
+from localspec.core.turn_stats import TurnStats
 from tests.fakes import FakeBackend
 
 KINDS = tuple(sample.kind for sample in PROMPTS)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.backend import Chunk
 from localspec.chat.attachments import Attachment, with_attachments
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.titles import title_of
 from localspec.chat.turn import Reply, ReplySettings, ShownMessage, prompt_messages
-from localspec.core import OFF, TARGET, Step
-from localspec.turn_stats import TurnStats
+from localspec.core.backend import Chunk
+from localspec.core.decoding import OFF, TARGET, Step
+from localspec.core.turn_stats import TurnStats
 
 
 @pytest.mark.parametrize(

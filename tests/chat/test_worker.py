@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Backend, Chunk, Description, Message, Request
 from localspec.chat.jobs import Task
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService, Reply, ReplySettings
-from localspec.core import SamplingParams
-from localspec.errors import EngineLost, MemoryShortage, RequestError
-from localspec.options import LoadOptions, Offer
+from localspec.core.backend import Backend, Chunk, Description, Message, Request
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import EngineLost, MemoryShortage, RequestError
+from localspec.core.options import LoadOptions, Offer
+from localspec.core.turn_stats import TurnStats
 from localspec.record.store import Store
-from localspec.turn_stats import TurnStats
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.waiting import WAIT_S, until
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import OFF, Proposal, SamplingParams, Step
+from localspec.core import decoding
+from localspec.core.decoding import OFF, Proposal, SamplingParams, Step
 from localspec.drafters.drafting import chances
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
@@ -119,7 +119,7 @@ def plain_reply(warp: str, seed: int, length: int = SHORT) -> Context:
 
 def check_same(
     engine: Engine, policy: Any, warp: str = "greedy", seed: int = 0, length: int = SHORT
-) -> core.Sequence:
+) -> decoding.Sequence:
     """The reply is that of plain decoding with the seed; returns its sequence."""
     sampling = replace(WARPS[warp], seed=seed)
     sequence = play(engine, PROMPT, policy, length, sampling)
@@ -137,7 +137,7 @@ def check_greedy(engine: Engine, *plans: tuple[str, int]) -> list[Step]:
 
 def assert_chosen(
     proposal: Proposal,
-    sequence: core.Sequence,
+    sequence: decoding.Sequence,
     logits: Callable[[Context], torch.Tensor],
     share: float = 1.0,
 ) -> None:
@@ -158,7 +158,7 @@ class Guesser(DrafterBase):
     name = "guesser"
     shapes_itself = False
 
-    def signal(self, sequence: core.Sequence) -> str:
+    def signal(self, sequence: decoding.Sequence) -> str:
         return "test"
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from localspec import core
-from localspec.core import DraftPlan, Proposal, SamplingParams
+from localspec.core import decoding
+from localspec.core.decoding import DraftPlan, Proposal, SamplingParams
 from localspec.drafters.chained import ChainedDrafter
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.parts import Parts
@@ -32,7 +32,7 @@ def proposed(kind: type, script: Context, prompt: Context, size: int = 6) -> Pro
 
 def signal(prompt: Context) -> object:
     parts = Parts(with_cache(tiny_llama()), scripted((), len(prompt), VOCAB))
-    sequence = core.Sequence(prompt, SamplingParams(), 50, frozenset(), None)  # type: ignore[arg-type]
+    sequence = decoding.Sequence(prompt, SamplingParams(), 50, frozenset(), None)  # type: ignore[arg-type]
     return ChainedDrafter.build(parts).signal(sequence)
 
 

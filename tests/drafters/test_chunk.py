@@ -16,8 +16,8 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from localspec import build_drafters, core
-from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence, Step
+from localspec.core import decoding
+from localspec.core.decoding import DraftPlan, Proposal, SamplingParams, Sequence, Step
 from localspec.drafters.chunk import SIZES, ChunkedDraft, Cuts, cuts_of
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import Drafting, autoregress
@@ -26,6 +26,7 @@ from localspec.engine.batch import drafted_alone
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
+from localspec.loading import drafters as build_drafters
 from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
 from tests.tiny import (
     VOCAB_SIZE,
@@ -374,7 +375,7 @@ def text_of(sampling: SamplingParams, is_chunked: bool) -> tuple[list[int], list
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["greedy", "all"])
 def test_turns_are_the_same_with_and_without_graphs(name: str) -> None:
-    sampling = core.replace(SAMPLINGS[name], seed=23)
+    sampling = decoding.replace(SAMPLINGS[name], seed=23)
     plain, steps, _ = text_of(sampling, is_chunked=False)
     found, chunked_steps, num_served = text_of(sampling, is_chunked=True)
     assert found == plain

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import OFF, DraftPlan, Growth, Proposal, Round, SamplingParams, chain
+from localspec.core import decoding
+from localspec.core.decoding import OFF, DraftPlan, Growth, Proposal, Round, SamplingParams, chain
 from localspec.drafters.parts import Parts
 from localspec.engine import engine as engine_module
 from localspec.engine.batch import Batch, Forwarded
@@ -73,7 +73,7 @@ def test_stopped_anywhere_the_text_goes_on_the_same(name: str) -> None:
     engine = stage((name,)).engine
     for num_rounds in (1, 3):
         engine.target.cache.rollback(0)
-        sequence = engine.start(PROMPT, core.SamplingParams(), LENGTH, frozenset())
+        sequence = engine.start(PROMPT, decoding.SamplingParams(), LENGTH, frozenset())
         engine.prefill(sequence, threading.Event())
         cancel = threading.Event()
         for count, _ in enumerate(engine.decode(sequence, Plans((name, 4)), cancel), 1):
@@ -87,7 +87,7 @@ def test_stopped_anywhere_the_text_goes_on_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_closed_round_loop_leaves_the_cache_at_the_root(name: str) -> None:
     engine = stage((name,)).engine
-    sequence = engine.start(PROMPT, core.SamplingParams(), LENGTH, frozenset())
+    sequence = engine.start(PROMPT, decoding.SamplingParams(), LENGTH, frozenset())
     engine.prefill(sequence, threading.Event())
     rounds = engine.decode(sequence, Plans((name, 4)), threading.Event())
     next(rounds)
@@ -267,7 +267,7 @@ class Scribbler(Guesser):
     def __init__(self, target: Any) -> None:
         self._target = target
 
-    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+    def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
         self._target.forward([60] * 3)
         text = plain_text()
         place = len(sequence.tokens)
@@ -278,7 +278,7 @@ class Scribbler(Guesser):
 class Branching(Guesser):
     """A tree whose right path is never the first branch."""
 
-    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+    def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
         text, place = plain_text(), len(sequence.tokens)
         if place + 2 > len(text) or plan.num_draft_tokens < 4:
             return Proposal()
@@ -330,7 +330,7 @@ def test_fault_tree_truncated_instead_of_compacted_is_seen(
 
 def test_fault_noise_at_temperature_zero_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def noisy(
-        logits: torch.Tensor, sequence: core.Sequence, texts: list[tuple[int, ...]]
+        logits: torch.Tensor, sequence: decoding.Sequence, texts: list[tuple[int, ...]]
     ) -> torch.Tensor:
         return logits + noise_after(sequence, [len(text) for text in texts], logits.device)
 

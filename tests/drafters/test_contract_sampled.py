@@ -15,8 +15,8 @@ from itertools import product
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import OFF, Outcome, SamplingParams, Step
+from localspec.core import decoding
+from localspec.core.decoding import OFF, Outcome, SamplingParams, Step
 from localspec.drafters.registry import REGISTRY
 from localspec.engine import engine as engine_module
 from localspec.engine.engine import Engine
@@ -56,7 +56,7 @@ class RandomPlans(RandomPolicy):
         super().__init__(names, random.Random(seed))
         self.steps = list[Step]()
 
-    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: decoding.Sequence, outcome: Outcome) -> None:
         self.steps.append(outcome.step)
 
 
@@ -202,7 +202,7 @@ def test_over_seeds_a_reply_is_distributed_as_the_targets_own(warp: str) -> None
 
 
 def with_other_noise(
-    logits: torch.Tensor, sequence: core.Sequence, texts: list[Context]
+    logits: torch.Tensor, sequence: decoding.Sequence, texts: list[Context]
 ) -> torch.Tensor:
     """The target's rows of a draft, judged with the noise of the next place."""
     drafted = [(0, *text) for text in texts] if len(texts) > 1 else texts
@@ -223,7 +223,7 @@ def test_fault_the_noise_of_another_place_is_seen(
 def test_fault_one_noise_for_all_places_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, start = small_stage("draft_model"), Engine.start
 
-    def stuck(self: Engine, *arguments: object) -> core.Sequence:
+    def stuck(self: Engine, *arguments: object) -> decoding.Sequence:
         sequence = start(self, *arguments)  # type: ignore[arg-type]
         rows = sequence.noise.rows(0, 1)
 
@@ -244,7 +244,7 @@ def test_fault_one_noise_for_all_places_is_seen(monkeypatch: pytest.MonkeyPatch)
 
 def test_fault_penalty_without_the_drafted_tokens_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgetful(
-        logits: torch.Tensor, sequence: core.Sequence, texts: list[Context]
+        logits: torch.Tensor, sequence: decoding.Sequence, texts: list[Context]
     ) -> torch.Tensor:
         return scores(logits, sequence, [sequence.tokens[:1] * len(text) for text in texts])
 

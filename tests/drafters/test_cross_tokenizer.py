@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import DraftPlan, Proposal, SamplingParams
+from localspec.core import decoding
+from localspec.core.decoding import DraftPlan, Proposal, SamplingParams
+from localspec.core.errors import ModelError
 from localspec.drafters import cross_tokenizer as module_under_test
 from localspec.drafters.cross_tokenizer import (
     RE_ENCODED,
@@ -21,7 +22,6 @@ from localspec.drafters.cross_tokenizer import (
 from localspec.drafters.parts import Parts
 from localspec.drafters.vocabularies import Foreign, Vocabulary
 from localspec.engine.engine import Engine
-from localspec.errors import ModelError
 from tests.drafters.foreign_tiny import WordVocabulary, foreign_to, word
 from tests.drafters.stages import PROMPT, WARPS, assert_chosen, check_same, stage
 from tests.drafters.tokenizers_at_hand import (
@@ -134,8 +134,8 @@ def test_a_confident_draft_of_fewer_steps_than_tokens_is_counted() -> None:
 
 
 def _sequence(
-    tokens: list[int], sampling: SamplingParams = core.SamplingParams(), vocab_size: int = 1
-) -> core.Sequence:
+    tokens: list[int], sampling: SamplingParams = decoding.SamplingParams(), vocab_size: int = 1
+) -> decoding.Sequence:
     return turn_of(tuple(tokens), sampling, 100, vocab_size)
 
 
@@ -369,7 +369,7 @@ def test_the_drafts_cache_is_kept_from_round_to_round() -> None:
 
     model.forward = counted  # type: ignore[method-assign]
     ids = targets.encode(text)
-    sequence = engine.start(tuple(ids[:30]), core.SamplingParams(), len(ids) - 30, frozenset())
+    sequence = engine.start(tuple(ids[:30]), decoding.SamplingParams(), len(ids) - 30, frozenset())
     engine.prefill(sequence, threading.Event())
     drafter.propose(sequence, DraftPlan(NAME, 1))
     assert sum(ran) >= len(own.encode(decoded(targets, ids[:30])))

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.core import DraftPlan, SamplingParams, Sequence
+from localspec.core.decoding import DraftPlan, SamplingParams, Sequence
+from localspec.core.errors import ModelError
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import Drafting, autoregress
 from localspec.drafters.parts import Parts
 from localspec.engine.batch import drafted_alone
-from localspec.errors import ModelError
 from tests.drafters.stages import assert_chosen
 from tests.tiny import TableModel, remembered, tiny_llama, turn_of, with_cache
 

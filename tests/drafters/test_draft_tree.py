@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.core import DraftPlan, Growth, Proposal, SamplingParams, Sequence
+from localspec.core.decoding import DraftPlan, Growth, Proposal, SamplingParams, Sequence
+from localspec.core.errors import ModelError
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_tree import NUM_CHILDREN, DraftTreeDrafter
 from localspec.drafters.drafting import chances
 from localspec.drafters.parts import Parts
-from localspec.errors import ModelError
 from tests.forward.tracing import TracingPool
 from tests.tiny import TableModel, remembered, tiny_llama, turn_of, with_cache
 

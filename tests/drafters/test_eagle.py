@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from localspec.core import DraftPlan, Growth, Proposal, SamplingParams
+from localspec.core.decoding import DraftPlan, Growth, Proposal, SamplingParams
+from localspec.core.errors import ModelError
 from localspec.drafters.eagle import EagleDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
-from localspec.errors import ModelError
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import CONFIG, WEIGHTS
 from localspec.forward.tree import depths

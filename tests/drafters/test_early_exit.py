@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.core import OFF, DraftPlan, SamplingParams, Sequence
+from localspec.core.decoding import OFF, DraftPlan, SamplingParams, Sequence
+from localspec.core.errors import ModelError
 from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.early_exit import (
     FIRST_TURNS,
@@ -24,7 +25,6 @@ from localspec.drafters.early_exit import (
 )
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
-from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from tests.drafters.stages import assert_chosen

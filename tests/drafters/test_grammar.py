@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import OFF, DraftPlan, Growth, SamplingParams
+from localspec.core import decoding
+from localspec.core.decoding import OFF, DraftPlan, Growth, SamplingParams
+from localspec.core.leniency import Factor, Leniency, Threshold, Typical
 from localspec.drafters.registry import REGISTRY
 from localspec.engine import engine as engine_module
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import distributions
-from localspec.leniency import Factor, Leniency, Threshold, Typical
 from tests.chi_squared import p_value
 from tests.drafters.stages import (
     LENGTH,
@@ -130,7 +130,7 @@ def test_what_is_forced_is_drafted_without_a_step_and_accepted(name: str) -> Non
 def test_a_draft_goes_on_behind_what_is_forced(name: str) -> None:
     """Also inside a draft: four tokens take the two steps of those that are not forced."""
     engine = stage((name,)).engine
-    found = list[core.Proposal]()
+    found = list[decoding.Proposal]()
     for start in ((), (7,)):
         grammar = MadeUp(lambda reply: {9} if len(reply) % 2 else {7, 8}, VOCAB_SIZE)
         sequence = engine.start(PROMPT, SamplingParams(), 20, frozenset(), grammar=grammar)
@@ -189,7 +189,7 @@ def test_fault_a_mask_of_another_node_is_seen(fault: str, monkeypatch: pytest.Mo
     masked = engine_module.masked
 
     def wrong(
-        logits: torch.Tensor, sequence: core.Sequence, texts: Sequence[Context]
+        logits: torch.Tensor, sequence: decoding.Sequence, texts: Sequence[Context]
     ) -> torch.Tensor:
         if fault.startswith("every"):
             return masked(logits, sequence, [()] * len(texts))

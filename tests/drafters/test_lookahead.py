@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import OFF, DraftPlan, Growth, Proposal, SamplingParams
+from localspec.core import decoding
+from localspec.core.decoding import OFF, DraftPlan, Growth, Proposal, SamplingParams
 from localspec.drafters import lookahead as lookahead_module
 from localspec.drafters.lookahead import LEVELS, MAX_FOLLOWERS, WIDTH, LookaheadDrafter, Pool
 from localspec.drafters.ngram import NgramDrafter
@@ -40,19 +40,19 @@ def engine_with(drafter: LookaheadDrafter) -> Engine:
     return Engine(marching(), {"lookahead": drafter, "ngram": NgramDrafter()})
 
 
-def begun(engine: Engine, prompt: Context = PROMPT, max_tokens: int = 40) -> core.Sequence:
+def begun(engine: Engine, prompt: Context = PROMPT, max_tokens: int = 40) -> decoding.Sequence:
     sequence = engine.start(prompt, SamplingParams(), max_tokens, frozenset())
     engine.prefill(sequence, threading.Event())
     return sequence
 
 
-def sequence_of(*tokens: int) -> core.Sequence:
+def sequence_of(*tokens: int) -> decoding.Sequence:
     return turn_of(tokens, max_tokens=1000)
 
 
 def proposed(
     drafter: LookaheadDrafter,
-    sequence: core.Sequence,
+    sequence: decoding.Sequence,
     size: int = FULL,
     growth: Growth | None = None,
 ) -> Proposal:
@@ -64,7 +64,7 @@ def window_of(drafter: LookaheadDrafter) -> tuple[Context, ...]:
     return drafter._sent.columns
 
 
-def run(engine: Engine, sequence: core.Sequence, *plans: tuple[str, int]) -> None:
+def run(engine: Engine, sequence: decoding.Sequence, *plans: tuple[str, int]) -> None:
     """A round for each plan."""
     for plan in plans:
         rounds = engine.decode(sequence, Plans(plan), threading.Event())

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from localspec.core import DraftPlan, Growth, SamplingParams, Sequence
+from localspec.core.decoding import DraftPlan, Growth, SamplingParams, Sequence
+from localspec.core.errors import ModelError
 from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.medusa import Level, MedusaDrafter, grown, guesses
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import choices, scores
-from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from localspec.core import DraftPlan, Proposal, SamplingParams, Sequence
+from localspec.core.decoding import DraftPlan, Proposal, SamplingParams, Sequence
+from localspec.core.errors import CacheError, ModelError
 from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.mtp import MtpDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
-from localspec.errors import CacheError, ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localspec.core import DraftPlan, Growth, Proposal, SamplingParams, Sequence
+from localspec.core.decoding import DraftPlan, Growth, Proposal, SamplingParams, Sequence
 from localspec.drafters.chained import ChainedDrafter
 from localspec.drafters.lookup import HANDICAP, MIN_MATCH, Lookup, Matches
 from localspec.drafters.ngram import NgramDrafter, match_class

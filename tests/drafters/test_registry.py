@@ -11,13 +11,13 @@ import pytest
 
 from localspec.bench.arms import default_arms
 from localspec.bench.settings import suite_settings
-from localspec.build_drafters import build_drafters
 from localspec.chat.tune_up import TuneUp, TuneUpRun, in_words, one_of_each_family
-from localspec.config import SHIPPED_PROFILES, load_profiles
-from localspec.core import OFF
+from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.decoding import OFF
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY, DrafterInfo, colour_of, drafter_class, planned
 from localspec.engine.engine import Engine
+from localspec.loading.drafters import build_drafters
 from localspec.machine.planner import plan
 from localspec.machine.plans import GIB, PlanRequest, Room
 from localspec.machine.sources import shape_from_entry
@@ -26,7 +26,7 @@ from localspec.web.proof.tokens import kind_of
 from tests.tiny import Plans, play, tiny_llama, with_cache
 
 FILE = """
-    from localspec.core import chain
+    from localspec.core.decoding import chain
 
     class Sevens:
         name = "sevens"

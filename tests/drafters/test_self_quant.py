@@ -8,7 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from localspec.core import (
+from localspec.controller.acceptance import Acceptance, Situation
+from localspec.controller.controller import Controller
+from localspec.controller.costs import WIDTHS, Costs
+from localspec.controller.policy import policy_of
+from localspec.core.decoding import (
     AUTO,
     OFF,
     DraftPlan,
@@ -18,15 +22,11 @@ from localspec.core import (
     Sequence,
     Step,
 )
+from localspec.core.errors import ModelError, NumericsError
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import Parts
 from localspec.drafters.self_quant import SelfQuantDrafter
-from localspec.engine.acceptance import Acceptance, Situation
-from localspec.engine.controller import Controller
-from localspec.engine.costs import WIDTHS, Costs
 from localspec.engine.engine import Engine
-from localspec.engine.policy import policy_of
-from localspec.errors import ModelError, NumericsError
 from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel
 from localspec.forward.quantise import Kind, quantised_twin

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.core import Growth
+from localspec.core.decoding import Growth
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth
 
 LEVELS = (((10, 11), (0.6, 0.3)), ((12, 13), (0.5, 0.4)))  # below the first child 0.3 and 0.24

@@ -11,6 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from localspec.core.errors import ModelError
 from localspec.drafters.vocabularies import (
     SAMPLES,
     SharedTokens,
@@ -20,7 +21,6 @@ from localspec.drafters.vocabularies import (
     require_ids_within,
     starts_of,
 )
-from localspec.errors import ModelError
 from tests.drafters.foreign_tiny import WordVocabulary, word
 from tests.drafters.tokenizers_at_hand import (
     COARSE,

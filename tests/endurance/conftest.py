@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.options import LoadOptions
+from localspec.core.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import agreeing_draft, tiny_llama
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from localspec import open_service
-from localspec.backend import Backend
 from localspec.cli import main
+from localspec.core.backend import Backend
+from localspec.loading import service as open_service
 
 FAILS_EVERY = 150  # drafts
 FAULT = "the n-gram drafter was told to fail"
@@ -17,7 +17,7 @@ FAULT = "the n-gram drafter was told to fail"
 def open_failing_backend(**keywords: Any) -> Backend:
     """What the engine's process opens."""
     from localspec.drafters.ngram import NgramDrafter
-    from localspec.load import open_local_backend
+    from localspec.loading.local_backend import open_local_backend
 
     propose, drafts = NgramDrafter.propose, itertools.count(1)
 

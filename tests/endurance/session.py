@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from localspec.chat.backend_lifecycle import Opener
 from localspec.chat.service import ChatService, Reply, ReplySettings, Scope
-from localspec.errors import LocalspecError
+from localspec.core.errors import LocalspecError
 from localspec.record.store import Store
 from tests.fakes import FakeBackend, Script, session_info
 from tests.waiting import until

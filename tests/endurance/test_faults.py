@@ -24,13 +24,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from localspec.backend import Backend, Chunk, Request
 from localspec.chat import template
 from localspec.chat.backend_lifecycle import Opener
 from localspec.chat.local import LocalBackend
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.load import open_local_backend
-from localspec.options import LoadOptions
+from localspec.core.backend import Backend, Chunk, Request
+from localspec.core.options import LoadOptions
+from localspec.loading.local_backend import open_local_backend
 from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
 from tests.endurance.copies import in_a_copy

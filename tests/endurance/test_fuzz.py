@@ -22,16 +22,16 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.backend import Message
 from localspec.chat.importing import read_conversations
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.chat.template import ChatTemplate
-from localspec.config import load_profile
-from localspec.core import SamplingParams
-from localspec.errors import LocalspecError
+from localspec.core.backend import Message
+from localspec.core.config import load_profile
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import LocalspecError
+from localspec.core.options import LoadOptions
 from localspec.forward.weights import load_model
 from localspec.machine.folder_shapes import shape_from_folder
-from localspec.options import LoadOptions
 from localspec.record.export import Scope, export
 from localspec.record.store import Store
 from tests.fakes import FakeBackend, Script, session_info

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localspec.config import PROJECT_FOLDER
+from localspec.core.config import PROJECT_FOLDER
 from localspec.formats.gguf_file import read_header
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import head_kind

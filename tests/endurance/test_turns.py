@@ -17,14 +17,14 @@ from typing import Any
 import psutil
 import pytest
 
-from localspec.backend import Chunk, Request
 from localspec.chat.journal import PendingTurn
 from localspec.chat.local import LocalBackend
 from localspec.chat.service import ChatService, Reply, ReplySettings
-from localspec.core import AUTO, OFF, SamplingParams, Sequence
-from localspec.errors import LocalspecError
-from localspec.load import open_local_backend
-from localspec.options import LoadOptions
+from localspec.core.backend import Chunk, Request
+from localspec.core.decoding import AUTO, OFF, SamplingParams, Sequence
+from localspec.core.errors import LocalspecError
+from localspec.core.options import LoadOptions
+from localspec.loading.local_backend import open_local_backend
 from localspec.record.store import Store
 from tests.fakes import session_info
 from tests.tally import Tally

@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import OFF, Round, SamplingParams
+from localspec.core import decoding
+from localspec.core.decoding import OFF, Round, SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.early_exit import EarlyExitDrafter
 from localspec.drafters.ngram import NgramDrafter
@@ -48,7 +48,7 @@ def engines(dtype: torch.dtype, count: int) -> list[Engine]:
         own = parts(dtype).beside()
         assert own is not None
         kinds = (NgramDrafter, DraftModelDrafter, EarlyExitDrafter)
-        drafters: dict[str, core.Drafter] = {kind.name: kind.build(own) for kind in kinds}
+        drafters: dict[str, decoding.Drafter] = {kind.name: kind.build(own) for kind in kinds}
         found.append(Engine(own.target, drafters))
     return found
 
@@ -118,7 +118,7 @@ def test_a_forward_serves_all_and_says_who_else_was_in_it(
         place: together.run(steps_of(engine, place, never))
         for place, engine in zip(places, engines(torch.float32, 2), strict=True)
     }
-    steps: dict[int, list[core.Step]] = {place: [] for place in places}
+    steps: dict[int, list[decoding.Step]] = {place: [] for place in places}
     while open_ones:
         for place, rounds in tuple(open_ones.items()):
             found = next(rounds, None)
@@ -131,7 +131,7 @@ def test_a_forward_serves_all_and_says_who_else_was_in_it(
     assert [step.others.num_rows for step in shared] == [rows[0] for rows in sizes]
     assert all(0.0 <= step.others.took_ms <= step.verify_ms for step in shared)
     # The longer one ends alone.
-    assert steps[2][-1].others == core.ALONE
+    assert steps[2][-1].others == decoding.ALONE
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_those_who_draft_with_one_model_share_its_forwards(
             time.sleep(0.01)
         return forward(asked)
 
-    def plan(self: Plans, sequence: core.Sequence) -> core.DraftPlan:
+    def plan(self: Plans, sequence: decoding.Sequence) -> decoding.DraftPlan:
         planned.append(time.perf_counter())
         return known(self, sequence)
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import DraftPlan, Outcome, Proposal, chain
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import MAX_DRAFT_TOKENS, WIDTHS, Costs
+from localspec.core import decoding
+from localspec.core.decoding import DraftPlan, Outcome, Proposal, chain
 from localspec.engine import calibrate as calibration
 from localspec.engine import engine as loop
 from localspec.engine import sampling
-from localspec.engine.acceptance import Acceptance
 from localspec.engine.calibrate import calibrate, steady_ms
-from localspec.engine.controller import Controller
-from localspec.engine.costs import MAX_DRAFT_TOKENS, WIDTHS, Costs
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import perturbed
 from tests.tiny import TableModel
@@ -68,14 +68,14 @@ class TimedDrafter:
     shapes_itself = False
     memory_bytes = 0
 
-    def signal(self, sequence: core.Sequence) -> str:
+    def signal(self, sequence: decoding.Sequence) -> str:
         return "s"
 
-    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+    def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
         sleep(0.002 * plan.num_draft_tokens)
         return chain((5,) * plan.num_draft_tokens)
 
-    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: decoding.Sequence, outcome: Outcome) -> None:
         pass
 
 
@@ -108,7 +108,7 @@ def test_a_draft_is_timed_after_a_forward_of_the_target_as_in_a_round() -> None:
     target: Any = engine.target
 
     class Counting(TimedDrafter):
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
             seen.append(target.num_forwards)
             assert target.cache.tokens == sequence.tokens[:-1]
             return super().propose(sequence, plan)
@@ -155,7 +155,7 @@ def test_a_small_context_is_measured_too() -> None:
 @pytest.mark.slow
 def test_a_reply_between_two_measurements_changes_nothing_of_what_is_measured() -> None:
     engine, controller = set_up(capacity=300)
-    reply = engine.start((5, 6, 7), core.SamplingParams(), 4, frozenset())
+    reply = engine.start((5, 6, 7), decoding.SamplingParams(), 4, frozenset())
     found = dict[str, None]()
     for phrase in calibrate(engine, controller):
         found[phrase] = None
@@ -240,7 +240,7 @@ def test_what_reading_takes_is_measured_apart_from_a_step() -> None:
     class Reads(TimedDrafter):
         num_read = 0
 
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
             missed, self.num_read = len(sequence.tokens) - self.num_read, len(sequence.tokens)
             sleep(0.0005 * max(0, missed))
             return super().propose(sequence, plan)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import (
+from localspec.core import decoding
+from localspec.core.decoding import (
     OFF,
     TARGET,
     DraftPlan,
@@ -23,8 +23,8 @@ from localspec.core import (
     Step,
     chain,
 )
+from localspec.core.errors import CacheError, NumericsError
 from localspec.engine.engine import Engine
-from localspec.errors import CacheError, NumericsError
 from localspec.forward.model import PREFILL_CHUNK
 from tests.tiny import Plans, TableModel, play, scripted, tiny_llama, with_cache
 
@@ -44,15 +44,15 @@ class Guesser:
         self._wrong_at = wrong_at
         self.observed: list[Step] = []
 
-    def signal(self, sequence: core.Sequence) -> str:
+    def signal(self, sequence: decoding.Sequence) -> str:
         return "s"
 
-    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+    def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
         place = len(sequence.tokens) - len(PROMPT)
         wanted = range(place, min(place + plan.num_draft_tokens, len(SCRIPT)))
         return chain(tuple(1 if at >= self._wrong_at else SCRIPT[at] for at in wanted))
 
-    def observe(self, sequence: core.Sequence, outcome: Outcome) -> None:
+    def observe(self, sequence: decoding.Sequence, outcome: Outcome) -> None:
         self.observed.append(outcome.step)
 
 
@@ -62,7 +62,7 @@ def engine_with(guesser: Guesser) -> Engine:
 
 def rounds_of(
     engine: Engine, length: int, max_tokens: int = len(SCRIPT)
-) -> tuple[core.Sequence, Iterator[Round]]:
+) -> tuple[decoding.Sequence, Iterator[Round]]:
     sequence = engine.start(PROMPT, SamplingParams(), max_tokens, frozenset())
     engine.prefill(sequence, threading.Event())
     plans = Plans(("guesser", length))
@@ -109,7 +109,7 @@ def test_a_token_is_said_to_come_from_its_maker() -> None:
     class Helped(Guesser):
         """Beside the right chain it proposes a wrong sibling of the first token."""
 
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
             return Proposal((1, *SCRIPT[:3]), (-1, -1, 1, 2), makers=("no", "one", "two", "two"))
 
     _, rounds = rounds_of(engine_with(Helped()), 4)
@@ -118,7 +118,7 @@ def test_a_token_is_said_to_come_from_its_maker() -> None:
 
 def test_an_empty_proposal_is_plain_decoding() -> None:
     class Silent(Guesser):
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
             return Proposal()
 
     _, rounds = rounds_of(engine_with(Silent()), 4)
@@ -239,12 +239,12 @@ def test_a_seed_fixes_the_noise_and_a_sampled_turn_without_one_is_refused() -> N
 
 def test_times_of_a_round_are_those_of_its_parts() -> None:
     class Slow(Guesser):
-        def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+        def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
             threading.Event().wait(0.03)
             return super().propose(sequence, plan)
 
     class SlowPlans(Plans):
-        def plan(self, sequence: core.Sequence) -> DraftPlan:
+        def plan(self, sequence: decoding.Sequence) -> DraftPlan:
             threading.Event().wait(0.05)
             return super().plan(sequence)
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localspec.core import (
+from localspec.controller.acceptance import Situation
+from localspec.controller.controller import Controller, Lesson, judged, was_tried_beyond
+from localspec.controller.cost_snapshot import CostSnapshot
+from localspec.controller.costs import MAX_DRAFT_TOKENS
+from localspec.controller.options import USUAL_NODES
+from localspec.controller.policy import policy_of
+from localspec.core.decoding import (
     DraftPlan,
     Outcome,
     Proposal,
@@ -15,13 +21,7 @@ from localspec.core import (
     Verdict,
     chain,
 )
-from localspec.engine.acceptance import Situation
-from localspec.engine.controller import Controller, Lesson, judged, was_tried_beyond
-from localspec.engine.cost_snapshot import CostSnapshot
-from localspec.engine.costs import MAX_DRAFT_TOKENS
-from localspec.engine.options import USUAL_NODES
-from localspec.engine.policy import policy_of
-from tests.engine.simulation import WIDTH_MS, Simulated, World, best_fixed_rate
+from tests.controller.simulation import WIDTH_MS, Simulated, World, best_fixed_rate
 
 TREE = Proposal((5, 6, 7, 8), (-1, -1, 0, 1), confidences=(0.9, 0.8, 0.7, 0.6), num_steps=2)
 COLD = SamplingParams()

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import Proposal, SamplingParams, Verdict, chain
+from localspec.core import decoding
+from localspec.core.decoding import Proposal, SamplingParams, Verdict, chain
+from localspec.core.leniency import Factor, Leniency, Threshold, Typical
 from localspec.engine.lenient import allowed
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, distributions, scores
 from localspec.engine.verify import verify
-from localspec.leniency import Factor, Leniency, Threshold, Typical
 from tests.tiny import CPU
 
 V = 4
@@ -22,13 +22,13 @@ EXACT = (Threshold(1.0), Factor(1.0))
 LENIENT = (Threshold(0.0), Threshold(0.5), Typical(), Factor(2.0))
 
 
-def sequence_of(temperature: float, seed: int = 0) -> core.Sequence:
+def sequence_of(temperature: float, seed: int = 0) -> decoding.Sequence:
     params = SamplingParams(temperature, seed=seed)
-    return core.Sequence((1, 2), params, 50, frozenset(), GumbelNoise(seed, V, CPU))
+    return decoding.Sequence((1, 2), params, 50, frozenset(), GumbelNoise(seed, V, CPU))
 
 
 def judged(
-    rule: Leniency, proposal: Proposal, logits: torch.Tensor, sequence: core.Sequence
+    rule: Leniency, proposal: Proposal, logits: torch.Tensor, sequence: decoding.Sequence
 ) -> tuple[Verdict, Verdict, list[int | None]]:
     """The lenient verdict, the exact one and the target's choices."""
     found = scores(logits, sequence, [(), *proposal.texts])
@@ -97,7 +97,7 @@ def test_a_threshold_says_nothing_of_a_drafter_that_gives_no_confidence() -> Non
     ],
 )
 def test_typical_acceptance_asks_more_of_a_sure_target(row: list[float], taken: list[bool]) -> None:
-    sequence = core.Sequence((1,), SamplingParams(1.0), 9, frozenset(), GumbelNoise(0, 3, CPU))
+    sequence = decoding.Sequence((1,), SamplingParams(1.0), 9, frozenset(), GumbelNoise(0, 3, CPU))
     logits = torch.tensor([row, row]).log()
     for token, is_taken in enumerate(taken):
         assert allowed(Typical(), chain((token,)), sequence, logits, logits) == [is_taken]

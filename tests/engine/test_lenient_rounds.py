@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from localspec.core import AUTO, SamplingParams, Sequence
+from localspec.controller.acceptance import LENIENT, Situation, bucket_of, temperature_bucket
+from localspec.controller.policy import policy_of
+from localspec.core.decoding import AUTO, SamplingParams, Sequence
+from localspec.core.leniency import Factor, Threshold
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.engine.acceptance import LENIENT, Situation, bucket_of, temperature_bucket
 from localspec.engine.engine import Engine
-from localspec.engine.policy import policy_of
-from localspec.leniency import Factor, Threshold
-from tests.engine.simulation import Simulated, World
+from tests.controller.simulation import Simulated, World
 from tests.tiny import Plans, agreeing_draft, play, tiny_llama, turn_of, with_cache
 
 EXACT, LOOSE = SamplingParams(), SamplingParams(leniency=Factor(2.0))

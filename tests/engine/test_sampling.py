@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers.generation import logits_process as theirs
 
-from localspec import core
-from localspec.core import SamplingParams
+from localspec.core import decoding
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import RequestError
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import Warp, choices, distributions, perturbed, scores, warp_of
-from localspec.errors import RequestError
 from tests.tiny import CPU
 
 GRID = 80
@@ -143,9 +143,9 @@ def test_a_minute_temperature_is_greedy_and_not_nan() -> None:
 # -- the choice -----------------------------------------------------------------------------------
 
 
-def sequence_of(params: SamplingParams, *tokens: int, vocab_size: int = 4) -> core.Sequence:
+def sequence_of(params: SamplingParams, *tokens: int, vocab_size: int = 4) -> decoding.Sequence:
     noise = GumbelNoise(params.seed or 0, vocab_size, CPU)
-    return core.Sequence(tokens or (0,), params, 50, frozenset(), noise)
+    return decoding.Sequence(tokens or (0,), params, 50, frozenset(), noise)
 
 
 def integrated(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import FORCED, OFF, DraftPlan, Proposal, SamplingParams, chain
-from localspec.engine.acceptance import THINKING, Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
+from localspec.controller.acceptance import THINKING, Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
+from localspec.controller.policy import policy_of
+from localspec.core import decoding
+from localspec.core.decoding import FORCED, OFF, DraftPlan, Proposal, SamplingParams, chain
+from localspec.core.thought import ThoughtLimit
 from localspec.engine.engine import Engine
-from localspec.engine.policy import policy_of
-from localspec.thought import ThoughtLimit
 from tests.tiny import Plans, TableModel
 
 OPEN, CLOSE, BREAK, VOCAB = 5, 6, 7, 40
@@ -51,15 +51,15 @@ class Half:
     def __init__(self, reply: list[int]) -> None:
         self._reply = reply
 
-    def signal(self, sequence: core.Sequence) -> str:
+    def signal(self, sequence: decoding.Sequence) -> str:
         return "s"
 
-    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+    def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
         place = len(sequence.tokens) - len(PROMPT)
         right = self._reply[place : place + plan.num_draft_tokens]
         return chain(tuple(t if (place + i) % 5 else 1 for i, t in enumerate(right)))
 
-    def observe(self, sequence: core.Sequence, outcome: core.Outcome) -> None:
+    def observe(self, sequence: decoding.Sequence, outcome: decoding.Outcome) -> None:
         pass
 
 

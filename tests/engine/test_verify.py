@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from localspec.core import Proposal, Verdict, chain
+from localspec.core.decoding import Proposal, Verdict, chain
+from localspec.core.errors import NumericsError
 from localspec.engine import verify as module
 from localspec.engine.verify import verify
-from localspec.errors import NumericsError
 
 V = 3
 TREE = Proposal((0, 1, 2, 0, 1), (-1, -1, 0, 1, 1))

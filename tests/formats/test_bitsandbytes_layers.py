@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.bitsandbytes_layers import check_bitsandbytes
 
 STATE = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [64, 64]}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from localspec.errors import ModelError, RequestError
+from localspec.core.errors import ModelError, RequestError
 from localspec.formats import encoding
 from localspec.formats.encoding import check_growth, encoded
 from tests.waiting import until

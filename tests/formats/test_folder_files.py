@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import (
     INDEX,
     SINGLE,

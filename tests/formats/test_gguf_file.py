@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gguf import GGUFReader, GGUFWriter
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.gguf_file import is_gguf, read_header
 from tests.gguf_files import vocabulary_of, write_gguf
 from tests.tiny import tiny_llama

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.gguf_file import GGUFHeader
 from localspec.formats.gguf_tokenizer import GPT2, LLAMA3, QWEN2, tokenizer_of
 

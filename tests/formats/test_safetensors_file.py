@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.safetensors_file import check_safetensors
 
 

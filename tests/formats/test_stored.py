@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.stored import stored_of
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}

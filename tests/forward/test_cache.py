@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localspec.errors import CacheError
+from localspec.core.errors import CacheError
 from localspec.forward.cache import KEY_TILE, KVCache, KVShape, common_prefix_length
 from tests.tiny import CPU
 

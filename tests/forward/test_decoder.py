@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers import AutoModelForImageTextToText as OfImages
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.native import LAYOUTS
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder

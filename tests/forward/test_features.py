@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward.features import LAST, Features
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.static import undisturbed

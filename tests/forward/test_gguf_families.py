@@ -11,7 +11,7 @@ import torch
 from gguf import GGUFWriter, RopeScalingType
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import notices_of
 from localspec.formats.gguf_families import FAMILIES
 from localspec.formats.gguf_file import read_header

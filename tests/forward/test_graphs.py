@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from localspec import core
-from localspec.core import OFF, DraftPlan, Proposal, SamplingParams, chain
+from localspec.core import decoding
+from localspec.core.decoding import OFF, DraftPlan, Proposal, SamplingParams, chain
+from localspec.core.errors import CacheError
 from localspec.engine.engine import Engine
-from localspec.errors import CacheError
 from localspec.forward import graphs
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import (
@@ -284,10 +284,10 @@ class Copier:
         self._answer = answer
         self._is_tree = is_tree
 
-    def signal(self, sequence: core.Sequence) -> str:
+    def signal(self, sequence: decoding.Sequence) -> str:
         return self.name
 
-    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+    def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
         done = len(sequence.tokens)
         right = self._answer[done : done + plan.num_draft_tokens]
         if done % 2 == 0 and len(right) > 2:
@@ -298,7 +298,7 @@ class Copier:
         tokens = (((right[0] + 1) % 60), *right)
         return Proposal(tokens, (-1, -1, *range(1, len(right))))
 
-    def observe(self, sequence: core.Sequence, outcome: core.Outcome) -> None:
+    def observe(self, sequence: decoding.Sequence, outcome: decoding.Outcome) -> None:
         pass
 
 

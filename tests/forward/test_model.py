@@ -29,7 +29,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from localspec.errors import CacheError, ModelError
+from localspec.core.errors import CacheError, ModelError
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST

@@ -16,11 +16,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from localspec.core import OFF, SamplingParams
+from localspec.core.decoding import OFF, SamplingParams
+from localspec.core.errors import CacheError
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import drafter_class
 from localspec.engine.engine import Engine
-from localspec.errors import CacheError
 from localspec.forward.cache import STRETCH, WIDEST, KVCache
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.from_transformers import take_over

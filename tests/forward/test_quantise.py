@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward import nf4, quantise
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.quantise import Kind, kind_for, quantised_copy, quantised_twin

@@ -12,21 +12,21 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from localspec import core
-from localspec.backend import Message, Request
-from localspec.core import DraftPlan, Proposal, SamplingParams
+from localspec.core import decoding
+from localspec.core.backend import Message, Request
+from localspec.core.decoding import DraftPlan, Proposal, SamplingParams
+from localspec.core.errors import ModelError
+from localspec.core.options import LoadOptions
 from localspec.drafters.parts import DrafterBase
 from localspec.engine.engine import Engine
-from localspec.errors import ModelError
 from localspec.forward.model import CausalLM, kv_shape
 from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.weights import load_model
-from localspec.load import open_local_backend
+from localspec.loading.local_backend import open_local_backend
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.planner import plan
 from localspec.machine.plans import DraftCandidate, PlanRequest, Room
 from localspec.machine.shapes import Counted
-from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
 
@@ -160,8 +160,8 @@ DRAFTED = ("lfm2", "granitemoehybrid", "falcon_h1", "qwen3_5_text", "minimax")
 
 def drafters_of(target: RecurrentLM) -> dict[str, Any]:
     """Lookup, and a draft model of another family."""
-    from localspec.build_drafters import build_drafters
     from localspec.drafters.parts import Parts
+    from localspec.loading.drafters import build_drafters
 
     return build_drafters(Parts(target, with_cache(tiny_llama(vocab_size=64))), print)[0]
 
@@ -174,13 +174,13 @@ class RightButLast(DrafterBase):
     def __init__(self) -> None:
         self.text = list[int]()
 
-    def signal(self, sequence: core.Sequence) -> str:
+    def signal(self, sequence: decoding.Sequence) -> str:
         return self.name
 
-    def propose(self, sequence: core.Sequence, plan: DraftPlan) -> Proposal:
+    def propose(self, sequence: decoding.Sequence, plan: DraftPlan) -> Proposal:
         size = len(sequence.tokens)
         found = self.text[size : size + plan.num_draft_tokens]
-        return core.chain((*found[:-1], *((token + 1) % 64 for token in found[-1:])))
+        return decoding.chain((*found[:-1], *((token + 1) % 64 for token in found[-1:])))
 
 
 @pytest.mark.slow
@@ -278,8 +278,8 @@ def test_keys_and_values_are_counted_for_the_layers_that_have_them(tmp_path: Pat
 
 
 def test_what_reads_token_by_token_drafts_for_none_and_is_drafted_for_by_none() -> None:
-    from localspec.build_drafters import build_drafters
     from localspec.drafters.parts import Parts
+    from localspec.loading.drafters import build_drafters
 
     module = module_of("jamba")
     with pytest.raises(ModelError, match="cannot take back a rejected draft"):

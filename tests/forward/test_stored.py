@@ -10,7 +10,7 @@ import torch
 from gguf import GGUFWriter
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import weight_files
 from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Int4Linear

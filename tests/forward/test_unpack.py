@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.nf4 import has_kernel

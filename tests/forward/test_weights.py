@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from localspec.errors import MemoryShortage, ModelError
+from localspec.core.errors import MemoryShortage, ModelError
 from localspec.formats.folder_files import SINGLE
 from localspec.formats.native import KNOWN_AS
 from localspec.forward import nf4, weight_layout, weights

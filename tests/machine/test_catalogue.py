@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from localspec.config import Profile, load_profiles, settings_for
+from localspec.core.config import Profile, load_profiles, settings_for
+from localspec.core.options import LoadOptions
 from localspec.machine.catalogue import Catalogue, smaller_offer
 from localspec.machine.hardware import probe
 from localspec.machine.recommend import Card
-from localspec.options import LoadOptions
 from tests.machine.fake_nvml import CUDA_BUILD, LINUX, FakeNvml
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import client_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from localspec.cluster_command import run
-from localspec.errors import ConfigError, MemoryShortage, SetupError
+from localspec.cli.cluster import run
+from localspec.core.errors import ConfigError, MemoryShortage, SetupError
 from localspec.machine import hardware
 from localspec.machine.cluster import (
     ClusterCommand,
@@ -141,7 +141,7 @@ def test_the_precision_is_what_the_machine_computes_in_unless_another_is_asked_f
 ) -> None:
     from typer.testing import CliRunner
 
-    from localspec.cli import app
+    from localspec.cli.main import app
 
     host = replace(LINUX, multiplies_bf16=multiplies_bf16)
     there = probe(FakeNvml(failing={"nvmlInit": 12}), host, CPU_BUILD)
@@ -156,7 +156,7 @@ def test_a_draft_for_a_method_that_has_none_is_refused() -> None:
     """It was passed over without a word."""
     from typer.testing import CliRunner
 
-    from localspec.cli import app
+    from localspec.cli.main import app
 
     words = ["cluster", "--model", "localspec/demo", "--draft", "localspec/demo"]
     refused = CliRunner().invoke(app, [*words, "--method", "ngram"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.errors import DraftMismatch, ModelError
+from localspec.core.errors import DraftMismatch, ModelError
 from localspec.machine.compatibility import (
     compare_folders,
     compare_token_maps,

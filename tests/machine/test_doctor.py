@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.config import settings_for
+from localspec.core.config import settings_for
 from localspec.machine import doctor
 from localspec.machine.doctor import doctor_report, never_run, render
 from localspec.machine.hardware import probe

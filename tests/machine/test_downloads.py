@@ -14,7 +14,7 @@ import psutil
 import pytest
 from safetensors.numpy import save_file
 
-from localspec.config import PROJECT_FOLDER
+from localspec.core.config import PROJECT_FOLDER
 from localspec.machine import downloads as module
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import (

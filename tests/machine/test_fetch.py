@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from localspec.core.options import LoadOptions
 from localspec.machine import fetch as fetching
 from localspec.machine import hub_files, hub_limits
 from localspec.machine.download_faults import DownloadError, DownloadFault, fault_of
 from localspec.machine.fetch import fetch
 from localspec.machine.hub_files import Survey, survey
 from localspec.machine.sources import cached_models, resolve
-from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 from tests.tally import Tally

@@ -15,22 +15,22 @@ from gguf import GGUFWriter
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from localspec.backend import Message, Request
 from localspec.chat.template import ChatTemplate
-from localspec.config import PROJECT_FOLDER
-from localspec.core import OFF, SamplingParams
-from localspec.errors import ModelError
+from localspec.core.backend import Message, Request
+from localspec.core.config import PROJECT_FOLDER
+from localspec.core.decoding import OFF, SamplingParams
+from localspec.core.errors import ModelError
+from localspec.core.options import LoadOptions
 from localspec.formats.folder_files import notices_of, weight_files
 from localspec.forward.fingerprint import fingerprint
-from localspec.load import open_local_backend
+from localspec.loading.local_backend import open_local_backend
+from localspec.loading.placement import Place, needed_bytes
 from localspec.machine.compatibility import read_token_map
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
 from localspec.machine.hardware import probe
 from localspec.machine.plan_report import machine_for, make_plans
 from localspec.machine.sources import resolve
-from localspec.options import LoadOptions
-from localspec.placement import Place, needed_bytes
 from tests.gguf_files import vocabulary_of, write_gguf
 from tests.tiny import tiny_llama
 

@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from localspec.errors import ConfigError, MemoryShortage
+from localspec.core.errors import ConfigError, MemoryShortage
 from localspec.machine.hardware import (
     Hardware,
     Host,

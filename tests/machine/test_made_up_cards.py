@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from localspec.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.config import SHIPPED_PROFILES, load_profiles
 from localspec.machine.catalogue import profile_models
 from localspec.machine.planner import plan
 from localspec.machine.plans import (

@@ -13,17 +13,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from localspec.config import PROJECT_FOLDER, Settings, settings_for
-from localspec.errors import ConfigError, ModelError
-from localspec.load import open_local_backend
+from localspec.core.config import PROJECT_FOLDER, Settings, settings_for
+from localspec.core.errors import ConfigError, ModelError
+from localspec.core.options import LoadOptions
+from localspec.core.speculation import Measurement
+from localspec.core.units import gib
+from localspec.loading.local_backend import open_local_backend
 from localspec.machine.catalogue import folder_model
 from localspec.machine.hardware import Hardware, probe
 from localspec.machine.plan_report import machine_for, make_plans, render
 from localspec.machine.plans import PlanReport, full_precision, room_for
 from localspec.machine.sources import find_model
-from localspec.options import LoadOptions
-from localspec.speculation import Measurement
-from localspec.units import gib
 from tests.machine.fake_nvml import CUDA_BUILD, GIB, LINUX, FakeNvml
 
 GPU = probe(FakeNvml(free_gib=10, total_gib=12), LINUX, CUDA_BUILD)
@@ -343,7 +343,7 @@ def test_the_whole_catalogue_serialises(settings: Settings) -> None:
 
 
 def test_every_draft_a_profile_names_is_known_to_the_profiles(settings: Settings) -> None:
-    from localspec.config import load_profiles
+    from localspec.core.config import load_profiles
 
     profiles = load_profiles(settings.profile_folders)
     for profile in profiles.values():

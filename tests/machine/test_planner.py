@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from localspec.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.speculation import Measurement
 from localspec.machine.compatibility import Compatibility
 from localspec.machine.planner import plan
 from localspec.machine.plans import (
@@ -22,7 +23,6 @@ from localspec.machine.plans import (
     bytes_of,
 )
 from localspec.machine.sources import shape_from_entry
-from localspec.speculation import Measurement
 
 SHAPES = {
     entry.id: shape_from_entry(entry)

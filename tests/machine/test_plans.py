@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 import pytest
 
+from localspec.core.precisions import Precision
 from localspec.formats.native import ACTIVATIONS, NATIVE
 from localspec.machine.plans import Arrangement, Room, bytes_of
 from localspec.machine.shapes import PACKS_BF16, shape_from_config
-from localspec.precisions import Precision
 from tests.tiny import KINDS
 
 pytestmark = pytest.mark.slow  # imports transformers

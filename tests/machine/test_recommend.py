@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from localspec.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.options import LoadOptions
+from localspec.core.precisions import Precision
+from localspec.core.speculation import Measurement
 from localspec.machine.catalogue import profile_models
 from localspec.machine.plans import GIB, Room
 from localspec.machine.recommend import (
@@ -20,9 +23,6 @@ from localspec.machine.recommend import (
     card_of,
     recommend,
 )
-from localspec.options import LoadOptions
-from localspec.precisions import Precision
-from localspec.speculation import Measurement
 
 MODELS = profile_models(load_profiles((SHIPPED_PROFILES,)), [])
 QWEN = "Qwen/Qwen3-8B"

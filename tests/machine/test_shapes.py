@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from localspec.config import SHIPPED_PROFILES, load_profiles
-from localspec.errors import ModelError
+from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.errors import ModelError
 from localspec.formats.native import LAYOUTS, SIZED
 from localspec.forward.model import kv_shape
 from localspec.machine.folder_shapes import shape_from_folder

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from localspec import config
-from localspec.backend import Message, Request
-from localspec.errors import ModelError
+from localspec.cli.generate import collect
+from localspec.core import config
+from localspec.core.backend import Message, Request
+from localspec.core.errors import ModelError
+from localspec.core.options import LoadOptions
 from localspec.formats.folder_files import check_folder
-from localspec.generate_command import collect
-from localspec.load import open_local_backend
+from localspec.loading.local_backend import open_local_backend
 from localspec.machine.sources import find_model, resolve
-from localspec.options import LoadOptions
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 from tests.tiny import tiny_llama
@@ -192,7 +192,7 @@ def test_the_page_offline_still_fetches_what_is_named(hub: HubStub, tmp_path: Pa
     code = (
         "import os, sys; os.environ['HF_HUB_OFFLINE'] = '1'; import huggingface_hub.constants as c;"
         "from localspec.machine.sources import resolve;"
-        "from localspec.options import LoadOptions;"
+        "from localspec.core.options import LoadOptions;"
         f"print(resolve(LoadOptions(model='{TARGET}')).target, c.HF_HUB_OFFLINE)"
     )
     environment = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from localspec.core import Step
+from localspec.core.decoding import Step
+from localspec.core.turn_stats import TurnStats
 from localspec.record.store import SessionInfo, Store, Turn, TurnEnd, TurnSettings
-from localspec.turn_stats import TurnStats
 
 SETTINGS = TurnSettings(
     model="demo-target",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 from localspec.record.store import Store
 
 

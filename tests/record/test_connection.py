@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.errors import StoreError
+from localspec.core.errors import StoreError
 from localspec.record.store import Store
 from tests.record.samples import STEPS, begin, finish, open_store
 from tests.waiting import WAIT_S

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localspec.errors import RequestError, StoreError
+from localspec.core.errors import RequestError, StoreError
 from localspec.record import rows
 from localspec.record.conversations import Imported
 from localspec.record.export import Scope, export

@@ -6,7 +6,7 @@ import json
 import random
 import zlib
 
-from localspec.backend import DraftedToken
+from localspec.core.backend import DraftedToken
 from localspec.record.drafted import TokenRecord, pack, unpack
 
 TOKENS = (

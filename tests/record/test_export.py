@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 import pytest
 
-from localspec.errors import StoreError
+from localspec.core.errors import StoreError
 from localspec.record.connection import Tables
 from localspec.record.export import CSV_COLUMNS, Format, Scope, csv_cell, export
 from localspec.record.store import Store

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from sqlite_utils import Database
 
-from localspec.backend import Message
-from localspec.config import settings_for
-from localspec.errors import StoreError
+from localspec.core.backend import Message
+from localspec.core.config import settings_for
+from localspec.core.errors import StoreError
 from localspec.record.log_file import learnt_states, read_replies, read_states
 from localspec.record.schema import MIGRATIONS
 from localspec.record.store import (

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.errors import SetupError
+from localspec.core.errors import SetupError
 from localspec.record.opening import sole_use
 from localspec.record.store import Store
 from tests.record.samples import begin, finish, open_store

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.errors import StoreError
+from localspec.core.errors import StoreError
+from localspec.core.turn_stats import TurnStats
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
-from localspec.turn_stats import TurnStats
 from tests.record.samples import (
     INFO,
     PROVENANCE,

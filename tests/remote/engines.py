@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Chunk, Description, Message, Request
-from localspec.errors import ContextOverflow, EngineLost, MemoryShortage
+from localspec.core.backend import Chunk, Description, Message, Request
+from localspec.core.errors import ContextOverflow, EngineLost, MemoryShortage
 from localspec.remote import child
 from localspec.remote.wire import Opening
 from tests.fakes import REPLY, FakeBackend, Script

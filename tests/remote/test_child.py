@@ -20,8 +20,8 @@ from typing import Any
 import psutil
 import pytest
 
-from localspec.backend import Backend, Chunk, Message, Request
-from localspec.errors import (
+from localspec.core.backend import Backend, Chunk, Message, Request
+from localspec.core.errors import (
     ContextOverflow,
     EngineLost,
     LocalspecError,
@@ -493,7 +493,7 @@ def test_closing_ends_the_process_in_the_middle_of_a_reply(opened: Any, tmp_path
 
 PARENT = """
 import multiprocessing, sys, threading, time
-from localspec.backend import Message, Request
+from localspec.core.backend import Message, Request
 from localspec.remote.child import ChildBackend
 from tests.remote.engines import opening
 notes, doing = sys.argv[1:]

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Chunk, Message, Request
-from localspec.errors import ConfigError, LocalspecError, NotCounted
-from localspec.options import RemoteServer
+from localspec.core.backend import Chunk, Message, Request
+from localspec.core.errors import ConfigError, LocalspecError, NotCounted
+from localspec.core.options import RemoteServer
 from localspec.remote import connection, counters, remote_turn, server, servers
 from localspec.remote.server import ServerBackend
 from tests.remote.stub_server import Stub, reset, serving

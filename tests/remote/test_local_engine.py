@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Message, Request
-from localspec.interrupts import ENDINGS
-from localspec.load import open_local_backend
-from localspec.options import LoadOptions
+from localspec.core.backend import Message, Request
+from localspec.core.interrupts import ENDINGS
+from localspec.core.options import LoadOptions
+from localspec.loading.local_backend import open_local_backend
 from localspec.remote.child import ChildBackend
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.remote.engines import opening
@@ -31,13 +31,13 @@ REQUEST = Request(
 
 PAGE = """
 import json, sys, threading
-from localspec.options import LoadOptions
+from localspec.core.options import LoadOptions
 from localspec.remote.child import ChildBackend
 from localspec.remote.wire import Opening
-import app, localspec.open_service, localspec.web.server, localspec.chat.service
-from localspec.backend import Message, Request
+import app, localspec.loading.service, localspec.web.server, localspec.chat.service
+from localspec.core.backend import Message, Request
 options = LoadOptions(model=sys.argv[1], draft=sys.argv[2], context=128, dtype="float32")
-opening = Opening(localspec.open_service.ENGINE, {"options": options, "state": None, "past": ()})
+opening = Opening(localspec.loading.service.ENGINE, {"options": options, "state": None, "past": ()})
 backend = ChildBackend.open(opening, lambda phrase: None)
 request = Request(
     (Message("user", "hello hello"),), max_tokens=24, drafter="draft_model", num_draft_tokens=3

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Message, Request, chunks_of
-from localspec.cluster_command import end
-from localspec.config import PROJECT_FOLDER
-from localspec.errors import ConfigError
+from localspec.cli.cluster import end
+from localspec.core.backend import Message, Request, chunks_of
+from localspec.core.config import PROJECT_FOLDER
+from localspec.core.errors import ConfigError
+from localspec.core.options import RemoteServer
 from localspec.machine.cluster import ServedModel, Wanted, command_for
 from localspec.machine.folder_shapes import shape_from_folder
-from localspec.options import RemoteServer
 from localspec.remote.server import ServerBackend
 from tools.peers.environments import environment_of
 

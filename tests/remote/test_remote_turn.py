@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Message, Request
+from localspec.core.backend import Message, Request
 from localspec.remote.remote_turn import RemoteTurn
 from localspec.remote.servers import OTHER
 

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Backend, Chunk, Message, Request
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.config import remote_server
-from localspec.core import OFF, SamplingParams
-from localspec.errors import ConfigError, LocalspecError, NotCounted, RequestError
-from localspec.leniency import Threshold
-from localspec.options import RemoteServer
+from localspec.core.backend import Backend, Chunk, Message, Request
+from localspec.core.config import remote_server
+from localspec.core.decoding import OFF, SamplingParams
+from localspec.core.errors import ConfigError, LocalspecError, NotCounted, RequestError
+from localspec.core.leniency import Threshold
+from localspec.core.options import RemoteServer
+from localspec.core.turn_stats import TurnStats
 from localspec.record.store import Store
 from localspec.remote.remote_turn import NOT_ALONE, TOLD_NOTHING
 from localspec.remote.server import ServerBackend
-from localspec.turn_stats import TurnStats
 from localspec.web.live import live_state
 from localspec.web.talk.form import Form
 from tests.fakes import session_info

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from localspec.errors import ConfigError, ModelError
+from localspec.core.errors import ConfigError, ModelError
 from localspec.machine.shapes import ModelShape, shape_from_config
 from tools.inflate.enlarge import Axis, Enlargement
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from localspec.bench.cases import Case
-from localspec.core import AUTO, OFF
-from localspec.errors import ConfigError
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.errors import ConfigError
 from tests.bench.tiny_bench import tiny_bench
 from tools.identity import RANDOM, Count, Written, digests_of, replies, table
 

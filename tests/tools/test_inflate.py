@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from localspec.errors import ConfigError, ModelError
+from localspec.core.errors import ConfigError, ModelError
 from localspec.forward.weights import load_module
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.folder_shapes import shape_from_folder

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from localspec.loading.placement import Place
 from localspec.machine.hardware import probe
-from localspec.placement import Place
 from localspec.training.target import Target, load_target
 from tests.tiny import tiny_llama
 from tools.demo_pair import dialogues

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from localspec.backend import Message
-from localspec.core import Sequence
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.shipped_acceptance import read_accepted
-from localspec.errors import ConfigError, LocalspecError, StoreError
-from localspec.options import LoadOptions
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.shipped_acceptance import read_accepted
+from localspec.core.backend import Message
+from localspec.core.decoding import Sequence
+from localspec.core.errors import ConfigError, LocalspecError, StoreError
+from localspec.core.options import LoadOptions
 from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.prompt_files import TrainingPrompt
 

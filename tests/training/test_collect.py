@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from localspec.backend import Message
 from localspec.chat.template import ChatTemplate
-from localspec.errors import ConfigError, StoreError
+from localspec.core.backend import Message
+from localspec.core.errors import ConfigError, StoreError
 from localspec.training.collect import AnswerLog, CollectPlan, collect
 from localspec.training.prompt_files import TrainingPrompt, read_prompts, shipped_prompts
 from localspec.training.target import Target

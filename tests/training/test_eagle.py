@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.core import SamplingParams
+from localspec.core.decoding import SamplingParams
 from localspec.drafters.eagle import EagleDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine

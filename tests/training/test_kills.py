@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.errors import StoreError
+from localspec.core.errors import StoreError
 from localspec.training import artifact as made_file
 from localspec.training.artifact import Artifact
 from localspec.training.collect import AnswerLog

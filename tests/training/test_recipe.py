@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.errors import ConfigError
+from localspec.core.errors import ConfigError
 from localspec.forward.heads.files import TargetSizes
 from localspec.training.draft import fresh_draft, num_layer_weights
 from localspec.training.recipe import head_plan, make_recipe

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from localspec.config import SHIPPED_PROFILES, Settings, find_profile, load_profiles
-from localspec.errors import ConfigError
+from localspec.core.config import SHIPPED_PROFILES, Settings, find_profile, load_profiles
+from localspec.core.errors import ConfigError
 from localspec.training import registration
 from localspec.training.artifact import Artifact
 from localspec.training.judging import Judgement, Rival

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward.fingerprint import fingerprint
 from localspec.training.artifact import Artifact, deliver
 from localspec.training.report import (

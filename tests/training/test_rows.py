@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from localspec.errors import ConfigError
+from localspec.core.errors import ConfigError
 from localspec.training.rows import Answer, TokenRow, make_batches, padded, split_rows, to_rows
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from localspec.errors import NumericsError
+from localspec.core.errors import NumericsError
 from localspec.forward.features import LAST
 from localspec.training.judging import Judgement
 from localspec.training.rows import SplitRows, TokenRow

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.errors import ConfigError, StoreError
+from localspec.core.errors import ConfigError, StoreError
 from localspec.training.work_folder import alone_in, require_writable, resumable
 
 HOLDER = """

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Request
 from localspec.chat.service import ChatService
+from localspec.core.backend import Request
 from localspec.record.store import Store
 from localspec.web.talk.plain_markdown import MARK
 from tests import waiting

@@ -15,9 +15,9 @@ import numpy
 import pytest
 from safetensors.numpy import save_file
 
-from localspec.backend import Backend
 from localspec.chat.service import ChatService
-from localspec.options import LoadOptions
+from localspec.core.backend import Backend
+from localspec.core.options import LoadOptions
 from localspec.record.store import Store
 from localspec.remote.server import ServerBackend
 from tests.fakes import FakeBackend, Script, session_info

@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from localspec.backend import Backend, Chunk, Request
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.options import LoadOptions
+from localspec.core.backend import Backend, Chunk, Request
+from localspec.core.options import LoadOptions
 from localspec.record.store import Store
 from tests.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web.checks import READY, bubbles, wait_for_reply

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.units import compared, gain_words, took
+from localspec.core.units import compared, gain_words, took
 from tests.tally import Tally
 from tests.waiting import WAIT_S
 from tests.web.checks import READY, ask, bubbles, newest, open_tab, unfold_turns, wait_for_reply

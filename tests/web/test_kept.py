@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from localspec.chat.service import Reply
-from localspec.errors import EngineLost
+from localspec.core.errors import EngineLost
 from tests.web.conftest import WAIT_MS, Site, Visit
 from tests.web.test_conversations import ask, menu, stand
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import DrafterStatus
 from localspec.chat.off_reasons import off_now
 from localspec.chat.service import Status
 from localspec.chat.turn import ReplyRound, TurnView
-from localspec.core import Step
+from localspec.core.backend import DrafterStatus
+from localspec.core.decoding import Step
+from localspec.core.off_code import OffReason
+from localspec.core.turn_stats import NO_GAIN, TurnStats
+from localspec.core.units import DASH, compared, gain_words
 from localspec.drafters.registry import REGISTRY, label_of
 from localspec.machine.sources import DEMO
-from localspec.off_code import OffReason
-from localspec.turn_stats import NO_GAIN, TurnStats
-from localspec.units import DASH, compared, gain_words
 from localspec.web.live import HardwareLine, badge, footer, live_state
 from localspec.web.words import number, rate, time_of_day
 from tests.fakes import FakeBackend

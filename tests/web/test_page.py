@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.workloads import AS_SET
+from localspec.core.workloads import AS_SET
 from tests.fakes import REPLY
 from tests.web.checks import ask, newest, unfold_turns
 from tests.web.conftest import WAIT_MS, Site, Visit, until
@@ -128,7 +128,7 @@ def test_off_is_named_and_shows_no_guesses(own_page: Visit, site: Site) -> None:
 
 
 def test_a_fault_is_shown_with_its_remedy_and_the_next_turn_works(page: Visit, site: Site) -> None:
-    from localspec.errors import MemoryShortage
+    from localspec.core.errors import MemoryShortage
 
     script = site.backend.script
     script.fault = MemoryShortage("The cache needs 1 GiB more. Shorten the context.")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import app
-from localspec.errors import SetupError
+from localspec.core.errors import SetupError
 from localspec.record.opening import sole_use
 from localspec.record.running import announced, read_running
 from localspec.web import running_page as module_under_test

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from localspec.chat.service import ChatService
-from localspec.errors import SetupError
-from localspec.interrupts import ENDINGS
+from localspec.core.errors import SetupError
+from localspec.core.interrupts import ENDINGS
 from localspec.web.server import serve
 
 
@@ -34,7 +34,7 @@ import sys
 from pathlib import Path
 
 from localspec.chat.service import ChatService
-from localspec.interrupts import ENDINGS
+from localspec.core.interrupts import ENDINGS
 from localspec.record.store import Store
 from localspec.web.server import serve_interfaces
 from tests.fakes import FakeBackend, session_info

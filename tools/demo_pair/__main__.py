@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from localspec.flags import JsonFlag, SeedFlag, finish, run_app, to_stderr
+from localspec.cli.flags import JsonFlag, SeedFlag, finish, run_app, to_stderr
 from localspec.training.work_folder import resumable
 from tools.demo_pair.pipeline import train
 from tools.demo_pair.settings import PairSettings

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from localspec.errors import LocalspecError
+from localspec.core.errors import LocalspecError
 from tools.demo_pair import dialogues
 from tools.demo_pair.tokenizer import END_OF_TEXT_ID, PAD_ID, encode_chat, encode_text
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from localspec.backend import Report
+from localspec.core.backend import Report
 from localspec.training.draft import divergence
 from tools.demo_pair.decoder import hidden_states, new_decoder
 from tools.demo_pair.packs import BatchStream, PackedBatch

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaForCausalLM
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import check_folder
 from tools.demo_pair.decoder import DEVIATION, llama_config
 from tools.demo_pair.tokenizer import save_tokenizer

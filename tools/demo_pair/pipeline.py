@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from localspec.backend import Report
+from localspec.core.backend import Report
 from localspec.training.train_loop import Schedule
 from localspec.training.work_folder import LOCK, alone_in, require_writable
 from tools.demo_pair import corpus

@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from localspec.backend import Report
-from localspec.files import replacing
+from localspec.core.backend import Report
+from localspec.core.files import replacing
 from localspec.training.train_loop import Schedule
 from tools.demo_pair.decoder import hidden_states, hidden_with_exit
 from tools.demo_pair.optimiser import Optimiser

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig
 
-from localspec.errors import ConfigError
+from localspec.core.errors import ConfigError
 from tools.demo_pair.decoder import llama_config
 
 BUDGETS = ("target_minutes", "sample_minutes", "draft_minutes", "target_rate", "draft_rate")

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from localspec.flags import JsonFlag, SeedFlag, finish, loading_only, run_app, to_stderr
+from localspec.cli.flags import JsonFlag, SeedFlag, finish, loading_only, run_app, to_stderr
+from localspec.core.options import LoadOptions
 from localspec.machine.sources import resolve
-from localspec.options import LoadOptions
 from tools.inflate.pair import inflate
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)

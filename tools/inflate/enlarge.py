@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localspec.errors import ConfigError, ModelError
+from localspec.core.errors import ConfigError, ModelError
 from localspec.machine.shapes import ModelShape
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

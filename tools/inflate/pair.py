@@ -36,13 +36,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from localspec.backend import Report
-from localspec.config import nearest
-from localspec.errors import ConfigError
+from localspec.core.backend import Report
+from localspec.core.config import nearest
+from localspec.core.errors import ConfigError
+from localspec.core.units import gib
 from localspec.formats.folder_files import check_folder, weight_files
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.shapes import ModelShape
-from localspec.units import gib
 from tools.inflate.enlarge import Enlargement
 
 MAX_SHARD_BYTES = 1024**3

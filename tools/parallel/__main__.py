@@ -20,15 +20,16 @@ from typing import Annotated, Any
 
 import typer
 
-from localspec.arithmetic import percentile
-from localspec.backend import Backend, Chunk, Message, Request
 from localspec.bench.cases import load_prompts
 from localspec.bench.statistics import Timed, rate_ratio
 from localspec.bench.tables import Column, as_markdown, number, shown, text, with_limits
-from localspec.core import AUTO, OFF, SamplingParams
-from localspec.flags import JsonFlag, finish, listed_numbers, loading_only, run_app, to_stderr
-from localspec.load import open_local_backend
-from localspec.options import LoadOptions
+from localspec.cli.flags import JsonFlag, finish, loading_only, run_app, to_stderr
+from localspec.core.arithmetic import percentile
+from localspec.core.backend import Backend, Chunk, Message, Request
+from localspec.core.decoding import AUTO, OFF, SamplingParams
+from localspec.core.flag_values import listed_numbers
+from localspec.core.options import LoadOptions
+from localspec.loading.local_backend import open_local_backend
 
 SERIAL, TOGETHER, DRAFTED = "one at a time", "together", "together, auto"
 ARMS = {SERIAL: OFF, TOGETHER: OFF, DRAFTED: AUTO}

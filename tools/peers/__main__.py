@@ -6,8 +6,8 @@ The flags and the JSON are those of `bench`; --setup-peers installs the engines.
 from __future__ import annotations
 
 from localspec.bench.arms import OtherEngines
-from localspec.bench.commands import bench_app
-from localspec.flags import run_app
+from localspec.cli.bench import bench_app
+from localspec.cli.flags import run_app
 
 
 def _open_engines() -> OtherEngines:

@@ -19,7 +19,7 @@ import gguf
 from safetensors import safe_open
 from torch import Tensor
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import check_folder, weight_files
 
 LLAMA = gguf.MODEL_ARCH.LLAMA

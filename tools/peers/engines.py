@@ -13,7 +13,7 @@ from pathlib import Path
 
 from localspec.bench.arms import OtherArm, OtherEngines
 from localspec.bench.runs import BenchEngine, Runner
-from localspec.errors import LocalspecError, ModelError
+from localspec.core.errors import LocalspecError, ModelError
 from tools.peers.environments import environment_of, set_up_all
 from tools.peers.llama_cpp import LlamaCpp
 from tools.peers.transformers_peer import Modules, transformers_peer

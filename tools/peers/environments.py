@@ -20,9 +20,9 @@ from pathlib import Path
 from time import monotonic
 from zipfile import ZipFile
 
-from localspec.backend import Report
-from localspec.errors import SetupError
-from localspec.files import replacing
+from localspec.core.backend import Report
+from localspec.core.errors import SetupError
+from localspec.core.files import replacing
 
 GIB = 2**30
 IS_WINDOWS = sys.platform == "win32"

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from localspec.bench.cases import Case
 from localspec.bench.runs import BenchEngine, MeasuredReply
-from localspec.core import SamplingParams
-from localspec.errors import ModelError
-from localspec.files import replacing
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import ModelError
+from localspec.core.files import replacing
 from tools.peers import convert_gguf
 from tools.peers.convert_gguf import convert
 from tools.peers.environments import python_of

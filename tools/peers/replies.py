@@ -12,7 +12,7 @@ from typing import Any
 
 from localspec.bench.cases import Case
 from localspec.bench.runs import MeasuredReply
-from localspec.core import SamplingParams
+from localspec.core.decoding import SamplingParams
 
 
 def request_for(

@@ -24,9 +24,9 @@ from transformers.generation.streamers import BaseStreamer
 
 from localspec.bench.cases import Case
 from localspec.bench.runs import BenchEngine, MeasuredReply, MemoryGauge
-from localspec.core import SamplingParams
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import ModelError
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.errors import ModelError
 from localspec.forward.model import CausalLM
 from localspec.forward.weights import DTYPES, load_module
 from tools.peers.replies import after_first_ms, output_of

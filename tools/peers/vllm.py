@@ -20,8 +20,8 @@ from typing import Any
 
 from localspec.bench.cases import Case
 from localspec.bench.runs import BenchEngine, MeasuredReply
-from localspec.core import SamplingParams
-from localspec.errors import ModelError
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import ModelError
 from localspec.forward.weights import DTYPES
 from tools.peers.environments import GIB, python_of
 from tools.peers.replies import reply_of, request_for

@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 
 WORKERS = Path(__file__).resolve().parent / "workers"
 CLOSING_S = 5.0

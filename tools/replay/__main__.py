@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from localspec.config import settings_for
-from localspec.flags import HomeFlag, JsonFlag, SeedFlag, finish, listed, run_app, to_stderr
+from localspec.cli.flags import HomeFlag, JsonFlag, SeedFlag, finish, run_app, to_stderr
+from localspec.core.config import settings_for
+from localspec.core.flag_values import listed
 from tools.replay.run import render, run_replay
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)

@@ -30,10 +30,10 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from localspec.core import OFF
-from localspec.engine.controller import NO_DRAFT
-from localspec.engine.costs import WIDTHS, Costs
-from localspec.errors import StoreError
+from localspec.controller.controller import NO_DRAFT
+from localspec.controller.costs import WIDTHS, Costs
+from localspec.core.decoding import OFF
+from localspec.core.errors import StoreError
 from localspec.record.log_file import has_column, reading
 from localspec.record.rows import json_column
 from tools.replay.worlds import Stretch, Track, World

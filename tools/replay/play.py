@@ -22,7 +22,11 @@ from typing import Any
 
 import torch
 
-from localspec.core import (
+from localspec.controller.acceptance import Acceptance
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
+from localspec.controller.policy import policy_of
+from localspec.core.decoding import (
     OFF,
     Drafter,
     DraftPlan,
@@ -35,11 +39,7 @@ from localspec.core import (
     Verdict,
     chain,
 )
-from localspec.engine.acceptance import Acceptance
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
 from localspec.engine.noise import GumbelNoise
-from localspec.engine.policy import policy_of
 from tools.replay.worlds import Stretch, Track, World
 
 RIGHT, WRONG, END = 1, 0, 2  # the only tokens there are; END: of text

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from localspec.arithmetic import ratio
-from localspec.backend import Report
 from localspec.bench.tables import aligned, number, shown, text
-from localspec.config import nearest
-from localspec.core import AUTO, OFF
-from localspec.errors import ConfigError
+from localspec.core.arithmetic import ratio
+from localspec.core.backend import Report
+from localspec.core.config import nearest
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.errors import ConfigError
 from localspec.record.log_file import read_states
 from tools.replay.logged import read_turns, worlds_of
 from tools.replay.play import Played, play_adaptive, play_fixed

@@ -16,7 +16,7 @@ from localspec.chat.importing.entries import Report
 from localspec.chat.importing.fields import NOT_AN_EXPORT, Table
 from localspec.chat.importing.file import MAX_BYTES, tables_of, texts_of
 from localspec.chat.importing.own import KINDS, own_conversations
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 from localspec.record.conversations import Imported
 
 __all__ = ["MAX_BYTES", "Report", "read_conversations"]

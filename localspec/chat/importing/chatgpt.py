@@ -24,7 +24,7 @@ from localspec.chat.importing.entries import (
     with_files,
 )
 from localspec.chat.importing.fields import fields_at, items_at, text_at, time_at
-from localspec.files import parsed
+from localspec.core.files import parsed
 from localspec.record.conversations import Imported
 from localspec.record.rows import now
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 from localspec.record.rows import now, time_from
 
 READ = (

@@ -15,8 +15,8 @@ from io import BytesIO
 from pathlib import PurePosixPath
 
 from localspec.chat.importing.fields import NOT_AN_EXPORT, READ, Table
-from localspec.errors import RequestError
-from localspec.files import parsed
+from localspec.core.errors import RequestError
+from localspec.core.files import parsed
 
 # Bytes of the chosen file; the page and its server refuse a larger one as well.
 MAX_BYTES = 64_000_000

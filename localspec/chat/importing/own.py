@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from localspec.chat.importing.fields import Table
 from localspec.chat.titles import title_of
-from localspec.errors import RequestError
+from localspec.core.errors import RequestError
 from localspec.record.conversations import Imported
 from localspec.record.export import EXPORT_VERSION
 from localspec.record.rows import Conversation, StoredMessage, title_line

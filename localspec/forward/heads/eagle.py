@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from localspec.errors import first_line
+from localspec.core.errors import first_line
 from localspec.forward.features import LAST
 from localspec.forward.from_transformers import ROTATIONS
 from localspec.forward.heads.autoregressive import (

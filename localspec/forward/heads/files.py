@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from localspec.errors import ModelError
-from localspec.files import replacing
+from localspec.core.errors import ModelError
+from localspec.core.files import replacing
 from localspec.formats.folder_files import INDEX, SINGLE, read_object, weight_files
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward.model import LanguageModel

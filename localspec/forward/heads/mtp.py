@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import weight_files
 from localspec.formats.safetensors_file import tensor_shapes as shapes_in
 from localspec.forward.features import LAST

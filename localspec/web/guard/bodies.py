@@ -16,7 +16,7 @@ import asyncio
 import json
 from typing import Any
 
-from localspec.files import parsed
+from localspec.core.files import parsed
 from localspec.web.guard.policy import MessageDict, Receive
 from localspec.web.words import number_of
 

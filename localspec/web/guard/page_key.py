@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from localspec.files import place_of, write_private
+from localspec.core.files import place_of, write_private
 
 KEY_FILE = "page.key"
 KEY_BYTES = 32

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import parse_qs
 
-from localspec.errors import SetupError
+from localspec.core.errors import SetupError
 from localspec.web.guard.bodies import BodyRefused
 
 MIN_LENGTH = 10

@@ -20,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from localspec.api.faults import Fault
 from localspec.api.labels import EXPOSED, labelled
-from localspec.errors import StoreError
+from localspec.core.errors import StoreError
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, replayed
 from localspec.web.guard.policy import App, Receive, Scope, Send
 from localspec.web.guard.security import NOT_HERE, Hosts

@@ -33,7 +33,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from localspec.options import is_loopback
+from localspec.core.options import is_loopback
 from localspec.web.guard.bodies import Bodies, BodyRefused, Gone, own_json, replayed
 from localspec.web.guard.page_key import PageKey
 from localspec.web.guard.password import FORM, LOGIN_S, Password, Places, Tries, password_in

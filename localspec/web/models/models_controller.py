@@ -17,13 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from localspec.backend import Backend, Description
 from localspec.chat.service import ChatService
 from localspec.chat.tune_up import TEMPERATURES, TuneUp, in_words, tune_up
-from localspec.config import settings_for
-from localspec.core import OFF
+from localspec.core.backend import Backend, Description
+from localspec.core.config import settings_for
+from localspec.core.decoding import OFF
+from localspec.core.errors import RequestError
+from localspec.core.options import LoadOptions, RemoteServer
 from localspec.drafters.registry import REGISTRY
-from localspec.errors import RequestError
 from localspec.machine import downloads
 from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.download_faults import DownloadFault
@@ -32,7 +33,6 @@ from localspec.machine.found_line import found_line
 from localspec.machine.hub_files import HubModel
 from localspec.machine.plans import DEFAULT_CONTEXT
 from localspec.machine.recommend import Card
-from localspec.options import LoadOptions, RemoteServer
 from localspec.record.api_keys import MOST_CHARACTERS
 from localspec.record.rows import RecentGain
 from localspec.web.live import precision_words, short

@@ -12,9 +12,9 @@ from statistics import median
 
 from localspec.chat.audit import describe
 from localspec.chat.race import NUM_RUNS, Gains, Lane, RaceRun, RaceView
+from localspec.core.turn_stats import TurnStats
+from localspec.core.units import DASH, compared, gain_words, took
 from localspec.record.markdown import ENDED
-from localspec.turn_stats import TurnStats
-from localspec.units import DASH, compared, gain_words, took
 from localspec.web.live import credited
 from localspec.web.words import number
 

@@ -19,9 +19,9 @@ import gradio as gr
 
 from localspec.chat.race import Race, race_request
 from localspec.chat.service import ChatService, Task
-from localspec.core import AUTO, SamplingParams
+from localspec.core.decoding import AUTO, SamplingParams
+from localspec.core.errors import LocalspecError, RequestError
 from localspec.drafters.registry import label_of
-from localspec.errors import LocalspecError, RequestError
 from localspec.web.layout import QUIET, choice, html_box
 from localspec.web.proof.race_html import IDLE, race_html
 from localspec.web.stats.tab import PANELS

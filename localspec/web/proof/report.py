@@ -17,14 +17,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from localspec import __version__
-from localspec.backend import Description
 from localspec.chat.service import ChatService
+from localspec.core.backend import Description
+from localspec.core.errors import StoreError
+from localspec.core.plots import standalone
+from localspec.core.units import DASH, gib, took
 from localspec.drafters.registry import label_of
-from localspec.errors import StoreError
-from localspec.plots import standalone
 from localspec.record.markdown import heading, in_words, table
 from localspec.record.rows import PAGE
-from localspec.units import DASH, gib, took
 from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
 from localspec.web.stats.selection import SCOPES, Selection, rounds_of, selection_of

@@ -14,14 +14,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from localspec.backend import DraftedToken
 from localspec.chat import audit
 from localspec.chat.service import ChatService, Task
-from localspec.core import AUTO, FORCED, OFF, TARGET
+from localspec.core.backend import DraftedToken
+from localspec.core.decoding import AUTO, FORCED, OFF, TARGET
+from localspec.core.errors import StoreError
+from localspec.core.units import DASH, capital, took
 from localspec.drafters.registry import REGISTRY, label_of
-from localspec.errors import StoreError
 from localspec.record.drafted import TokenRecord
-from localspec.units import DASH, capital, took
 
 MAX_KEPT = 50  # replays
 LENIENT = "Checking was lenient here, as you chose: other guesses passed as well."

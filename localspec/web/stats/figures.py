@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
-from localspec.arithmetic import percentile, ratio
-from localspec.drafters.registry import label_of
-from localspec.record.markdown import ENDED
-from localspec.speculation import (
+from localspec.core.arithmetic import percentile, ratio
+from localspec.core.speculation import (
     MIN_COMPARED_TOKENS,
     DecodeCounts,
     expected_tokens,
     interpolated,
     speedup,
 )
-from localspec.units import DASH, capital, compared, direction, took
+from localspec.core.units import DASH, capital, compared, direction, took
+from localspec.core.workloads import kind_words
+from localspec.drafters.registry import label_of
+from localspec.record.markdown import ENDED
 from localspec.web.live import badge, drafters_of
 from localspec.web.words import gain, number, percent
-from localspec.workloads import kind_words
 
 Row = Mapping[str, Any]
 SHARES = (0.50, 0.95, 0.99)  # of the percentiles of waits

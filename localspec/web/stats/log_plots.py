@@ -17,13 +17,13 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from localspec.backend import Description
+from localspec.core.backend import Description
+from localspec.core.plots import Axes, Group, Series, bars, lines
+from localspec.core.speculation import expected_tokens, interpolated
+from localspec.core.units import axis_unit
+from localspec.core.workloads import kind_words
 from localspec.drafters.registry import UNKNOWN, colour_of, label_of
-from localspec.plots import Axes, Group, Series, bars, lines
-from localspec.speculation import expected_tokens, interpolated
-from localspec.units import axis_unit
 from localspec.web.stats import figures as stats
-from localspec.workloads import kind_words
 
 Row = Mapping[str, Any]
 MAX_ROUNDS = 300  # of γ over time: the newest

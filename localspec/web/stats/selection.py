@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from localspec.chat.service import ChatService
-from localspec.errors import StoreError
+from localspec.core.errors import StoreError
 from localspec.record.rows import API, PAGE
 from localspec.web.words import number_of
 

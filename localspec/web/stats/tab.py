@@ -13,10 +13,10 @@ from typing import Any
 import gradio as gr
 
 from localspec.chat.service import ChatService
-from localspec.errors import StoreError
-from localspec.leniency import label
+from localspec.core.errors import StoreError
+from localspec.core.leniency import label
+from localspec.core.units import capital
 from localspec.record.rows import API, PAGE
-from localspec.units import capital
 from localspec.web.layout import QUIET, choice, html_box
 from localspec.web.markup import macros
 from localspec.web.stats import figures as stats

@@ -17,8 +17,8 @@ from typing import Any
 
 from localspec.chat.attachments import Attachment
 from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage, clean
-from localspec.core import LARGEST_INTEGER
-from localspec.errors import LocalspecError, RequestError
+from localspec.core.decoding import LARGEST_INTEGER
+from localspec.core.errors import LocalspecError, RequestError
 from localspec.record.conversations import PROMPT
 from localspec.web.talk.form import Form, panel
 from localspec.web.talk.handlers import Handlers, Shown

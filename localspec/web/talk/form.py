@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from markupsafe import Markup, escape
 
-from localspec.backend import LARGEST_FIXED_LENGTH
 from localspec.chat.service import ChatService, ReplySettings
-from localspec.core import AUTO, LARGEST_INTEGER, RANGES, SamplingParams
+from localspec.core.backend import LARGEST_FIXED_LENGTH
+from localspec.core.decoding import AUTO, LARGEST_INTEGER, RANGES, SamplingParams
+from localspec.core.errors import RequestError
+from localspec.core.files import parsed
+from localspec.core.leniency import THRESHOLD
+from localspec.core.units import capital
+from localspec.core.workloads import AS_SET, EXACT
 from localspec.drafters.registry import REGISTRY
-from localspec.errors import RequestError
-from localspec.files import parsed
-from localspec.leniency import THRESHOLD
-from localspec.units import capital
 from localspec.web.markup import macros
-from localspec.workloads import AS_SET, EXACT
 
 if TYPE_CHECKING:
     import gradio as gr

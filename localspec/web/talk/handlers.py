@@ -24,8 +24,8 @@ from typing import Any
 
 from localspec.chat.service import ChatService, Reply, ReplySettings, clean
 from localspec.chat.turn import TurnView
-from localspec.errors import ContextOverflow, LocalspecError, RequestError, StoreError
-from localspec.units import counted
+from localspec.core.errors import ContextOverflow, LocalspecError, RequestError, StoreError
+from localspec.core.units import counted
 from localspec.web.talk import sending
 from localspec.web.talk.form import Form, defaults
 from localspec.web.talk.history import history_html

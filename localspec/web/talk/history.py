@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
 from localspec.chat.service import clean
+from localspec.core.units import DASH
 from localspec.record.conversations import ConversationRow, Folder
-from localspec.units import DASH
 from localspec.web.markup import macros
 from localspec.web.words import local_time
 

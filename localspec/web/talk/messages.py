@@ -21,11 +21,11 @@ from typing import Any
 
 from localspec.chat.service import Reply, ShownMessage, clean
 from localspec.chat.turn import TurnView
-from localspec.units import counted, took
+from localspec.core.units import counted, took
+from localspec.core.workloads import FILE
 from localspec.web.live import badge, footer, short
 from localspec.web.talk.plain_markdown import MARK, as_text
 from localspec.web.words import time_of_day
-from localspec.workloads import FILE
 
 MAX_SHOWN_CHARACTERS = 20_000  # of the person's own message; Markdown of more would hold up a page
 SHORTENED_TO = 2_000

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.chat.attachments import Attachment, with_attachments
-from localspec.core import LARGEST_INTEGER
-from localspec.errors import ContextOverflow, RequestError
-from localspec.files import parsed
+from localspec.core.decoding import LARGEST_INTEGER
+from localspec.core.errors import ContextOverflow, RequestError
+from localspec.core.files import parsed
 
 SHORTEST_REPLY = 16  # tokens; a choice that leaves less room than this is not offered
 NOT_WHOLE = "The attached files did not arrive whole. Attach them once more and send again."

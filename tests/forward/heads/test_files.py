@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import CONFIG, WEIGHTS, head_kind
 from localspec.forward.heads.medusa import read_medusa

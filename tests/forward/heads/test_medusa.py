@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.heads.files import (
     PUBLISHED_CONFIG,

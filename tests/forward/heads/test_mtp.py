@@ -17,9 +17,9 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RMSNorm
 
+from localspec.core.errors import ModelError
 from localspec.drafters.mtp import MtpDrafter
 from localspec.drafters.parts import Parts
-from localspec.errors import ModelError
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadParts, HeadShape

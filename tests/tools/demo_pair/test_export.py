@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from tools.demo_pair import export
 from tools.demo_pair.export import export_model, load_exported, widened
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from localspec.errors import ConfigError, StoreError
+from localspec.core.errors import ConfigError, StoreError
 from localspec.training.work_folder import alone_in
 from tools.demo_pair.__main__ import app
 from tools.demo_pair.pipeline import train

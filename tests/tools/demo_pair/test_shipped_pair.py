@@ -26,8 +26,8 @@ def demo(root: Path) -> Path:
 def backend(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The pair with every drafter, in fp32."""
     pytest.importorskip("torch")
-    from localspec.load import open_local_backend
-    from localspec.options import LoadOptions
+    from localspec.core.options import LoadOptions
+    from localspec.loading.local_backend import open_local_backend
 
     options = LoadOptions(context=256, home=tmp_path_factory.mktemp("home"), dtype="float32")
     return open_local_backend(options, None, lambda _: None)
@@ -72,7 +72,7 @@ def test_whatever_the_target_chooses_is_the_reply_of_every_drafter(backend: Any)
     """Nine texts of three tokens with top-k 3, forced by the noise, in fp32: any two ranks at any
     two of their places. All texts of a tiny model: drafters/test_contract_sampled."""
     torch = pytest.importorskip("torch")
-    from localspec.core import SamplingParams
+    from localspec.core.decoding import SamplingParams
     from tests.tiny import Plans, decoded
 
     engine = backend.loaded.engine
@@ -115,8 +115,8 @@ def test_the_examples_of_the_first_screen_are_what_it_drafts_well(backend: Any) 
     """The draft model guesses at least half of each reply, and there is enough of it."""
     import threading
 
-    from localspec.backend import Message, Request
-    from localspec.core import SamplingParams
+    from localspec.core.backend import Message, Request
+    from localspec.core.decoding import SamplingParams
     from localspec.web.layout import EXAMPLES
 
     found = {}
@@ -165,10 +165,10 @@ def test_the_target_answers_a_greeting_in_a_whole_sentence(demo: Path) -> None:
 
 def test_what_is_accepted_is_known_of_every_way_of_drafting(demo: Path) -> None:
     """Of the very models that it ships with, at three temperatures and for every kind of text."""
-    from localspec.build_drafters import heads_of, marks_of
-    from localspec.engine.shipped_acceptance import read_accepted
+    from localspec.controller.shipped_acceptance import read_accepted
+    from localspec.core.options import LoadOptions
+    from localspec.loading.drafters import heads_of, marks_of
     from localspec.machine.sources import resolve
-    from localspec.options import LoadOptions
 
     source = resolve(LoadOptions())
     assert source.accepted is not None and demo in source.accepted.parents
@@ -188,8 +188,8 @@ def test_what_is_accepted_is_known_of_every_way_of_drafting(demo: Path) -> None:
 
 
 def test_it_is_not_believed_of_another_draft_or_other_heads(demo: Path, tmp_path: Path) -> None:
+    from localspec.core.options import LoadOptions
     from localspec.machine.sources import resolve
-    from localspec.options import LoadOptions
 
     other = LoadOptions(draft=str(demo / "foreign"))
     assert resolve(other).accepted is None

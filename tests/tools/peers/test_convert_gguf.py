@@ -11,7 +11,7 @@ from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import weight_files
 from tools.peers.convert_gguf import architecture_of, convert, interleaved
 from tools.peers.llama_cpp import converted

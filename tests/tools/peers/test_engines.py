@@ -17,10 +17,10 @@ from localspec.bench.cases import Case, Prompt
 from localspec.bench.compare import compare
 from localspec.bench.runs import BenchEngine, Runner
 from localspec.bench.settings import BenchSettings
-from localspec.core import SamplingParams
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import LocalspecError, ModelError
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
-from localspec.errors import LocalspecError, ModelError
 from tests.bench.tiny_bench import tiny_bench
 from tests.tiny import on_transformers, tiny_llama
 from tools.peers import llama_cpp, vllm

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from localspec.errors import SetupError
+from localspec.core.errors import SetupError
 from tools.peers import environments
 from tools.peers.engines import installed
 from tools.peers.environments import (

@@ -15,7 +15,7 @@ from localspec.bench.cases import OWN_PROMPTS, Prompt, load_prompts
 from localspec.bench.compare import compare
 from localspec.bench.runs import BenchEngine, open_bench_engine
 from localspec.bench.settings import BenchSettings
-from localspec.options import LoadOptions
+from localspec.core.options import LoadOptions
 from tools.peers.engines import other_engines
 from tools.peers.environments import environment_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from localspec.bench.cases import Case
-from localspec.core import SamplingParams
+from localspec.core.decoding import SamplingParams
 from tools.peers.replies import after_first_ms, output_of, reply_of, request_for
 
 CASE = Case("a", "chat", (3, 9, 14), 77)

@@ -13,7 +13,7 @@ from localspec.bench.cases import Case, Prompt
 from localspec.bench.compare import compare
 from localspec.bench.runs import BenchEngine
 from localspec.bench.settings import BenchSettings
-from localspec.core import SamplingParams
+from localspec.core.decoding import SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.engine.engine import Engine
 from tests.bench.tiny_bench import tiny_bench

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from localspec.errors import ModelError
+from localspec.core.errors import ModelError
 from tests.waiting import until
 from tools.peers.worker import WORKERS, PeerWorker
 

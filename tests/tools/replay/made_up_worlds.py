@@ -15,10 +15,10 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
-from localspec.core import OFF
-from localspec.engine.acceptance import Acceptance, Situation, temperature_bucket
-from localspec.engine.cost_snapshot import CostSnapshot
-from localspec.engine.costs import MAX_DRAFT_TOKENS, Costs
+from localspec.controller.acceptance import Acceptance, Situation, temperature_bucket
+from localspec.controller.cost_snapshot import CostSnapshot
+from localspec.controller.costs import MAX_DRAFT_TOKENS, Costs
+from localspec.core.decoding import OFF
 from tools.replay.logged import CONCENTRATION
 from tools.replay.worlds import Stretch, Track, World
 

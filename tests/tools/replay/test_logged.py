@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from localspec.engine.costs import Costs
-from localspec.errors import StoreError
+from localspec.controller.costs import Costs
+from localspec.core.errors import StoreError
 from tools.replay.logged import LoggedStep, LoggedTurn, worlds_of
 from tools.replay.play import play_fixed
 

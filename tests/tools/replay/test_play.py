@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from localspec.core import OFF, SamplingParams, Sequence, Step
-from localspec.engine.controller import Controller
-from localspec.engine.costs import Costs
-from localspec.engine.policy import policy_of
+from localspec.controller.controller import Controller
+from localspec.controller.costs import Costs
+from localspec.controller.policy import policy_of
+from localspec.core.decoding import OFF, SamplingParams, Sequence, Step
 from tests.tools.replay.made_up_worlds import (
     FLAT,
     MODEL,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from localspec.core import Step
-from localspec.errors import ConfigError, StoreError
+from localspec.core.decoding import Step
+from localspec.core.errors import ConfigError, StoreError
 from tests.tools.replay.test_rounds import log_of
 from tools.replay.__main__ import app
 from tools.replay.run import render, run_replay

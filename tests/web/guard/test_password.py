@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from localspec.chat.service import ChatService
-from localspec.errors import SetupError
-from localspec.options import is_loopback
+from localspec.core.errors import SetupError
+from localspec.core.options import is_loopback
 from localspec.web.guard import security
 from localspec.web.guard.password import (
     FREE_TRIES,

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
-from localspec.config import settings_for
-from localspec.errors import ConfigError, RequestError
+from localspec.core.config import settings_for
+from localspec.core.errors import ConfigError, RequestError
+from localspec.core.units import gain_words
 from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.hardware import TorchBuild, probe
 from localspec.machine.other_programs import found_models
-from localspec.units import gain_words
 from localspec.web.models.models_controller import ModelsController
 from tests import waiting
 from tests.fakes import Script

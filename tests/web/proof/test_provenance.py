@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import DraftedToken
-from localspec.core import TARGET
+from localspec.core.backend import DraftedToken
+from localspec.core.decoding import TARGET
 from localspec.record.drafted import TokenRecord
 from localspec.web.proof.tokens import kind_of, provenance_of
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import Server
 from localspec.chat.race import Lane, RaceRun, RaceView
-from localspec.errors import ConfigError, LocalspecError, RequestError
-from localspec.turn_stats import TurnStats
+from localspec.core.backend import Server
+from localspec.core.errors import ConfigError, LocalspecError, RequestError
+from localspec.core.turn_stats import TurnStats
 from localspec.web.proof.race_html import race_html
 from localspec.web.proof.race_tab import Runs
 from tests.chat.services import close, open_service

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from localspec.chat.service import ReplySettings
-from localspec.core import SamplingParams
-from localspec.errors import StoreError
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import StoreError
 from localspec.web.proof.report import report_zip
 from localspec.web.stats.selection import Selection, day_of, selection_of
 from tests.web.conftest import Site, Visit, until

@@ -7,8 +7,8 @@ import sqlite3
 import pytest
 
 from localspec.chat.service import ReplySettings
-from localspec.core import SamplingParams
-from localspec.errors import StoreError
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import StoreError
 from localspec.web.proof.tokens import Audits, token_view
 from tests.web.conftest import Site, Visit, until
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localspec.arithmetic import percentile
+from localspec.core.arithmetic import percentile
 from localspec.web.stats import figures as stats
 from localspec.web.stats.tab import PANELS
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.backend import Description
-from localspec.speculation import expected_tokens
+from localspec.core.backend import Description
+from localspec.core.speculation import expected_tokens
 from localspec.web.stats.log_plots import at, break_even, cost_curves, make_plots
 from tests.web.stats.test_figures import LENIENT, NOTHING, OFF, ROW
 

@@ -23,14 +23,14 @@ from xml.etree import ElementTree
 import numpy
 import pytest
 
-from localspec.backend import Chunk, Request
 from localspec.chat.service import ChatService, ReplySettings, Scope
-from localspec.core import OFF, SamplingParams, Step
+from localspec.core.backend import Chunk, Request
+from localspec.core.decoding import OFF, SamplingParams, Step
+from localspec.core.errors import EngineLost
+from localspec.core.units import capital, compared, took
 from localspec.drafters.registry import label_of
-from localspec.errors import EngineLost
 from localspec.record.markdown import STATISTICS, heading
 from localspec.record.store import Store
-from localspec.units import capital, compared, took
 from localspec.web.live import credited, footer, live_state
 from localspec.web.proof.report import report_zip
 from localspec.web.proof.tokens import token_view

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qsl
 
-from localspec.backend import Message, Request
 from localspec.chat.programs import ProgramService
 from localspec.chat.service import ChatService
+from localspec.core.backend import Message, Request
 from localspec.web.routes import scope_of
 from localspec.web.stats.selection import Selection, selection_of, week_begin
 from tests.chat.services import ask, close, ended, open_service

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from localspec.backend import DrafterStatus
 from localspec.chat.service import ChatService
 from localspec.chat.turn import ShownMessage
-from localspec.core import SamplingParams
-from localspec.errors import RequestError
+from localspec.core.backend import DrafterStatus
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import RequestError
+from localspec.core.workloads import AS_SET
 from localspec.record.conversations import Imported
 from localspec.record.rows import Conversation, StoredMessage
 from localspec.record.store import Store
@@ -28,7 +29,6 @@ from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.messages import ChatMessage
 from localspec.web.talk.presence import Arrivals, Presence
 from localspec.web.talk.sending import Extras
-from localspec.workloads import AS_SET
 from tests.fakes import FakeBackend, Script, session_info
 from tests.web.conftest import scripted_pace, until
 

@@ -10,7 +10,7 @@ from typing import Any
 from localspec.chat.attachments import Attachment, with_attachments
 from localspec.chat.service import ShownMessage
 from localspec.chat.turn import TurnView
-from localspec.turn_stats import TurnStats
+from localspec.core.turn_stats import TurnStats
 from localspec.web.talk.messages import (
     MAX_SHOWN_CHARACTERS,
     chat_messages,

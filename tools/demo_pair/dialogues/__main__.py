@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from localspec.config import PROJECT_FOLDER
+from localspec.core.config import PROJECT_FOLDER
 from tools.demo_pair.dialogues import asked
 
 

@@ -1,0 +1,257 @@
+"""The commands `bench` and `bench table`.
+
+Contract: parse flags, call one function, print its result. `bench` without a further word
+compares; --suite chooses what, and flags beside it replace single values. `bench_app` makes the
+same command with the arms of other engines for `tools.peers`. Heavy imports stand inside the
+commands, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from localspec.bench.kept import KeptFile, not_written
+from localspec.cli.flags import JsonFlag, finish, loading, taking, to_stderr
+from localspec.core.errors import ConfigError, SetupError
+from localspec.core.files import read_json, why_not_writable
+from localspec.core.flag_values import listed, listed_numbers
+from localspec.core.options import LoadOptions, RemoteServer
+
+if TYPE_CHECKING:
+    from localspec.bench.arms import OtherEngines
+    from localspec.bench.settings import BenchSettings
+
+ARMS_HELP = (
+    "Comma-separated: off, auto, a drafter, NAME@LENGTH or NAME@FROM-TO. With python -m "
+    "tools.peers also transformers, llama_cpp and vllm, each also with _draft and _lookup."
+)
+SETUP_HELP = "python -m tools.peers: install llama.cpp and vLLM, and end."
+THREADS_HELP = "python -m tools.peers: threads of other engines; default: as many as ours."
+OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
+ONLY_HERE = ("suite", "cold_starts", "arms", "warm", "repeats", "peer_threads", "plot")
+ONLY_REMOTE = ("plain", "concurrency")
+
+
+@dataclass(frozen=True)
+class BenchFlags:
+    """What to compare, as it was asked for; None takes the suite's."""
+
+    suite: Annotated[str | None, typer.Option(help="quick, drafters or full.")] = None
+    setup_peers: Annotated[bool, typer.Option("--setup-peers", help=SETUP_HELP)] = False
+    cold_starts: Annotated[
+        int | None, typer.Option(help="Only the first replies of this many fresh processes.")
+    ] = None
+    prompts: Annotated[Path | None, typer.Option(help="A .jsonl; default: our prompts.")] = None
+    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None
+    max_tokens: Annotated[int | None, typer.Option(help="Of a reply; default: 64.")] = None
+    temperatures: Annotated[str | None, typer.Option(help="Comma-separated.")] = None
+    arms: Annotated[str | None, typer.Option(help=ARMS_HELP)] = None
+    warm: Annotated[
+        int | None,
+        typer.Option(help="Prompts that arms learn from first, behind the limit; default: 24."),
+    ] = None
+    repeats: Annotated[
+        int | None, typer.Option(help="How often each prompt is measured; seeds differ.")
+    ] = None
+    peer_threads: Annotated[int | None, typer.Option(help=THREADS_HELP)] = None
+    out: Annotated[
+        Path | None, typer.Option(help="Write the JSON to this file too, while it grows.")
+    ] = None
+    plot: Annotated[Path | None, typer.Option(help="Folder for plots (SVG).")] = None
+    plain: Annotated[
+        str | None, typer.Option(help="With --remote: the same server without speculation.")
+    ] = None
+    concurrency: Annotated[
+        str | None,
+        typer.Option(help="With --remote: requests at the same time; default: 1,4,16."),
+    ] = None
+
+    @property
+    def speeds(self) -> tuple[float, ...] | None:
+        """The temperatures as numbers. Raises ConfigError."""
+        return None if self.temperatures is None else listed_numbers(self.temperatures, float)
+
+    def changed(self, suite: BenchSettings, arms: tuple[str, ...] | None) -> BenchSettings:
+        """The settings of a suite with what was asked for otherwise. Raises ConfigError."""
+        same = ("prompts", "limit", "max_tokens", "repeats", "peer_threads")
+        others = {"temperatures": self.speeds, "arms": arms, "warm_prompts": self.warm}
+        given: dict[str, Any] = {**{name: getattr(self, name) for name in same}, **others}
+        return replace(suite, **{name: one for name, one in given.items() if one is not None})
+
+
+@loading("parallel")
+@taking("asked", BenchFlags)
+def bench(
+    context_of_command: typer.Context,
+    *,
+    asked: BenchFlags,
+    options: LoadOptions,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compare ways of drafting with plain decoding, side by side on this machine, or measure a
+    server as its users meet it."""
+    if context_of_command.invoked_subcommand is not None:
+        return
+    _refuse_without_effect(asked, options.remote is not None)
+    _refuse_unwritable(asked.out, asked.plot)
+    kept = KeptFile(asked.out, to_stderr)
+    if options.remote is not None:
+        _measure_servers(asked, options.remote, kept, as_json)
+        return
+    arms = _arms(asked.arms, options.drafter)
+    others = _other_engines(
+        context_of_command.obj, asked.setup_peers or asked.peer_threads is not None, arms or ()
+    )
+    if asked.setup_peers and others is not None:
+        _set_up(others, options.home, as_json)
+        return
+    from localspec.bench.settings import suite_settings
+
+    settings = asked.changed(suite_settings(asked.suite, options.home, others), arms)
+    options = replace(options, parallel=1)
+    if asked.cold_starts is not None:
+        from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
+
+        result = run_cold_starts(options, settings, asked.cold_starts, to_stderr, kept)
+        _tell(result, render_cold_starts(result), kept, as_json)
+        return
+    from localspec.bench.compare import run_bench
+    from localspec.bench.report import render
+
+    result = run_bench(options, settings, to_stderr, others, kept)
+    _tell(result, render(result), kept, as_json)
+    _draw(result, asked.plot)
+
+
+def _arms(named: str | None, drafter: str | None) -> tuple[str, ...] | None:
+    """Those that were asked for, None: the suite's. Raises ConfigError."""
+    if drafter is not None:
+        if named is not None:
+            raise ConfigError("--drafter and --arms both name what to compare. Leave one out.")
+        return ("off", drafter)
+    arms = None if named is None else listed(named)
+    if arms == ():
+        raise ConfigError("--arms names no arm. Write them like off,auto,draft_model.")
+    return arms
+
+
+def _tell(result: dict[str, Any], text: str, kept: KeptFile, as_json: bool) -> None:
+    finish(result, text, as_json)  # first: what follows may fail
+    kept.write(result)
+
+
+def _measure_servers(
+    asked: BenchFlags, server: RemoteServer, kept: KeptFile, as_json: bool
+) -> None:
+    """A server as its users meet it, and the same without speculation where it was named."""
+    from localspec.bench.cases import OWN_PROMPTS, load_prompts
+    from localspec.bench.remote import render_remote, run_remote
+    from localspec.bench.settings import suite_settings
+
+    settings = asked.changed(suite_settings(None, None), None)
+    if len(settings.temperatures) > 1:
+        raise ConfigError("With --remote one temperature is measured. Name one, like 0.7.")
+    plain = [] if asked.plain is None else [replace(server, url=asked.plain)]
+    at_once = listed_numbers(asked.concurrency or "1,4,16", int)
+    cases = load_prompts(settings.prompts or OWN_PROMPTS, settings.limit)
+    limit, temperature = settings.max_tokens, settings.temperatures[0]
+    measured = run_remote([server, *plain], cases, at_once, limit, temperature, to_stderr)
+    _tell(measured, render_remote(measured), kept, as_json)
+
+
+def bench_app(open_others: Callable[[], OtherEngines] | None = None) -> typer.Typer:
+    """The command `bench` as an app. open_others: makes the other engines, for a caller that has
+    any; called when the command runs."""
+    app = typer.Typer(
+        no_args_is_help=False,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"obj": open_others},
+        help="Compare ways of drafting with plain decoding, side by side on this machine.",
+    )
+    app.callback(invoke_without_command=True)(bench)
+    return app
+
+
+app = bench_app()
+
+
+@app.command()
+def table(
+    result: Annotated[Path, typer.Argument(help="A file that --out wrote.")],
+) -> None:
+    """Print a kept comparison as Markdown: every way of drafting, and every task."""
+    from localspec.bench.report import markdown
+
+    try:
+        text = markdown(read_json(result))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{result} is no result of `bench --out`: {error}. Name a file that it wrote."
+        ) from error
+    finish({}, text, False)
+
+
+def _other_engines(
+    open_others: Callable[[], OtherEngines] | None, are_flags_given: bool, arms: tuple[str, ...]
+) -> OtherEngines | None:
+    """None where there are none to compare with. Raises ConfigError where one was named then."""
+    if open_others is not None:
+        return open_others()
+    named = [arm for arm in arms if arm.startswith(OTHER_ENGINES)]
+    if are_flags_given or named:
+        what = ", ".join(named) if named else "--setup-peers and --peer-threads"
+        raise ConfigError(
+            f"Other engines ({what}) are compared by a tool beside the program now, since they are "
+            "not part of it. Use the same flags with: python -m tools.peers"
+        )
+    return None
+
+
+def _set_up(others: OtherEngines, home: Path | None, as_json: bool) -> None:
+    from localspec.core.config import settings_for
+
+    folder = settings_for(home).home
+    ready, failed = others.set_up(folder, to_stderr)
+    text = f"Ready in {folder / 'peers'}: {', '.join(ready)}." if ready else ""
+    finish({"ready": ready, "failed": dict(failed)}, text, as_json)
+    if failed:
+        raise SetupError(f"Not installed: {', '.join(failed)}. The reasons stand above.")
+
+
+def _refuse_without_effect(asked: BenchFlags, is_remote: bool) -> None:
+    """Raises ConfigError for a flag of the other kind of measurement."""
+    for name in ONLY_HERE if is_remote else ONLY_REMOTE:
+        if getattr(asked, name) is not None:
+            flag, when = f"--{name.replace('_', '-')}", "with" if is_remote else "without"
+            raise ConfigError(f"{flag} has no effect {when} --remote. Leave it out.")
+
+
+def _refuse_unwritable(out: Path | None, plot: Path | None) -> None:
+    """Raises ConfigError before a comparison that may take an hour."""
+    from localspec.bench.plots import plot_path
+
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ConfigError(f"There is no folder {out.absolute().parent}. Make it, or change --out.")
+    drawing = None if plot is None else plot_path(plot, "speedup")
+    for option, wanted, path in (("--out", out, out), ("--plot", plot, drawing)):
+        if path is not None and (why := why_not_writable(path)):
+            raise ConfigError(f"{wanted} cannot be written ({why}). Change {option}.")
+
+
+def _draw(result: Mapping[str, Any], plot: Path | None) -> None:
+    """Raises StoreError; the table was printed before."""
+    if plot is None:
+        return
+    from localspec.bench.plots import save_plots
+
+    try:
+        for path in save_plots(result, plot):
+            to_stderr(f"wrote {path}")
+    except OSError as error:
+        raise not_written(plot, error) from error

@@ -1,0 +1,122 @@
+"""The commands: plan, generate, serve, cluster, export, doctor, and the groups keys, bench, train.
+
+Contract: each command parses flags, calls the wings and prints a result; with --json the last
+line is one JSON object. A LocalspecError is one sentence on stderr and exit code 1; anything else
+is a fault of ours and shows its traceback.
+
+Not here: `generate`, `serve` and `keys`, `cluster`, and the commands of `bench` and `train`, which
+have a file each. Heavy imports are inside the functions, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, cast, get_args
+
+import typer
+
+from localspec.cli.bench import app as bench_app
+from localspec.cli.cluster import cluster
+from localspec.cli.flags import HomeFlag, JsonFlag, finish, loading, run_app
+from localspec.cli.generate import generate, open_log_of
+from localspec.cli.serve import keys as keys_app
+from localspec.cli.serve import serve
+from localspec.cli.train import app as train_app
+from localspec.core.decoding import LARGEST_INTEGER
+from localspec.core.errors import ConfigError, StoreError
+from localspec.core.options import LoadOptions
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Chat with exact speculative decoding, measured on this machine.",
+)
+app.add_typer(bench_app, name="bench")
+app.add_typer(train_app, name="train")
+app.add_typer(keys_app, name="keys")
+app.command()(generate)
+app.command()(serve)
+app.command()(cluster)
+
+
+@app.command()
+@loading("heads", "kernels", "parallel", "remote")  # heads are not planned
+def plan(
+    vram_gib: Annotated[
+        list[float] | None,
+        typer.Option(help="Size of the card, of which a desktop takes 1.1; twice for two GPUs."),
+    ] = None,
+    *,
+    options: LoadOptions,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what fits on this machine, with which drafter, and why."""
+    from localspec.controller.controller import measurements
+    from localspec.core.config import settings_for
+    from localspec.machine.plan_report import machine_for, make_plans, render
+    from localspec.machine.plans import DEFAULT_CONTEXT, room_for
+    from localspec.record.log_file import learnt_states
+
+    hardware = machine_for(options.device, vram_gib or ())
+    learnt = measurements(learnt_states(options.home), options.context or DEFAULT_CONTEXT)
+    settings = settings_for(options.home)
+    report = make_plans(options, settings, hardware, learnt)
+    other_gib = min(vram_gib) if vram_gib and len(vram_gib) > 1 else None
+    text = "" if as_json else render(report, room_for(hardware).free_bytes, other_gib=other_gib)
+    finish(report.as_dict(), text, as_json)
+
+
+@app.command()
+def doctor(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """Say what was found, what is missing, the fix, and what has never run here."""
+    from localspec.core.config import settings_for
+    from localspec.machine.doctor import doctor_report, render
+
+    report = doctor_report(settings_for(home))
+    finish(report, "" if as_json else render(report), as_json)
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="The file to write.")],
+    form: Annotated[str, typer.Option("--format", help="csv, jsonl, markdown or sqlite.")] = "csv",
+    session: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="Only this session's turns.")
+    ] = None,
+    conversation: Annotated[
+        int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="Only this conversation.")
+    ] = None,
+    home: HomeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write what was logged to a file."""
+    from localspec.record.contents import Scope, reading
+    from localspec.record.export import Format
+    from localspec.record.export import export as write
+
+    if form not in get_args(Format):
+        known = ", ".join(get_args(Format))
+        raise ConfigError(f"{form!r} is no export format. Choose one of: {known}.")
+    with closing(open_log_of(home)) as store:
+        scope = Scope(session, conversation)
+        with reading(store, scope) as found:
+            if not found.conversations:
+                raise StoreError(_nothing_there(session, conversation))
+        write(store, scope, cast("Format", form), out)
+    finish({"out": str(out), "format": form, "bytes": out.stat().st_size}, f"{out}", as_json)
+
+
+def _nothing_there(session: int | None, conversation: int | None) -> str:
+    wanted = {"session": session, "conversation": conversation}
+    named = " and ".join(f"{name} {number}" for name, number in wanted.items() if number)
+    if named:
+        return (
+            f"There is no turn in {named}, so nothing was written. Name another, or leave it out."
+        )
+    return "The log holds no turn, so nothing was written. Chat first, or name another --home."
+
+
+def main() -> None:
+    run_app(app)

@@ -1,0 +1,338 @@
+"""What is known of one target on one machine: costs, acceptance, and what trying things has cost.
+
+Contract: `note` takes in a finished round, whichever policy planned it; `learn` enters what was
+noted, a few rounds at a time. `option` gives the present estimate of a drafter. `snapshot` and
+`restore` keep the state over restarts as plain data. States are kept by `identity`, one for each
+combination of models, precision and machine; `measurements` reads them for the planner. No torch.
+
+Not here: the choice of a round (policy), measuring costs (calibrate).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from copy import copy
+from functools import partial
+from random import Random
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from localspec.controller.acceptance import LENIENT, Acceptance, Situation, bucket_of
+from localspec.controller.catch_up import CatchUp
+from localspec.controller.cost_snapshot import CostSnapshot
+from localspec.controller.costs import Costs
+from localspec.controller.options import Option, option_of
+from localspec.core.decoding import (
+    OFF,
+    Drafter,
+    DraftPlan,
+    Growth,
+    Proposal,
+    SamplingParams,
+    Sequence,
+    Step,
+    Verdict,
+)
+from localspec.core.precisions import PRECISIONS
+from localspec.core.speculation import Measurement
+
+STATE_VERSION = 5
+READABLE_VERSIONS = (4, 5)  # version 4 has the same fields and more
+UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, OverflowError)
+NO_DRAFT = "no draft"
+
+# In plain rounds, the rounds of decoding without drafting:
+EXPLORED = 0.01  # share of the time that exploration may lose,
+ALLOWANCE = 24.0  # and so much at the start, where no acceptance is known,
+KNOWN_ALLOWANCE = 2.0  # or where it is: one look at plain decoding
+MOST_SAVED = 30.0  # that an unspent budget grows to, and the largest debt
+FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 16, 512  # drafted rounds between measurements of a plain round
+MOST_NOTED = 32  # rounds
+
+
+class Budget:
+    """What trying things may cost in one temperature bucket, in plain rounds. saved: what
+    exploration may still lose against the best choice known. It also says when a plain round is due
+    to be measured, since every gain is relative to it. num_drafted: rounds since one was."""
+
+    def __init__(self, allowance: float) -> None:
+        self.saved = allowance
+        self.num_drafted = 0
+        self._look_after = FIRST_PLAIN_LOOK
+
+    def earn(self, passed: float) -> None:
+        """Time passed, of which exploration may lose a share."""
+        self.explored(EXPLORED * passed)
+
+    def explored(self, gained: float) -> None:
+        """A round explored and gained so much over the best choice known, mostly less than 0. A
+        round that something else disturbed may take minutes, so the debt is limited."""
+        most = max(MOST_SAVED, self.saved)
+        self.saved = max(-MOST_SAVED, min(most, self.saved + gained))
+
+    @property
+    def is_plain_due(self) -> bool:
+        return self.num_drafted >= self._look_after
+
+    def look_at_plain(self) -> None:
+        self.num_drafted, self._look_after = 0, min(LAST_PLAIN_LOOK, 2 * self._look_after)
+
+
+class Lesson(NamedTuple):
+    """A finished round. num_quiet: rounds before it that taught nothing. It holds no logits, so it
+    can be kept until it is entered."""
+
+    plan: DraftPlan
+    step: Step
+    proposal: Proposal
+    verdict: Verdict
+    num_quiet: int = 0
+
+
+class Controller:
+    """The learnt state of one target on one machine. Policies read it and teach it."""
+
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        costs: Costs,
+        acceptance: Acceptance,
+        sampled_costs: Costs | None = None,
+        shipped: Mapping[str, Any] | None = None,
+        shared: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """costs: of greedy rounds. sampled_costs: of rounds that draw, None: the same. shipped: a
+        snapshot of the acceptance of these models on another machine, used where nothing was
+        observed here. shared: see CatchUp. Raises ValueError, KeyError, TypeError for what is no
+        such snapshot."""
+        self.drafters = drafters
+        self.costs = costs
+        self.sampled_costs = costs if sampled_costs is None else sampled_costs
+        self.acceptance = acceptance
+        self.shipped = shipped
+        self.shared = shared
+        self.catch_up = CatchUp(shared)
+        self.random = Random(0)
+        self.weighing_ms, self.asking_ms = 0.2, 0.02  # what a plan takes; guesses at first
+        self.signals: dict[str, set[Hashable]] = {}  # that each drafter ever gave
+        self.second_looks = Counter[str]()  # rounds at drafters that their costs rule out
+        self._expected = None if shipped is None else Acceptance.restored(shipped)
+        self._budgets: dict[int, Budget] = {}
+        self._num_plain = 0  # plain rounds since the last draft, or since the turn began
+        self._noted = list[tuple[Situation, int, Lesson]]()
+
+    def beside(self, drafters: Mapping[str, Drafter]) -> Controller:
+        """The controller of a sequence that is decoded beside this one's, with drafters of its own.
+        All that is learnt is shared; the turn under way is not. Ask after `restore`."""
+        found = copy(self)
+        found.drafters = drafters
+        found.acceptance, found.catch_up = self.acceptance.beside(), self.catch_up.beside()
+        found._num_plain, found._noted = 0, []
+        return found
+
+    def begin_turn(self) -> None:
+        self.learn()
+        if self._expected is not None:
+            self.acceptance.expect(self._expected)
+            self._expected = None
+        self.acceptance.begin_turn()
+        self._num_plain = 0
+
+    def costs_at(self, bucket: int) -> Costs:
+        """The costs of rounds in this temperature bucket: drawing tokens takes time as well."""
+        return self.costs if bucket % LENIENT == 0 else self.sampled_costs
+
+    def is_measured(self, sampling: SamplingParams) -> bool:
+        """Whether the costs of such rounds are known: greedy ones are measured first."""
+        return self.costs_at(bucket_of(sampling)).is_measured
+
+    def lacks_costs(self, sampling: SamplingParams) -> bool:
+        """Whether something that such a turn may choose was never measured here."""
+        costs = self.costs_at(bucket_of(sampling))
+        return not (costs.is_measured and all(map(costs.knows, self.drafters)))
+
+    def budget(self, bucket: int) -> Budget:
+        """Where acceptance is known, drafting may begin at once, but a plain round is due: the
+        costs were measured while nothing was shown, and a page beside the engine changes them."""
+        if bucket not in self._budgets:
+            is_known = self.acceptance.is_known(bucket)
+            self._budgets[bucket] = Budget(KNOWN_ALLOWANCE if is_known else ALLOWANCE)
+            self._budgets[bucket].num_drafted = FIRST_PLAIN_LOOK if is_known else 0
+        return self._budgets[bucket]
+
+    def option(
+        self,
+        name: str,
+        signal: Hashable,
+        situation: Situation,
+        prices: CostSnapshot,
+        fixed_length: int | None = None,
+        first_length: int | None = None,
+    ) -> Option | None:
+        """See option_of; None for a drafter whose step was never measured."""
+        if name not in prices.step_ms:
+            return None
+        belief = self.acceptance.estimate(name, signal, situation)
+        shapes_itself = self.drafters[name].shapes_itself
+        return option_of(name, signal, prices, belief, shapes_itself, fixed_length, first_length)
+
+    def growth(self, drafter: str, prices: CostSnapshot, bucket: int, rate: float) -> Growth:
+        """What a tree of this drafter may spend at the going rate, tokens per ms. A node's price is
+        what its place in the forward takes."""
+        nodes = tuple(rate * ms for ms in prices.place_ms)
+        chance = partial(self.acceptance.chance, drafter, bucket)
+        return Growth(chance, nodes, rate * prices.step_ms[drafter], rate * prices.jump_ms)
+
+    def note(self, situation: Situation, sequence: Sequence, lesson: Lesson) -> None:
+        """A round of this sequence is finished; `learn` enters it, here once many are noted."""
+        num_missed, step = 0, lesson.step
+        if lesson.plan.drafter != OFF and was_asked(step):
+            num_missed = self.catch_up.read(lesson.plan.drafter, sequence, step.context_length)
+        self._noted.append((situation, num_missed, lesson))
+        if len(self._noted) >= MOST_NOTED:
+            self.learn()
+
+    def learn(self) -> None:
+        """Enter all that was noted, in its order."""
+        for each in self._noted:
+            self._enter(*each)
+        self._noted.clear()
+
+    def _enter(self, situation: Situation, num_missed: int, lesson: Lesson) -> None:
+        """num_missed: tokens that the drafter read in this round."""
+        plan, step = lesson.plan, lesson.step
+        self.acceptance.tick(situation.kind, 1 + lesson.num_quiet)
+        costs = self.costs_at(situation.bucket)
+        if step.others.num_sequences:
+            costs.observe_shared(step)
+        elif self._shows_its_cost(step, costs):
+            costs.observe(step.num_draft_tokens + 1, step.context_length, step.verify_ms)
+        if plan.drafter == OFF or not was_asked(step):
+            return
+        num_steps = lesson.proposal.num_draft_steps if step.num_draft_tokens else 1
+        known_ms = costs.draft_ms(plan.drafter, num_steps, step.context_length, step.others)
+        usual_ms = known_ms or step.draft_ms
+        self.catch_up.observe(plan.drafter, num_missed, step.draft_ms - usual_ms)
+        if step.num_draft_tokens:
+            if not num_missed:
+                costs.observe_draft(plan.drafter, num_steps, step)
+            self._learn_acceptance(situation, lesson)
+        else:  # one token, and the cost of asking
+            steps = 1.0 if num_missed else step.draft_ms / usual_ms
+            self.acceptance.observe(
+                plan.drafter, plan.signal, situation, 0, 0, num_nodes=0.0, num_steps=steps
+            )
+
+    def _learn_acceptance(self, situation: Situation, lesson: Lesson) -> None:
+        step, proposal, verdict = lesson.step, lesson.proposal, lesson.verdict
+        accepted = verdict.accepted_length
+        self.acceptance.observe(
+            step.drafter,
+            step.signal,
+            situation,
+            # Censored where the path ends at a leaf: nothing further was tried.
+            accepted + was_tried_beyond(proposal, verdict),
+            accepted,
+            num_nodes=step.num_draft_tokens,
+            num_steps=proposal.num_draft_steps,
+        )
+        if proposal.confidences is not None:
+            taken = judged(proposal, verdict)
+            self.acceptance.observe_confidences(
+                step.drafter, situation.bucket, proposal.confidences, taken
+            )
+
+    def _shows_its_cost(self, step: Step, costs: Costs) -> bool:
+        """Whether a round shows what its width costs. The first plain round after a draft is
+        slower than those after it, because the target's weights are no longer in the processor's
+        caches: it shows something only where it was even so faster than believed."""
+        if was_asked(step):
+            self._num_plain = 0
+        else:
+            self._num_plain += 1
+        if step.num_draft_tokens or self._num_plain > 1:
+            return True
+        believed_ms = costs.plain_ms(step.context_length)
+        return believed_ms is not None and step.verify_ms < believed_ms
+
+    def share_of(self, step: Step, sampling: SamplingParams) -> float | None:
+        """What checking took of what was measured; None beside others, or where nothing was."""
+        costs = self.costs_at(bucket_of(sampling))
+        measured_ms = costs.measured_ms(1 + step.num_draft_tokens, step.context_length)
+        if not measured_ms or step.others.num_sequences:
+            return None
+        return step.verify_ms / measured_ms
+
+    def snapshot(self) -> dict[str, Any]:
+        self.learn()
+        return {
+            "version": STATE_VERSION,
+            "costs": self.costs.snapshot(),
+            "sampled_costs": self.sampled_costs.snapshot(),
+            "acceptance": self.acceptance.snapshot(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Restore a snapshot; False (and nothing changed) when it is not a valid one."""
+        try:
+            if state["version"] not in READABLE_VERSIONS:
+                return False
+            costs = Costs.restored(state["costs"])
+            sampled_costs = Costs.restored(state["sampled_costs"])
+            acceptance = Acceptance.restored(state["acceptance"])
+        except UNREADABLE:
+            return False
+        self.costs, self.sampled_costs, self.acceptance = costs, sampled_costs, acceptance
+        return True
+
+
+def was_asked(step: Step) -> bool:
+    """Whether a drafter had to say what it drafts, or that it has nothing to draft."""
+    return step.num_draft_tokens > 0 or step.draft_ms > 0.0
+
+
+def judged(proposal: Proposal, verdict: Verdict) -> list[bool | None]:
+    """For each draft token whether it was accepted, None where its parent was not."""
+    path = {-1, *verdict.path}
+    return [
+        node in path if parent in path else None for node, parent in enumerate(proposal.parents)
+    ]
+
+
+def was_tried_beyond(proposal: Proposal, verdict: Verdict) -> bool:
+    """Whether a draft token stood after the last accepted one, and was refused."""
+    end = verdict.path[-1] if verdict.path else -1
+    return end in proposal.parents
+
+
+def identity(target: str, draft: str | None, precision: str, *machine: str) -> str:
+    """The name of one combination; what is learnt on it serves no other."""
+    return " | ".join((target, draft or NO_DRAFT, precision, *machine))
+
+
+def measurements(states: Mapping[str, Any], context_length: int) -> tuple[Measurement, ...]:
+    """One Measurement for each learnt state that can be read: its costs at the measured context
+    nearest to `context_length`, its acceptance at the temperature with the most evidence. A state
+    that cannot be read is left out; it is learnt again."""
+    found = (_measurement(name, state, context_length) for name, state in states.items())
+    return tuple(each for each in found if each is not None)
+
+
+def _measurement(name: str, state: Any, context_length: int) -> Measurement | None:
+    def near(points: Mapping[str, float]) -> float:
+        return points[min(points, key=lambda at: abs(int(at) - context_length))]
+
+    target, draft, precision, *_ = [*name.split(" | "), "", "", ""]
+    try:
+        costs, learnt = state["costs"], Acceptance.restored(state["acceptance"])
+        return Measurement(
+            target=target,
+            precision=PRECISIONS[precision],
+            verify_ms={int(width): near(points) for width, points in costs["verify_ms"].items()},
+            draft_step_ms={name: near(points) for name, points in costs["draft_step_ms"].items()},
+            acceptance={name: tuple(rates) for name, rates in learnt.best_known().items()},
+            draft=None if draft == NO_DRAFT else draft,
+        )
+    except UNREADABLE:
+        return None

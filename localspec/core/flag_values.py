@@ -1,0 +1,50 @@
+"""Values of flags: lists that are read, and numbers that are checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TypeVar
+
+from localspec.core.decoding import SamplingParams
+from localspec.core.errors import ConfigError
+
+# The largest seed that a flag takes. SQLite's integers leave room to count on from it.
+LARGEST_SEED = 2**62
+N = TypeVar("N", int, float)
+# Threads that a person may ask for, for each core of the computer. More only wait for each other.
+MOST_FOR_EACH_CORE = 4
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a comma-separated flag."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def listed_numbers(text: str, kind: type[N]) -> tuple[N, ...]:
+    """The numbers of a comma-separated flag. Raises ConfigError."""
+    try:
+        return tuple(kind(part) for part in listed(text))
+    except ValueError as error:
+        said = "whole numbers. Write them like 1,4,16" if kind is int else "numbers, like 0,0.7"
+        raise ConfigError(f"{text!r} is no list of {said}.") from error
+
+
+def require_threads(flag: str, count: int) -> int:
+    """The count. Raises ConfigError for one that no step could be run with: more threads than
+    the system can start end the process."""
+    most = MOST_FOR_EACH_CORE * (os.cpu_count() or 1)
+    if not 1 <= count <= most:
+        raise ConfigError(
+            f"{flag} is {count}, but must lie between 1 and {most} on this computer: "
+            f"{MOST_FOR_EACH_CORE} for each of its cores."
+        )
+    return count
+
+
+def require_temperatures(temperatures: Sequence[float]) -> None:
+    """Raises ConfigError, RequestError unless one can sample at all of them, each once."""
+    if not temperatures or len(set(temperatures)) != len(temperatures):
+        raise ConfigError("--temperatures needs one or more numbers, each once, like 0,0.7.")
+    for temperature in temperatures:
+        SamplingParams(temperature=temperature)  # says what is out of range

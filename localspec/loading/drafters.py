@@ -1,0 +1,339 @@
+"""Everything that may draft for a loaded target: draft models, heads, past texts, the drafters.
+
+Contract: `gather` loads what the source names and says of each thing that is not to be had why;
+`build_drafters` builds every registered drafter from it. A drafter that cannot be had is a status
+with its reason, never an error. `marks_of` tells one set of parts from another of the same names.
+
+Not here: choosing among them (controller.controller).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from localspec.chat.out_of_memory import fault_of
+from localspec.chat.slots import Slot
+from localspec.chat.template import ChatTemplate
+from localspec.core.backend import DrafterStatus, Report
+from localspec.core.decoding import Drafter
+from localspec.core.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
+from localspec.core.off_code import OffCode
+from localspec.core.options import LoadOptions
+from localspec.core.units import capital, gib
+from localspec.formats.folder_files import check_folder, longest_of, name_of, weight_files
+from localspec.loading.placement import Place, keep_out_of_ram, load_at, refuse_shortage
+from localspec.machine.compatibility import require_compatible, size_warning
+from localspec.machine.plans import GRAPHS_BYTES
+from localspec.machine.sources import Source
+
+if TYPE_CHECKING:
+    from localspec.drafters.parts import Parts
+    from localspec.drafters.vocabularies import Foreign
+    from localspec.forward.graphs import Capturing, GraphPool
+    from localspec.forward.model import LanguageModel
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """parts: what drafters can be built from. odd: what is to be said of heads that no drafter
+    names. notices: what a person should know of what was loaded."""
+
+    parts: Parts
+    odd: tuple[DrafterStatus, ...]
+    notices: tuple[str, ...]
+
+    @property
+    def apart(self) -> LanguageModel | None:
+        """The draft model that runs on another device than the target; None without one."""
+        foreign = self.parts.foreign
+        drafts = (self.parts.draft, None if foreign is None else foreign.model)
+        device = self.parts.target.device
+        return next((one for one in drafts if one is not None and one.device != device), None)
+
+
+class _Draft(NamedTuple):
+    """A loaded draft model. moved: where it runs and why, as a sentence, where that is not beside
+    the target."""
+
+    model: LanguageModel
+    place: Place
+    moved: str | None
+
+
+def gather(
+    source: Source,
+    places: Sequence[Place],
+    target: LanguageModel,
+    template: ChatTemplate,
+    past: Sequence[str],
+    pool: GraphPool | None,
+    report: Report,
+) -> Gathered:
+    """Load everything the source names beside the target. places: for a draft model, the preferred
+    first."""
+    from localspec.drafters.parts import Parts
+    from localspec.forward.recurrent import refusal_of
+
+    if (why := refusal_of(target)) is not None:
+        return Gathered(Parts(target, draft_refusal=why), (), ())
+    draft, refusal, code = _draft(source, target, places, report)
+    stranger = source.draft if code == "incompatible_vocabulary" else None
+    foreign, foreign_refusal = _foreign(source, stranger, target, places, report)
+    heads, odd = heads_of(source)
+    is_apart = draft is not None and draft.place.device != target.device
+    draft_pool = pool_of(draft.place) if draft is not None and is_apart else pool
+    parts = Parts(
+        target,
+        None if draft is None else capturable(draft.model, draft_pool),
+        draft_refusal=refusal,
+        draft_code=code,
+        pool=pool,
+        heads=heads,
+        foreign=None if foreign is None else foreign[0],
+        foreign_refusal=foreign_refusal,
+        past=tuple(tuple(template.encode_text(text)) for text in past),
+        draft_pool=draft_pool,
+    )
+    drafts = [each for each in (draft, foreign and foreign[1]) if each is not None]
+    told = chain.from_iterable(
+        (
+            size_warning(source.target_name, target.weight_bytes, "The draft", one.weight_bytes),
+            moved,
+        )
+        for one, _, moved in drafts
+    )
+    return Gathered(parts, odd, tuple(each for each in told if each is not None))
+
+
+def build_drafters(
+    parts: Parts, report: Report
+) -> tuple[dict[str, Drafter], tuple[DrafterStatus, ...]]:
+    """Every registered drafter that can be built, and a status for each that is known."""
+    from localspec.drafters.registry import REGISTRY, drafter_class
+    from localspec.forward.recurrent import refusal_of
+
+    built, statuses = dict[str, Drafter](), list[DrafterStatus]()
+    for name, info in REGISTRY.items():
+        if (why := refusal_of(parts.target, info.sends_chains)) is not None:
+            statuses.append(DrafterStatus(name, False, why, code=parts.draft_code))
+            continue
+        report(f"preparing {info.label}")
+        try:
+            built[name] = drafter_class(name).build(parts)
+        except (LocalspecError, RuntimeError, MemoryError) as error:
+            lacks_draft = info.needs == "draft" and parts.draft is None
+            code = parts.draft_code if lacks_draft else _code_of(error)
+            statuses.append(DrafterStatus(name, False, str(error), code=code))
+        except Exception as error:  # one drafter's fault, or its file's, must not end the chat
+            log.exception("%s could not be prepared", name)
+            statuses.append(
+                DrafterStatus(name, False, _fault_words(info.label, error), code="no_draft")
+            )
+        else:
+            memory = built[name].memory_bytes
+            said = f"ready, {gib(memory)}" if memory else "ready"
+            statuses.append(DrafterStatus(name, True, said, memory, shares=info.shares))
+    return built, tuple(statuses)
+
+
+def slot_beside(parts: Parts, first: Slot) -> Slot | None:
+    """One more sequence beside those of `first`, with caches of its own and with those of its
+    drafters that can have more than one; None where the model runs one sequence at a time. Raises
+    MemoryError, RuntimeError where there is no memory for it."""
+    from localspec.drafters.registry import drafter_class
+    from localspec.engine.engine import Engine
+
+    own = parts.beside()
+    if own is None:
+        return None
+    drafters = dict[str, Drafter]()
+    for name in first.engine.drafters:
+        with suppress(ModelError):  # a draft model that runs one sequence at a time
+            drafters[name] = drafter_class(name).build(own)
+    return Slot(Engine(own.target, drafters), first.controller.beside(drafters))
+
+
+def beside_bytes(parts: Parts, first: Slot) -> int:
+    """What a slot beside `first` takes."""
+    from localspec.drafters.parts import DrafterBase
+
+    foreign = None if parts.foreign is None else parts.foreign.model
+    models = (model for model in (parts.target, parts.draft, foreign) if model is not None)
+    drafters = (one for one in first.engine.drafters.values() if isinstance(one, DrafterBase))
+    held = sum(model.cache.kv_bytes for model in models)
+    return held + sum(drafter.beside_bytes for drafter in drafters)
+
+
+def lost_parts(
+    options: LoadOptions, found: Gathered, statuses: Sequence[DrafterStatus]
+) -> tuple[str, ...]:
+    """What is to be said of a draft model and of heads that were asked for and cannot be used:
+    another drafter takes their place, and nobody would know."""
+    own, parts = {Path(folder).expanduser() for folder in options.heads}, found.parts
+    kinds = {kind for kind, folder in parts.heads.items() if folder in own}
+    lost = [one.reason for one in statuses if one.name in kinds and not one.is_available]
+    if options.draft is not None and parts.draft is None and parts.foreign is None:
+        lost.append(f"The draft model that was asked for is not used: {parts.draft_refusal}")
+    return (*lost, *(one.reason for one in found.odd if own))
+
+
+def _fault_words(label: str, error: Exception) -> str:
+    first_line = str(error).strip().split("\n")[0]
+    return (
+        f"{capital(label)} could not be prepared ({type(error).__name__}: {first_line}). Fetch or "
+        "train its files again, or choose another drafter."
+    )
+
+
+def _code_of(error: Exception) -> OffCode:
+    return "no_memory" if fault_of(error).kind == "memory" else "no_draft"
+
+
+def pool_of(place: Place) -> GraphPool | None:
+    """Where forwards are captured; None on devices that have no graphs."""
+    from localspec.forward.graphs import CudaGraphPool
+
+    return CudaGraphPool(place.device, GRAPHS_BYTES) if place.device.type == "cuda" else None
+
+
+def capturable(
+    model: LanguageModel, pool: GraphPool | None, is_fastest: bool = True
+) -> LanguageModel:
+    """The model with graphs, where it can have them. is_fastest: see LoadOptions.kernels."""
+    from localspec.forward.attention import can_split
+    from localspec.forward.decoder import Decoder
+    from localspec.forward.graphs import CapturedDecoder
+    from localspec.forward.one_width import OneWidthDecoder
+
+    if pool is None or not isinstance(model, Decoder) or model.weights.reads_host:
+        return model
+    if is_fastest or not can_split(model.cache.dtype, model.device):
+        return CapturedDecoder(model, pool)
+    return OneWidthDecoder(model, pool)
+
+
+def captures_of(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Capturing, ...]:
+    """Everything that captures graphs, the target first: plain decoding gains from it at once."""
+    from localspec.drafters.parts import DrafterBase
+    from localspec.forward.graphs import CapturedDecoder
+
+    found: list[Capturing] = [target] if isinstance(target, CapturedDecoder) else []
+    for drafter in drafters.values():
+        if isinstance(drafter, DrafterBase):
+            found += drafter.captures
+    return tuple(found)
+
+
+def _draft(
+    source: Source, target: LanguageModel, places: Sequence[Place], report: Report
+) -> tuple[_Draft | None, str, OffCode]:
+    """The draft model, or why there is none, in words and as a code."""
+    if source.draft is None:
+        return None, source.draft_refusal, "no_draft"
+    try:
+        require_compatible(source.target, source.draft)
+        report(f"loading {source.draft_name}")
+        return _load_draft(source.draft, target, places), "", "no_draft"
+    except DraftMismatch as error:
+        return None, str(error), "incompatible_vocabulary"
+    except (ModelError, MemoryShortage) as error:
+        return None, str(error), _code_of(error)
+
+
+def _foreign(
+    source: Source,
+    stranger: Path | None,
+    target: LanguageModel,
+    places: Sequence[Place],
+    report: Report,
+) -> tuple[tuple[Foreign, _Draft] | None, str]:
+    """A draft with other tokens: the one asked for before the profile's own."""
+    from localspec.drafters.vocabularies import foreign
+
+    folder = stranger or source.foreign
+    if folder is None:
+        return None, "no draft with another vocabulary was chosen; --draft may name one."
+    try:
+        report(f"loading {name_of(folder)}")
+        loaded = _load_draft(folder, target, places)
+        return (foreign(source.target, folder, loaded.model), loaded), ""
+    except (ModelError, MemoryShortage) as error:
+        return None, str(error)
+
+
+def _load_draft(folder: Path, target: LanguageModel, places: Sequence[Place]) -> _Draft:
+    """On the first of these places that has room for it. Raises ModelError, MemoryShortage."""
+    from localspec.forward.model import kv_shape
+    from localspec.forward.weights import read_config
+
+    kv_shape(read_config(folder), 1)  # refuses a state that cannot go back
+    place, why = _with_room(folder, places)
+    longest = longest_of(check_folder(folder).config)
+    context = min(place.context_length, longest or place.context_length)
+    there = replace(place, context_length=context)
+    if there.device == target.device:
+        return _Draft(load_at(folder, there, is_fastest=True).model, there, None)
+    keep_out_of_ram(there)
+    model = load_at(folder, there, is_fastest=True).model
+    moved = f"The draft model {name_of(folder)} runs on {there.hardware.device_name}, {why}"
+    return _Draft(model, there, moved)
+
+
+def _with_room(folder: Path, places: Sequence[Place]) -> tuple[Place, str]:
+    """The first place that has room for a draft, and why it is taken. Raises the MemoryShortage of
+    the preferred one."""
+    preferred, *others = places
+    try:
+        refuse_shortage(folder, preferred)
+        return preferred, "as asked."
+    except MemoryShortage as shortage:
+        for place in others:
+            with suppress(MemoryShortage):
+                refuse_shortage(folder, place)
+                return place, f"since there is no room beside the target. {shortage}"
+        raise
+
+
+def heads_of(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:
+    """The first folder of each kind, and a status for each that is no head or another target's. A
+    target that ships modules of its own brings them along."""
+    from localspec.forward.fingerprint import require_trained_for
+    from localspec.forward.heads.files import head_kind
+    from localspec.forward.heads.mtp import ships_mtp
+
+    found, odd = dict[str, Path](), list[DrafterStatus]()
+    for folder in source.heads:
+        try:
+            kind = head_kind(folder)
+            require_trained_for(folder, source.target)
+            found.setdefault(kind, folder)
+        except ModelError as error:
+            odd.append(DrafterStatus(f"head {folder.name}", False, str(error)))
+    if ships_mtp(source.target):
+        found.setdefault("mtp", source.target)
+    return found, tuple(odd)
+
+
+def marks_of(source: Source, heads: Mapping[str, Path]) -> dict[str, str]:
+    """A short hash of the weights of the target, of each draft and of each kind of head: what was
+    learnt with others is not theirs. A part that cannot be read has none; its status says why."""
+    from localspec.forward.fingerprint import weights_mark
+
+    models = {"target": source.target, "draft": source.draft, "foreign": source.foreign}
+    found = dict[str, str]()
+    for part, folder in {**models, **heads}.items():
+        if folder is None or (part in heads and folder == source.target):
+            continue  # a target's own modules are told by the target
+        with suppress(ModelError, OSError):
+            files = sorted(folder.glob("*.safetensors")) if part in heads else weight_files(folder)
+            found[part] = weights_mark(files)
+    return found

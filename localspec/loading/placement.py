@@ -1,0 +1,290 @@
+"""Where models are loaded, how, and whether one more fits there.
+
+Contract: `Place` says device, precision and context; `load_at` opens a folder there after
+`check_target` or `refuse_shortage` compared what it needs with what is free at that moment.
+`return_memory` gives back what nothing uses any more.
+
+Not here: planning ahead (machine.planner), opening the files (forward.weights).
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil, floor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localspec.core.errors import ConfigError, MemoryShortage, ModelError
+from localspec.core.options import LoadOptions
+from localspec.core.precisions import PRECISIONS, TORCH_NAMES, Precision
+from localspec.core.units import gib
+from localspec.formats.folder_files import (
+    check_folder,
+    longest_of,
+    name_of,
+    require_tokenizer,
+    weight_files,
+)
+from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.hardware import (
+    Hardware,
+    confirmed_by_torch,
+    free_bytes_now,
+    hardware_for,
+    torch_index,
+)
+from localspec.machine.plans import (
+    DEFAULT_CONTEXT,
+    PlanRequest,
+    full_precision,
+    room_for,
+)
+from localspec.machine.shapes import ModelShape
+from localspec.machine.sources import Source
+
+if TYPE_CHECKING:
+    import torch
+
+    from localspec.forward.weights import Bits, Opened
+
+SHORTEST_CONTEXT = 64
+HEAD_TOO: Precision = "4-bit-head"
+BITS: Mapping[str, Bits] = {"8-bit": 8, "4-bit": 4, HEAD_TOO: 4}
+WITHOUT_UNPACKING = (
+    "Close other programs, or choose the model with 16-bit weights in .safetensors, which go "
+    "straight to the GPU; --dtype 4-bit quantises them there."
+)
+SHORTEST_OFFERED = 512  # tokens of context
+SPENT_ON_SPEED = 0.5  # of the memory that loading leaves free
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how models are loaded."""
+
+    hardware: Hardware
+    device: torch.device
+    dtype: torch.dtype
+    bits: Bits | None  # of the target's linear layers, None: dtype
+    context_length: int
+    quantises_head: bool = False  # of a 4-bit target, the output head as well
+
+    @property
+    def precision(self) -> str:
+        """As the person names it."""
+        if self.quantises_head:
+            return HEAD_TOO
+        return f"{self.bits}-bit" if self.bits else TORCH_NAMES[self.full]
+
+    @property
+    def full(self) -> Precision:
+        """Of what is not quantised."""
+        return PRECISIONS[str(self.dtype).removeprefix("torch.")]
+
+
+def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: Any) -> Place:
+    found = check_folder(source.target)
+    require_tokenizer(source.target)
+    longest, stored = longest_of(found.config), found.stored
+    wanted = options.context
+    if wanted is None:
+        wanted = min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
+    if not SHORTEST_CONTEXT <= wanted <= (longest or wanted):
+        limit = f" to {longest}" if longest else " or more"
+        raise ConfigError(
+            f"A context of {wanted} tokens was asked for, but {source.target_name} can use "
+            f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
+        )
+    device = device_of(hardware, torch)
+    asked = BITS.get(options.dtype or "")
+    if asked and stored is not None and not (stored.is_unpacked or stored.stays):
+        raise ConfigError(
+            f"{source.target_name} keeps its weights as {stored.title}, which are not quantised a "
+            f"second time. Leave --dtype {options.dtype} out."
+        )
+    dtype = dtype_of(None if asked else options.dtype, hardware)
+    bits = BITS.get((stored and stored.stays) or "") or asked
+    return Place(hardware, device, dtype, bits, wanted, options.dtype == HEAD_TOO)
+
+
+def require_movable_draft(options: LoadOptions, source: Source) -> None:
+    """Raises ConfigError where a device was asked for a draft model and there is none."""
+    if options.draft_device is None or source.draft or source.foreign:
+        return
+    stays = ""
+    if source.heads:
+        stays = " A head reads the target's hidden states, so it stays on the target's device."
+    raise ConfigError(
+        f"--draft-device {options.draft_device} is for a draft model, and there is none for "
+        f"{source.target_name}.{stays} Name one with --draft, or leave --draft-device out."
+    )
+
+
+def draft_places(
+    options: LoadOptions, place: Place, machine: Hardware, torch: Any
+) -> tuple[Place, ...]:
+    """Where a draft model may be loaded, the preferred first: where it is asked for; else beside
+    the target, which costs no more time and leaves the other GPU free, then on the other GPU with
+    the most free memory. place: the target's. machine: as it was probed. Raises ConfigError.
+
+    A draft stays in full precision: it is small, and its steps are what must be cheap."""
+    beside = replace(place, bits=None, quantises_head=False)
+    if options.draft_device is not None:
+        asked = hardware_for(machine, options.draft_device, torch, "--draft-device")
+        there = _moved(beside, asked, torch)
+        return (beside if there.device == place.device else there,)
+    if place.device.type != "cuda":
+        return (beside,)
+    others = replace(machine, gpu=place.hardware.gpu).other_gpus.values()
+    largest = sorted(others, key=lambda gpu: -(gpu.free_bytes or 0))[:1]
+    found = (confirmed_by_torch(replace(machine, gpu=gpu), torch) for gpu in largest)
+    moved = (_moved(beside, each, torch) for each in found if each.gpu in largest)
+    return (beside, *moved)
+
+
+def _moved(place: Place, hardware: Hardware, torch: Any) -> Place:
+    """The same on another device, in the precision in which that one computes."""
+    device, dtype = device_of(hardware, torch), dtype_of(None, hardware)
+    return replace(place, hardware=hardware, device=device, dtype=dtype)
+
+
+def device_of(hardware: Hardware, torch: Any) -> Any:
+    """Torch's device for the GPU that was chosen; torch may number GPUs in another order."""
+    index = torch_index(hardware.gpu, torch) if hardware.gpu is not None else None
+    return torch.device(hardware.device) if index is None else torch.device("cuda", index)
+
+
+def dtype_of(name: str | None, hardware: Hardware) -> torch.dtype:
+    """The precision asked for; else the one that is planned for the device."""
+    from localspec.forward.weights import DTYPES
+
+    return DTYPES[TORCH_NAMES[full_precision(name, hardware)]]
+
+
+def refuse_shortage(folder: Path, place: Place) -> None:
+    """Compare what weights and KV cache need with what is free at this moment."""
+    said = _shortage(folder, place, free_bytes_now(place.hardware))
+    said = said or _shortage_of_ram(folder, place)
+    if said is not None:
+        raise MemoryShortage(
+            f"{said} Close other programs, shorten --context, or choose a smaller model."
+        )
+
+
+def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
+    """The same for the target, with what would fit. anyway: the shortage becomes the notice that
+    is returned, for the person chose to load it all the same."""
+    free = free_bytes_now(place.hardware)
+    said, in_ram = _shortage(folder, place, free), _shortage_of_ram(folder, place)
+    if said is None and in_ram is None:
+        return None
+    if not anyway:
+        remedy = WITHOUT_UNPACKING if said is None else _would_fit(folder, place, free)
+        raise MemoryShortage(f"{said or in_ram} {remedy}")
+    said = said or in_ram
+    return (
+        f"{said} It was loaded all the same, as you chose: the computer may become very slow, "
+        "the system may end this engine or other programs, and replies may break off."
+    )
+
+
+def _shortage(folder: Path, place: Place, free: int) -> str | None:
+    """The fact as a sentence, None where it fits."""
+    needed = needed_bytes(folder, place)
+    if needed <= free:
+        return None
+    return (
+        f"{name_of(folder)} needs {gib(needed, ceil)} for its weights and {place.context_length} "
+        f"tokens of context, and {gib(free, floor)} is free on {place.hardware.device_name}."
+    )
+
+
+def _shortage_of_ram(folder: Path, place: Place) -> str | None:
+    """The same of the RAM, where quantised weights are unpacked before they go to a GPU."""
+    if place.device.type != "cuda":
+        return None
+    stored = check_folder(folder).stored
+    if stored is None or not stored.is_unpacked:
+        return None
+    shape, free = _shape(folder), place.hardware.host.ram_available_bytes
+    kept = shape.count_in_groups("cuda", place.full) if shape and place.bits == 4 else 0
+    needed = 0 if shape is None else (shape.num_params - kept) * place.dtype.itemsize
+    if needed <= free:
+        return None
+    return (
+        f"{name_of(folder)} keeps its weights as {stored.title}, which are unpacked in the RAM "
+        f"before they go to the GPU: that takes {gib(needed, ceil)}, and {gib(free, floor)} is "
+        "free."
+    )
+
+
+def _would_fit(folder: Path, place: Place, free: int) -> str:
+    """The remedies as a sentence."""
+
+    def fits(other: Place) -> bool:
+        return needed_bytes(folder, other) <= free
+
+    found, context, shape = list[str](), place.context_length // 2, _shape(folder)
+    while context >= SHORTEST_OFFERED and not fits(replace(place, context_length=context)):
+        context //= 2
+    if context >= SHORTEST_OFFERED:
+        found.append(f"a context of {context} tokens")
+    precisions = () if shape is None else PlanRequest(shape, room_for(place.hardware)).precisions
+    if "4-bit" in precisions and fits(replace(place, bits=4)):
+        found.append("4-bit weights")
+    if found:
+        return f"{' or '.join(found).capitalize()} would fit. Or close other programs."
+    return "Neither a shorter context nor fewer bits would fit: choose a smaller model."
+
+
+def _shape(folder: Path) -> ModelShape | None:
+    """None for a family that the planner cannot count."""
+    try:
+        return shape_from_folder(folder)
+    except ModelError:
+        return None
+
+
+def needed_bytes(folder: Path, place: Place) -> int:
+    """Of weights and KV cache, as the planner counts them; else what the files say at the least."""
+    shape, precision = _shape(folder), PRECISIONS[place.precision]
+    if shape is None:
+        return sum(file.stat().st_size for file in weight_files(folder))
+    return sum(shape.loaded_bytes(precision, place.full, place.context_length, place.device.type))
+
+
+def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:
+    from localspec.forward.layer_files import return_cached
+    from localspec.forward.weights import load_model
+
+    spare_bytes = max(0, free_bytes_now(place.hardware) - needed_bytes(folder, place))
+    spent_bytes = int(SPENT_ON_SPEED * spare_bytes)
+    wanted = (place.dtype, place.device, place.context_length, place.bits)
+    opened = load_model(folder, *wanted, spent_bytes, is_fastest, place.quantises_head)
+    return_cached(place.device)  # or the next model is judged by less than is free
+    return opened
+
+
+def keep_out_of_ram(place: Place) -> None:
+    """Where Windows would go on in the RAM once a GPU is full, some ten times slower and without a
+    word, let torch's allocations fail instead."""
+    import torch  # heavy: only where it is loaded anyway
+
+    if place.device.type != "cuda" or not place.hardware.host.draws_with_gpu:
+        return
+    _, total = torch.cuda.mem_get_info(place.device)
+    held = torch.cuda.memory_reserved(place.device)
+    share = (free_bytes_now(place.hardware) + held) / total
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share), place.device)
+
+
+def return_memory(device: torch.device) -> None:
+    """Free what only a cycle of references or torch's own cache still holds."""
+    from localspec.forward.layer_files import return_cached
+
+    gc.unfreeze()  # what was set aside when it was loaded
+    gc.collect()
+    gc.freeze()
+    return_cached(device)

@@ -1,0 +1,405 @@
+"""A target that does not fit is refused with what would, or loaded anyway where the person says
+so."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3MoeConfig,
+)
+
+from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.errors import ConfigError, MemoryShortage
+from localspec.core.options import LoadOptions
+from localspec.forward import nf4, weight_layout
+from localspec.forward.decoder import Decoder
+from localspec.forward.layer_files import return_cached
+from localspec.forward.weights import Bits
+from localspec.loading import placement
+from localspec.loading.local_backend import open_local_backend
+from localspec.loading.placement import (
+    Place,
+    check_target,
+    device_of,
+    draft_places,
+    dtype_of,
+    keep_out_of_ram,
+    load_at,
+    needed_bytes,
+    place_for,
+    require_movable_draft,
+)
+from localspec.machine import shapes
+from localspec.machine.catalogue import profile_models
+from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.gguf_models import opened_gguf
+from localspec.machine.hardware import Host, on_device, probe
+from localspec.machine.plans import Arrangement, PlanRequest, bytes_of, full_precision, room_for
+from localspec.machine.recommend import Snapshot, recommend
+from localspec.machine.sources import Source
+from tests.forward.test_stored import VOCABULARY, tiny_qwen
+from tests.forward.test_unpack import AWQ, as_awq, packed_folder
+from tests.gguf_files import write_gguf
+from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
+from tests.machine.folders import VOCAB_SIZE, save_model
+from tests.machine.test_shapes import LLAMA_8B
+from tests.tiny import NEEDS_BF16, tiny_llama
+
+CONTEXT = 4096
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("room") / "target", tiny_llama(vocab_size=VOCAB_SIZE))
+
+
+@pytest.fixture
+def place() -> Place:
+    return Place(probe(), torch.device("cpu"), torch.float32, None, CONTEXT)
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
+    monkeypatch.setattr(placement, "free_bytes_now", lambda *_, **__: free)
+
+
+def tied(folder: Path) -> Path:
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=64, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, pad_token_id=None,
+    )  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    return folder
+
+
+def packed(folder: Path) -> Path:
+    folder.mkdir()
+    packed_folder(folder, as_awq, AWQ)
+    return folder
+
+
+def in_k_blocks(folder: Path) -> Path:
+    folder.mkdir()
+    write_gguf(folder / "m.gguf", tiny_qwen("qwen3"), "Q4_K", "qwen3", VOCABULARY)
+    return opened_gguf(folder / "m.gguf", folder)
+
+
+def in_16_bits(folder: Path) -> Path:
+    folder.mkdir()
+    write_gguf(folder / "m.gguf", tiny_qwen("qwen3"), "F16", "qwen3", VOCABULARY)
+    return opened_gguf(folder / "m.gguf", folder)
+
+
+def nested(folder: Path) -> Path:
+    """Of bitsandbytes, with scales that are quantised themselves."""
+    quantised: Any = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+                                        bnb_4bit_use_double_quant=True)  # fmt: skip
+    asked = {"quantization_config": quantised, "dtype": torch.bfloat16, "device_map": {"": "cpu"}}
+    module: Any = AutoModelForCausalLM.from_pretrained(tied(folder / "whole"), **asked)
+    module.save_pretrained(folder / "kept")
+    return folder / "kept"
+
+
+def wide(folder: Path) -> Path:
+    """Published in 32 bits a weight, which fp16 does not hold."""
+    model = LlamaForCausalLM.from_pretrained(tied(folder / "narrow"), dtype=torch.float32)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(1e-4)
+    model.save_pretrained(folder / "wide")
+    return folder / "wide"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "bits"),
+    [(make, bits) for make in (tied, wide, packed, in_k_blocks) for bits in (None, 4)]
+    + [(in_16_bits, None)],
+)
+def test_the_same_of_a_processor_that_computes_in_fp32(
+    make: Callable[[Path], Path],
+    bits: Bits | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was published in 16 bits is kept in 16, but for the embedding."""
+    monkeypatch.setattr(nf4.library().functional, "has_avx512bf16", lambda: False)
+    folder = make(tmp_path / "model")
+    there = Place(probe(), torch.device("cpu"), torch.float32, bits, 128)
+    model = load_at(folder, there).model
+    assert isinstance(model, Decoder)
+    held = model.weight_bytes + model.cache.kv_bytes
+    assert needed_bytes(folder, there) == pytest.approx(held, rel=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "bits"),
+    [
+        (tied, None),
+        (packed, None),
+        (packed, 4),
+        (in_k_blocks, None),
+        (in_k_blocks, 4),
+        pytest.param(nested, 4, marks=NEEDS_BF16),
+    ],
+)
+def test_what_is_said_to_be_needed_is_what_loading_keeps(
+    make: Callable[[Path], Path], bits: Bits | None, tmp_path: Path
+) -> None:
+    folder = make(tmp_path / "model")
+    there = Place(probe(), torch.device("cpu"), torch.bfloat16, bits, 128)
+    model = load_at(folder, there).model
+    assert isinstance(model, Decoder)
+    held = model.weight_bytes + model.cache.kv_bytes
+    assert needed_bytes(folder, there) == pytest.approx(held, rel=0.05)
+    shape, precision = shape_from_folder(folder), "bf16" if bits is None else "4-bit"
+    planned = bytes_of(Arrangement(shape, precision, 128), room_for(on_device(probe(), "cpu")))
+    assert planned.target_weights + planned.target_kv == needed_bytes(folder, there)
+
+
+def test_what_bitsandbytes_wrote_is_counted_in_bf16_where_fp32_is_computed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without kernels for bf16 its head is not laid out anew."""
+    monkeypatch.setattr(weight_layout, "PACKED_DTYPES", (torch.float32,))
+    monkeypatch.setattr(shapes, "PACKS_BF16", False)
+    folder = nested(tmp_path / "model")
+    there = Place(probe(), torch.device("cpu"), torch.float32, 4, 1024)
+    model = load_at(folder, there).model
+    assert isinstance(model, Decoder)
+    held = model.weight_bytes + model.cache.kv_bytes
+    assert needed_bytes(folder, there) == pytest.approx(held, rel=0.05)
+
+
+def test_what_fits_is_no_matter(
+    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+) -> None:
+    with_free(monkeypatch, needed_bytes(target, place))
+    assert check_target(target, place, anyway=False) is None
+
+
+def test_a_refusal_names_the_longest_context_that_would_fit(
+    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+) -> None:
+    with_free(monkeypatch, needed_bytes(target, replace(place, context_length=1024)) + 1)
+    with pytest.raises(MemoryShortage, match=r"is free on .*\. A context of 1024 tokens .*fit"):
+        check_target(target, place, anyway=False)
+
+
+def test_a_refusal_names_the_fewer_bits_that_would_fit(
+    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+) -> None:
+    short = replace(place, context_length=512)
+    with_free(monkeypatch, needed_bytes(target, replace(short, bits=4)))
+    with pytest.raises(MemoryShortage) as refused:
+        check_target(target, short, anyway=False)
+    assert "4-bit weights would fit" in str(refused.value)
+    assert "8-bit" not in str(refused.value) and "context of 2" not in str(refused.value)
+
+
+def test_fewer_bits_are_no_remedy_where_none_are_planned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 64, "moe_intermediate_size": 16, "num_experts": 4}
+    config = Qwen3MoeConfig(**sizes, num_hidden_layers=1, num_attention_heads=4)
+    config.save_pretrained(tmp_path)
+    there = Place(probe(), torch.device("cpu"), torch.float32, None, 512)
+    with_free(monkeypatch, needed_bytes(tmp_path, replace(there, bits=4)))
+    with pytest.raises(MemoryShortage, match="Neither a shorter context nor fewer bits would fit"):
+        check_target(tmp_path, there, anyway=False)
+
+
+def test_weights_that_are_not_quantised_again_are_told_before_they_are_read(
+    target: Path, tmp_path: Path
+) -> None:
+    """transformers said of gpt-oss that a config of another class was passed."""
+    folder = tmp_path / "oss"
+    shutil.copytree(target, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"oss keeps its weights as MXFP4.*Leave --dtype 4-bit"):
+        place_for(LoadOptions(dtype="4-bit"), Source(folder, "oss"), probe(), torch)
+    assert place_for(LoadOptions(), Source(folder, "oss"), probe(), torch).bits is None
+
+
+def test_a_context_too_short_to_talk_in_is_no_remedy(
+    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+) -> None:
+    short = replace(place, context_length=600)
+    with_free(monkeypatch, needed_bytes(target, replace(short, context_length=300)))
+    with pytest.raises(MemoryShortage) as refused:
+        check_target(target, short, anyway=False)
+    assert "context of 300" not in str(refused.value)
+
+
+def test_where_nothing_would_fit_a_smaller_model_is_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+) -> None:
+    with_free(monkeypatch, 1000)
+    with pytest.raises(MemoryShortage, match="choose a smaller model"):
+        check_target(target, place, anyway=False)
+
+
+def test_weights_that_are_unpacked_for_a_gpu_need_room_in_the_ram(
+    monkeypatch: pytest.MonkeyPatch, target: Path, tmp_path: Path
+) -> None:
+    with_free(monkeypatch, GIB)
+    packed = tmp_path / "packed"
+    shutil.copytree(target, packed)
+    config = json.loads((packed / "config.json").read_text())
+    quantised = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}
+    (packed / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
+    little = replace(LINUX, ram_available_bytes=1000)
+    cuda = Place(
+        probe(FakeNvml(free_gib=10, total_gib=12), little, CUDA_BUILD),
+        torch.device("cuda"), torch.bfloat16, None, 64,
+    )  # fmt: skip
+    with pytest.raises(MemoryShortage, match=r"unpacked in the RAM.*--dtype 4-bit"):
+        check_target(packed, cuda, anyway=False)
+    assert "unpacked in the RAM" in (check_target(packed, cuda, anyway=True) or "")
+    assert check_target(target, cuda, anyway=False) is None, "whole weights go straight to the GPU"
+    on_cpu = replace(cuda, device=torch.device("cpu"))
+    assert check_target(packed, on_cpu, anyway=False) is None
+    shape = shape_from_folder(packed)
+    enough = replace(little, ram_available_bytes=2 * (shape.num_params - shape.linear_params))
+    in_4_bits = replace(cuda, bits=4, hardware=replace(cuda.hardware, host=enough))
+    assert check_target(packed, in_4_bits, anyway=False) is None, "they stay in their 4 bits"
+    (packed / "config.json").write_text(json.dumps({"quantization_config": quantised}))
+    assert check_target(packed, cuda, anyway=False) is None, "how much it needs is not known"
+
+
+def test_anyway_turns_the_refusal_into_a_notice_with_the_risk(
+    monkeypatch: pytest.MonkeyPatch, target: Path
+) -> None:
+    with_free(monkeypatch, 1000)
+    options = LoadOptions(model=str(target), context=128, dtype="float32", anyway=True)
+    backend = open_local_backend(options, None, lambda phrase: None)
+    notice = next(each for each in backend.describe().notices if "as you chose" in each)
+    assert "is free" in notice and "the system may end" in notice
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the C library of Linux keeps freed memory")
+def test_memory_that_was_freed_between_blocks_in_use_goes_back_to_the_system() -> None:
+    """Loading a packed model of 200 million weights left 160 to 450 MB of it behind. The pages
+    themselves are asked for: other threads of the tests' process take and free memory too."""
+
+    def resident(address: int) -> bool:
+        found = (ctypes.c_ubyte * 1)()
+        where = ctypes.c_void_p(address // mmap.PAGESIZE * mmap.PAGESIZE)
+        return ctypes.CDLL(None).mincore(where, ctypes.c_size_t(1), found) == 0 and found[0] & 1 > 0
+
+    sizes = [100_000] * 600  # too small for a mapping of their own
+    blocks = sorted((torch.ones(n, dtype=torch.uint8) for n in sizes), key=torch.Tensor.data_ptr)
+    middles = [each.data_ptr() + 50_000 for each in blocks[::2]]
+    del blocks[::2]  # each between two in use: the end of a heap is kept in threads but the first
+    assert all(map(resident, middles)), "the C library gives them back by itself"
+    return_cached(torch.device("cpu"))
+    assert sum(map(resident, middles)) < 30 and len(blocks) == 300
+
+
+def test_the_longest_context_is_read_by_any_of_its_names(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=1, n_head=2, n_positions=100)
+    folder = save_model(tmp_path / "gpt2", GPT2LMHeadModel(config))
+    source = Source(folder, "gpt2")
+    assert place_for(LoadOptions(), source, probe(), torch).context_length == 100
+    with pytest.raises(ConfigError, match="can use 64 to 100"):
+        place_for(LoadOptions(context=101), source, probe(), torch)
+
+
+def test_on_a_mac_models_are_placed_on_mps_in_bfloat16_and_never_quantised() -> None:
+    apple = Host("Darwin", "25.0", "arm64", "Apple M4", 10, 32 * GIB, 20 * GIB, False)
+    hardware = probe(FakeNvml(failing={"nvmlInit": 12}), apple, CPU_BUILD)
+    assert device_of(hardware, torch) == torch.device("mps")
+    assert dtype_of(None, hardware) == torch.bfloat16
+    assert dtype_of("fp16", hardware) == dtype_of("float16", hardware) == torch.float16
+    assert PlanRequest(LLAMA_8B, room_for(hardware), full="bf16").precisions == ("bf16",)
+
+
+def test_a_card_that_only_emulates_bfloat16_gets_float16() -> None:
+    """Turing; whether it is chosen in the Models tab, on the command line or by nobody."""
+    turing = probe(FakeNvml(capability=(7, 5)), LINUX, CUDA_BUILD)
+    assert dtype_of(None, turing) == torch.float16
+    models = profile_models(load_profiles((SHIPPED_PROFILES,)), [])
+    snapshot = Snapshot(room_for(turing), full_precision(None, turing))
+    cards = [card for card in recommend(snapshot, models, 4096).others if card.refusal is None]
+    asked = {card.load_options().dtype for card in cards}
+    assert "float16" in asked and "bfloat16" not in asked
+
+
+class TwoCards:
+    """torch with both cards of FakeNvml, by UUID."""
+
+    device = torch.device
+
+    class cuda:
+        is_available = staticmethod(lambda: True)
+        device_count = staticmethod(lambda: 2)
+        get_device_properties = staticmethod(lambda index: SimpleNamespace(uuid=f"0000-gpu{index}"))
+        get_device_capability = staticmethod(lambda index: (8, 9))
+        get_arch_list = staticmethod(lambda: ["sm_80", "sm_90"])
+
+
+def test_a_draft_is_placed_beside_the_target_then_on_the_other_card_or_where_it_is_asked_for() -> (
+    None
+):
+    machine = probe(FakeNvml(num_gpus=2), replace(LINUX, multiplies_bf16=False), CUDA_BUILD)
+    on_first = replace(machine, gpu=machine.gpus[0])
+    target = Place(on_first, torch.device("cuda", 0), torch.bfloat16, 4, CONTEXT)
+
+    def placed(**options: str) -> list[Place]:
+        return list(draft_places(LoadOptions(**options), target, machine, TwoCards))
+
+    beside, other = placed()
+    assert (beside.device, other.device) == (torch.device("cuda", 0), torch.device("cuda", 1))
+    assert beside.bits is None is other.bits and other.hardware.gpu == machine.gpus[1]
+    assert [each.device for each in placed(draft_device="cuda:1")] == [torch.device("cuda", 1)]
+    assert placed(draft_device="cuda:0") == [beside]
+    (on_cpu,) = placed(draft_device="cpu")
+    assert (on_cpu.device, on_cpu.dtype) == (torch.device("cpu"), torch.float32)
+    assert on_cpu.hardware.gpu is None
+    with pytest.raises(ConfigError, match="--draft-device cuda:2 is not here"):
+        placed(draft_device="cuda:2")
+
+
+def test_a_device_for_a_draft_that_is_not_there_is_refused_and_heads_stay_where_they_are() -> None:
+    source, options = Source(Path("t"), "t"), LoadOptions(draft_device="cpu")
+    require_movable_draft(LoadOptions(), source)
+    require_movable_draft(options, replace(source, draft=Path("d")))
+    with pytest.raises(ConfigError, match=r"there is none for t\. Name one with --draft"):
+        require_movable_draft(options, source)
+    with pytest.raises(ConfigError, match="A head reads the target's hidden states"):
+        require_movable_draft(options, replace(source, heads=(Path("h"),)))
+
+
+def test_on_windows_torch_may_take_no_more_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There an overrun goes to the RAM, silently and ten times slower."""
+    limits = list[float]()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (9 * GIB, 12 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: GIB)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: limits.append(share)
+    )
+    with_free(monkeypatch, 8 * GIB)
+    for system in ("Linux", "Windows"):
+        hardware = probe(FakeNvml(), replace(LINUX, system=system), CUDA_BUILD)
+        keep_out_of_ram(Place(hardware, torch.device("cuda", 0), torch.bfloat16, None, CONTEXT))
+    assert limits == [0.75]
