@@ -18,7 +18,7 @@ import pytest
 from localspec.core.options import SAME_BITS
 from localspec.loading.local_backend import library_settings
 from localspec.web.quick_gradio import without_type_stubs
-from tests.tally import PROPERTY, Tally
+from tests.kit.tally import PROPERTY, Tally
 
 # Tiny models gain nothing from threads, and on a busy machine threads that wait for each other
 # cost far more than they save. Where a test wants two, they sleep while they wait: three workers

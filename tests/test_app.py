@@ -24,7 +24,7 @@ from localspec.core.options import LoadOptions
 from localspec.loading.service import session_info
 from localspec.record.store import Store
 from localspec.remote.wire import Opening
-from tests.waiting import until
+from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -45,7 +45,10 @@ from tests.drafters.foreign_tiny import foreign_to
 from tests.drafters.random_heads import KINDS as HEAD_KINDS
 from tests.drafters.random_heads import head_for
 from tests.drafters.test_grammar import MadeUp
-from tests.fake_card import (
+from tests.forward.test_stored import VOCABULARY, tiny_qwen
+from tests.forward.test_unpack import LAYOUTS, packed_folder
+from tests.forward.tracing import UncapturedPool
+from tests.kit.fake_card import (
     CUDA,
     OTHER_CUDA,
     Traffic,
@@ -53,11 +56,8 @@ from tests.fake_card import (
     fake_module,
     memory_of_card,
 )
-from tests.forward.test_stored import VOCABULARY, tiny_qwen
-from tests.forward.test_unpack import LAYOUTS, packed_folder
-from tests.forward.tracing import UncapturedPool
-from tests.gguf_files import write_gguf
-from tests.tiny import VOCAB_SIZE, Plans, tiny_llama
+from tests.kit.gguf_files import write_gguf
+from tests.kit.tiny import VOCAB_SIZE, Plans, tiny_llama
 
 DTYPE = torch.bfloat16
 PROMPT = tuple([5, 6, 7, 8] * 10)

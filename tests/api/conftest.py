@@ -24,8 +24,8 @@ from localspec.record.store import Store
 from localspec.web.guard.connections import server_of
 from localspec.web.guard.programs import nothing_else
 from localspec.web.server import with_interfaces
-from tests.fakes import FakeBackend, Script, session_info
-from tests.waiting import until
+from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from anthropic import Anthropic

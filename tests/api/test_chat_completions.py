@@ -17,7 +17,7 @@ from localspec.chat.tool_formats import FORMATS, CallFormat
 from localspec.core.backend import Chunk, Message, Request
 from localspec.core.turn_stats import TurnStats
 from tests.api.conftest import REPLY, Doors
-from tests.waiting import until
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from openai import OpenAI

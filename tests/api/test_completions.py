@@ -12,7 +12,7 @@ import pytest
 from localspec.core.backend import BYTES_AS_TEXT, Chunk, Logprob, Message, Request
 from localspec.core.turn_stats import TurnStats
 from tests.api.conftest import REPLY, Doors, serving
-from tests.fakes import FakeBackend
+from tests.kit.fakes import FakeBackend
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -14,7 +14,7 @@ from localspec.core.decoding import SamplingParams
 from localspec.core.options import LoadOptions
 from localspec.loading.local_backend import open_local_backend
 from tests.api.conftest import Doors, serving
-from tests.waiting import WAIT_S
+from tests.kit.waiting import WAIT_S
 
 
 @pytest.fixture(scope="module")

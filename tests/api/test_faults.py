@@ -12,8 +12,8 @@ import pytest
 from localspec.chat.programs import ProgramService
 from localspec.core.errors import LocalspecError, QueueFull
 from tests.api.conftest import Doors, serving
-from tests.fakes import FakeBackend, Script
-from tests.waiting import until
+from tests.kit.fakes import FakeBackend, Script
+from tests.kit.waiting import until
 
 ASKED = [{"role": "user", "content": "Count."}]
 BODIES: dict[str, dict[str, Any]] = {

@@ -19,8 +19,8 @@ from localspec.core.backend import Message, Request
 from localspec.core.errors import LocalspecError, QueueFull
 from tests.api.conftest import Doors, serving
 from tests.chat.services import close, open_service
-from tests.fakes import FakeBackend, Script
-from tests.waiting import until
+from tests.kit.fakes import FakeBackend, Script
+from tests.kit.waiting import until
 
 ENDLESS = Script(reply=200 * "again and ", round_s=0.01)
 ASKED = Request((Message("user", "hello"),), workload="auto")

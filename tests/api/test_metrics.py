@@ -15,8 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from localspec.chat.service import ReplySettings
 from localspec.core.backend import Chunk, Description, Request, Server
 from tests.api.conftest import Doors, scripted_pace, scripted_reply, serving
-from tests.fakes import FakeBackend, Script
-from tests.waiting import until
+from tests.kit.fakes import FakeBackend, Script
+from tests.kit.waiting import until
 
 BOARD = Path(__file__).resolve().parents[2] / "assets" / "grafana" / "localspec.json"
 

@@ -11,7 +11,7 @@ import pytest
 
 from localspec.core.backend import Description
 from tests.api.conftest import Doors, serving
-from tests.fakes import FakeBackend, Script
+from tests.kit.fakes import FakeBackend, Script
 
 MODEL = "demo-12m"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}

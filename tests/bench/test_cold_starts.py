@@ -24,7 +24,7 @@ from localspec.core.options import LoadOptions
 from localspec.drafters.ngram import NgramDrafter
 from tests.chat.test_continuation import backend_of
 from tests.chat.test_template import tiny_tokenizer
-from tests.tiny import tiny_llama, with_cache
+from tests.kit.tiny import tiny_llama, with_cache
 
 SETTINGS = BenchSettings(temperatures=(0.7,), max_tokens=8)
 MACHINE = {"target": "t", "dtype": "float32", "device": "cpu", "num_threads": 2}

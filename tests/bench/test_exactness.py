@@ -12,7 +12,7 @@ from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache
 from localspec.forward.model import CausalLM, kv_shape
 from tests.bench.tiny_bench import tiny_bench
-from tests.tiny import tiny_llama
+from tests.kit.tiny import tiny_llama
 
 CASE = Case("a", "chat", (3, 9, 14, 27, 5), 0)
 

@@ -10,7 +10,7 @@ from localspec.core.backend import DrafterStatus
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
-from tests.tiny import END_ID, VOCAB_SIZE, agreeing_draft, tiny_llama, with_cache
+from tests.kit.tiny import END_ID, VOCAB_SIZE, agreeing_draft, tiny_llama, with_cache
 
 
 def measured_costs() -> Costs:

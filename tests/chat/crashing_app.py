@@ -16,7 +16,7 @@ from pathlib import Path
 
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.record.store import Store
-from tests.fakes import FakeBackend, Script, session_info
+from tests.kit.fakes import FakeBackend, Script, session_info
 
 SCRIPT = Script(round_s=0.02, context_length=10**6)  # room for a conversation of many turns
 

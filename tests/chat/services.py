@@ -6,8 +6,8 @@ from pathlib import Path
 
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.record.store import Store
-from tests.fakes import BreakableStore, FakeBackend, Script, session_info
-from tests.waiting import WAIT_S, until
+from tests.kit.fakes import BreakableStore, FakeBackend, Script, session_info
+from tests.kit.waiting import WAIT_S, until
 
 FAST = Script(reply="One two three four five six seven eight nine ten.", round_s=0.001)
 

@@ -23,7 +23,7 @@ from localspec.record.export import Scope, export
 from localspec.record.rows import Conversation, StoredMessage
 from localspec.record.store import SessionInfo, Store
 from tests.chat.services import FAST, WAIT_S, ask, close, ended, open_service, texts, until
-from tests.fakes import BreakableStore, FakeBackend, Script, WatchedStore
+from tests.kit.fakes import BreakableStore, FakeBackend, Script, WatchedStore
 from tests.record.samples import SETTINGS as TURN_SETTINGS
 
 SETTINGS = ReplySettings()

@@ -21,7 +21,7 @@ from localspec.core.errors import ContextOverflow
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
 from tests.chat.test_template import tiny_tokenizer
-from tests.tiny import scripted, tiny_llama, with_cache
+from tests.kit.tiny import scripted, tiny_llama, with_cache
 
 ASKED = (Message("system", "Be brief."), Message("user", "Who are you?"))
 LENGTH = 1024

@@ -18,7 +18,7 @@ from localspec.core.errors import RequestError, StoreError
 from localspec.record.export import Scope, export
 from localspec.record.store import Store
 from tests.chat.services import FAST, ask, close, ended, open_service, texts, until
-from tests.fakes import BreakableStore, Script
+from tests.kit.fakes import BreakableStore, Script
 
 SETTINGS = ReplySettings(system_prompt="Speak like a pirate.")
 SECRETS = ("mellon", "pirate", "Three rings")

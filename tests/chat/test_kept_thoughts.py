@@ -14,7 +14,7 @@ from localspec.core.decoding import AUTO
 from localspec.record.contents import Scope
 from localspec.record.export import Format
 from tests.chat.services import ask, close, ended, open_service
-from tests.fakes import FakeBackend, Script
+from tests.kit.fakes import FakeBackend, Script
 
 THOUGHT, ANSWER = "A question about ferns, it seems.", "Green ones."
 RAW = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"

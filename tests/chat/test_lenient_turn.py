@@ -19,9 +19,9 @@ from localspec.core.turn_stats import TurnStats
 from localspec.core.workloads import load_workloads
 from localspec.record.store import Store
 from tests.chat.test_local import PIECES, SAY, Knowing, ask, backend_of
-from tests.fakes import FakeBackend, Script, session_info
-from tests.tiny import scripted
-from tests.waiting import WAIT_S
+from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.tiny import scripted
+from tests.kit.waiting import WAIT_S
 
 CODE = "write a function that adds"
 

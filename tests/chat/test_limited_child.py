@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from localspec.chat.limited_child import ChildEnded, LimitedChild, Limits
-from tests.waiting import until
+from tests.kit.waiting import until
 
 RUDE = "tests.chat.rude_child"
 LIMITS = Limits(seconds=30.0, num_bytes=128 * 2**20)

@@ -36,7 +36,7 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.engine.threads import RETRY_S, ROUNDS, Threads
 from localspec.loading.drafters import slot_beside
-from tests.tiny import TableModel, scripted, tiny_llama, with_cache
+from tests.kit.tiny import TableModel, scripted, tiny_llama, with_cache
 
 END = 0
 PIECES = ["", "a", "b", "c", "ab", "bc", "STO", "P", "\n", "\n\n", " x", "y"]

@@ -11,7 +11,7 @@ from localspec.chat.programs import ProgramService
 from localspec.core.backend import Message, Request, ToolCall
 from localspec.record.export import Scope
 from tests.chat.services import close, ended, open_service
-from tests.fakes import Script
+from tests.kit.fakes import Script
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
 

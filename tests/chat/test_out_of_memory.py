@@ -25,7 +25,7 @@ from localspec.core.turn_stats import TurnStats
 from localspec.drafters.ngram import NgramDrafter
 from localspec.forward.features import Features
 from tests.chat.test_local import END, PIECES, SAY, Knowing, backend_of
-from tests.tiny import scripted
+from tests.kit.tiny import scripted
 
 PROMPT = (Message("user", "abc"),)
 TEXT = ["a", "b", " x", "c", "y"] * 8

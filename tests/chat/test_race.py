@@ -14,7 +14,7 @@ from localspec.core.backend import Request
 from localspec.core.decoding import AUTO, OFF, SamplingParams
 from localspec.core.errors import LocalspecError
 from localspec.web.proof.race_html import race_html
-from tests.fakes import REPLY, FakeBackend, Script
+from tests.kit.fakes import REPLY, FakeBackend, Script
 
 
 def request(**changes: Any) -> Request:

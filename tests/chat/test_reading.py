@@ -8,7 +8,7 @@ from localspec.core.backend import Message, Request
 from localspec.core.decoding import OFF
 from localspec.forward.model import PREFILL_CHUNK
 from tests.chat.test_local import PIECES, SAY, backend_of
-from tests.tiny import scripted
+from tests.kit.tiny import scripted
 
 NUM_TOKENS = 2 * PREFILL_CHUNK + 100
 

@@ -23,7 +23,7 @@ from localspec.core.decoding import (
     chain,
 )
 from tests.chat.test_template import tiny_tokenizer
-from tests.fakes import Verbatim
+from tests.kit.fakes import Verbatim
 
 BYTES = {1: b" the", 2: b" cat", 3: b"\xf0\x9f", 4: b"\x90\x88", 5: b"", 6: b"\n", 7: b" sat"}
 

@@ -13,7 +13,7 @@ from localspec.chat.service import ReplySettings
 from localspec.core.backend import Chunk, Message, Request
 from localspec.core.errors import ContextOverflow, EngineLost
 from tests.chat.services import close, ended, open_service
-from tests.fakes import FakeBackend, Script
+from tests.kit.fakes import FakeBackend, Script
 
 
 @pytest.mark.slow

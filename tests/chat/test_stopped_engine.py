@@ -18,9 +18,9 @@ from localspec.record.store import Store
 from localspec.remote import child
 from localspec.remote.child import ChildBackend
 from tests.chat.services import ask, close, ended
-from tests.fakes import REPLY, session_info
+from tests.kit.fakes import REPLY, session_info
+from tests.kit.waiting import until
 from tests.remote.engines import SLOW, forked_quickly, opening
-from tests.waiting import until
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,7 +18,7 @@ from localspec.core.decoding import FORCED
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
 from tests.chat.test_template import tiny_tokenizer
-from tests.tiny import scripted
+from tests.kit.tiny import scripted
 
 # As Qwen3's: an earlier reply is shown without its thought.
 QWEN3 = (

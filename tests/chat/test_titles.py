@@ -12,8 +12,8 @@ from localspec.chat.turn import ShownMessage
 from localspec.core.backend import Request
 from localspec.record.store import Store
 from tests.chat.services import ask, close, ended
-from tests.fakes import FakeBackend, Script, session_info
-from tests.waiting import until
+from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.waiting import until
 
 
 def reply_of(request: Request) -> str:

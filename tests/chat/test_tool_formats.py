@@ -15,7 +15,7 @@ from localspec.chat.tool_formats import FORMATS
 from localspec.core.backend import Description, Message, Request, ToolCall
 from localspec.core.errors import RequestError
 from tests.chat.test_template import tiny_tokenizer
-from tests.fakes import FakeBackend
+from tests.kit.fakes import FakeBackend
 
 BEGINNING = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
 LOOP = (

@@ -22,7 +22,7 @@ from localspec.core.backend import Chunk, Description, DrafterStatus, Request
 from localspec.core.decoding import OFF, Step
 from localspec.core.errors import LocalspecError
 from localspec.core.turn_stats import TurnStats
-from tests.fakes import FakeBackend
+from tests.kit.fakes import FakeBackend
 
 KINDS = tuple(sample.kind for sample in PROMPTS)
 

@@ -22,8 +22,8 @@ from localspec.core.errors import EngineLost, MemoryShortage, RequestError
 from localspec.core.options import LoadOptions, Offer
 from localspec.core.turn_stats import TurnStats
 from localspec.record.store import Store
-from tests.fakes import REPLY, FakeBackend, Script, session_info
-from tests.waiting import WAIT_S, until
+from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
+from tests.kit.waiting import WAIT_S, until
 
 PLAN = LoadOptions(model="first", context=4096)
 

@@ -27,7 +27,7 @@ from localspec.core.decoding import (
     chain,
 )
 from tests.controller.simulation import PLAIN_MS, Simulated, World, best_fixed_rate, verify_ms
-from tests.tally import Tally
+from tests.kit.tally import Tally
 
 COLD = SamplingParams()
 

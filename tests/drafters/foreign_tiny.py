@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from localspec.drafters.vocabularies import Foreign, Vocabulary
-from tests.tiny import agreeing_draft, tiny_llama, with_cache
+from tests.kit.tiny import agreeing_draft, tiny_llama, with_cache
 
 FIRST_LETTER = 0x1200  # letters of three bytes
 DOUBLED = (3, 5, 6)  # words that are one token of the draft when they stand twice

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.drafters import random_eagle, random_medusa, random_mtp
-from tests.tiny import with_cache
+from tests.kit.tiny import with_cache
 
 KINDS = {"medusa": random_medusa, "mtp": random_mtp, "eagle": random_eagle}
 

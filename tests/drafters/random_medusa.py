@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.training.recipe import make_recipe
-from tests.heads import batch_of, teacher_of, train, written_by
+from tests.kit.heads import batch_of, teacher_of, train, written_by
 
 NUM_STEPS = 25
 

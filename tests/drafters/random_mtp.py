@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.training.recipe import make_recipe
-from tests.heads import batch_of, random_texts, teacher_of, train
+from tests.kit.heads import batch_of, random_texts, teacher_of, train
 
 NUM_STEPS = 20
 

@@ -23,7 +23,7 @@ from localspec.engine.engine import Engine
 from tests.drafters.foreign_tiny import foreign_to
 from tests.drafters.random_heads import KINDS as HEAD_KINDS
 from tests.drafters.random_heads import head_for
-from tests.tiny import (
+from tests.kit.tiny import (
     Context,
     Plans,
     TableModel,

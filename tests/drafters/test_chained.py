@@ -14,7 +14,7 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.model import LanguageModel
 from tests.forward.tracing import TracingPool
-from tests.tiny import Context, TableModel, scripted, tiny_llama, with_cache, with_plain_cache
+from tests.kit.tiny import Context, TableModel, scripted, tiny_llama, with_cache, with_plain_cache
 
 VOCAB = 64
 REPEATING = (5, 9, 12, 40, 30, 7, 5, 9)

@@ -28,7 +28,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
 from localspec.loading import drafters as build_drafters
 from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
-from tests.tiny import (
+from tests.kit.tiny import (
     VOCAB_SIZE,
     Plans,
     agreeing_draft,

@@ -36,7 +36,7 @@ from tests.drafters.stages import (
     plain_text,
     stage,
 )
-from tests.tiny import (
+from tests.kit.tiny import (
     Context,
     Plans,
     agreeing_draft,

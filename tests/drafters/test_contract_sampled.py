@@ -22,7 +22,6 @@ from localspec.engine import engine as engine_module
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import distributions, scores
 from localspec.forward.cache import KVCache, KVShape
-from tests.chi_squared import p_value
 from tests.drafters.stages import (
     NAMES,
     PROMPT,
@@ -37,7 +36,8 @@ from tests.drafters.stages import (
     small_target,
     stage,
 )
-from tests.tiny import CPU, Context, Plans, TableModel, decoded, play, turn_of, with_cache
+from tests.kit.chi_squared import p_value
+from tests.kit.tiny import CPU, Context, Plans, TableModel, decoded, play, turn_of, with_cache
 from tools.identity import RandomPolicy
 
 NUM_TURNS = 1000

@@ -34,7 +34,7 @@ from tests.drafters.tokenizers_at_hand import (
     real,
     trained,
 )
-from tests.tiny import (
+from tests.kit.tiny import (
     Context,
     Plans,
     TableModel,

@@ -27,7 +27,7 @@ from tests.drafters.tokenizers_at_hand import (
     real,
     trained,
 )
-from tests.tiny import CPU
+from tests.kit.tiny import CPU
 
 
 def retokeniser(targets: Vocabulary, before: str = "", pending: bytes = b"") -> Retokeniser:

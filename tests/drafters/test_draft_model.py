@@ -14,7 +14,7 @@ from localspec.drafters.drafting import Drafting, autoregress
 from localspec.drafters.parts import Parts
 from localspec.engine.batch import drafted_alone
 from tests.drafters.stages import assert_chosen
-from tests.tiny import TableModel, remembered, tiny_llama, turn_of, with_cache
+from tests.kit.tiny import TableModel, remembered, tiny_llama, turn_of, with_cache
 
 PROMPT = (5, 9, 12, 30, 7)
 

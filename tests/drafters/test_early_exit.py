@@ -28,7 +28,7 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from tests.drafters.stages import assert_chosen
-from tests.tiny import (
+from tests.kit.tiny import (
     GREEDY,
     Context,
     Plans,

@@ -17,7 +17,6 @@ from localspec.drafters.registry import REGISTRY
 from localspec.engine import engine as engine_module
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import distributions
-from tests.chi_squared import p_value
 from tests.drafters.stages import (
     LENGTH,
     NAMES,
@@ -29,7 +28,8 @@ from tests.drafters.stages import (
     small_stage,
     stage,
 )
-from tests.tiny import END_ID, VOCAB_SIZE, Context, Plans, decoded
+from tests.kit.chi_squared import p_value
+from tests.kit.tiny import END_ID, VOCAB_SIZE, Context, Plans, decoded
 
 Rule = Callable[[Sequence[int]], set[int]]
 

@@ -13,7 +13,7 @@ from localspec.drafters import lookahead as lookahead_module
 from localspec.drafters.lookahead import LEVELS, MAX_FOLLOWERS, WIDTH, LookaheadDrafter, Pool
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
-from tests.tiny import Context, Plans, TableModel, play, turn_of
+from tests.kit.tiny import Context, Plans, TableModel, play, turn_of
 
 VOCAB = 60
 STEP = 7  # after token t the target says t + STEP: a text of 60 tokens in which nothing repeats

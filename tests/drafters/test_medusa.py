@@ -21,7 +21,7 @@ from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads
 from localspec.forward.tree import depths
 from tests.drafters.random_medusa import write_random
-from tests.tiny import HIDDEN_SIZE, tiny_llama, turn_of, with_cache
+from tests.kit.tiny import HIDDEN_SIZE, tiny_llama, turn_of, with_cache
 
 PROMPT = (5, 9, 12, 30, 7)
 SEED = 11

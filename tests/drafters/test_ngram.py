@@ -15,7 +15,7 @@ from localspec.drafters.chained import ChainedDrafter
 from localspec.drafters.lookup import HANDICAP, MIN_MATCH, Lookup, Matches
 from localspec.drafters.ngram import NgramDrafter, match_class
 from localspec.drafters.parts import Parts
-from tests.tiny import agreeing_draft, tiny_llama, with_cache
+from tests.kit.tiny import agreeing_draft, tiny_llama, with_cache
 
 RNG: Any = None
 

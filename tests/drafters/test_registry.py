@@ -23,7 +23,7 @@ from localspec.machine.plans import GIB, PlanRequest, Room
 from localspec.machine.sources import shape_from_entry
 from localspec.web.models.models_controller import PAGE
 from localspec.web.proof.tokens import kind_of
-from tests.tiny import Plans, play, tiny_llama, with_cache
+from tests.kit.tiny import Plans, play, tiny_llama, with_cache
 
 FILE = """
     from localspec.core.decoding import chain

@@ -31,7 +31,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel
 from localspec.forward.quantise import Kind, quantised_twin
 from tests.forward.test_decoder import small
-from tests.tiny import KINDS, tiny_llama, turn_of, with_cache
+from tests.kit.tiny import KINDS, tiny_llama, turn_of, with_cache
 
 NAME = SelfQuantDrafter.name
 PROMPT = (3, 1, 4, 1, 5)

@@ -35,7 +35,7 @@ from tests.drafters.tokenizers_at_hand import (
     real_state,
     trained,
 )
-from tests.tiny import CPU, tiny_llama, with_cache
+from tests.kit.tiny import CPU, tiny_llama, with_cache
 from tools.demo_pair.tokenizer import save_tokenizer, train_tokenizer
 
 ODD_TEXTS = (*TEXTS, *SAMPLES, "", " ", "\n", "a", " \n ", "e\u0301 is not \u00e9", "\u00a0 x")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from localspec.core.options import LoadOptions
+from tests.kit.tiny import agreeing_draft, tiny_llama
 from tests.machine.folders import VOCAB_SIZE, save_model
-from tests.tiny import agreeing_draft, tiny_llama
 
 
 @pytest.fixture(scope="session")

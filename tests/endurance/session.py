@@ -20,8 +20,8 @@ from localspec.chat.backend_lifecycle import Opener
 from localspec.chat.service import ChatService, Reply, ReplySettings, Scope
 from localspec.core.errors import LocalspecError
 from localspec.record.store import Store
-from tests.fakes import FakeBackend, Script, session_info
-from tests.waiting import until
+from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.waiting import until
 
 TURNS = ("First of three.", "Second of three.", "Third of three.")
 EDITED, STOPPED, LAST = "First, but edited.", "To be stopped.", "And now?"

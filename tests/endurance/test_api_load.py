@@ -25,7 +25,7 @@ import pytest
 
 from localspec.record.store import Store
 from tests.endurance.failing_serve import FAULT
-from tests.tally import Tally
+from tests.kit.tally import Tally
 
 SECONDS, WARM_S, LOOK_S = 600.0, 90.0, 2.0
 NUM_CLIENTS, NUM_BURSTING, BURST_EVERY_S, BURST = 16, 4, 15.0, 16

@@ -34,10 +34,10 @@ from localspec.forward.weights import load_model
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.record.export import Scope, export
 from localspec.record.store import Store
-from tests.fakes import FakeBackend, Script, session_info
+from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.tally import Tally
+from tests.kit.waiting import until
 from tests.record.samples import begin, finish, open_store
-from tests.tally import Tally
-from tests.waiting import until
 from tests.web.conftest import TOKEN
 from tests.web.own_cookie import KEY, own_cookie
 

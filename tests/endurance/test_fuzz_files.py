@@ -20,9 +20,9 @@ from localspec.machine.gguf_models import opened_gguf
 from tests.drafters.random_eagle import write_random
 from tests.endurance.test_fuzz import copied, fuzz, mutated, opened, twisted
 from tests.forward.test_unpack import LAYOUTS, packed_folder
-from tests.gguf_files import vocabulary_of, write_gguf
-from tests.tally import Tally
-from tests.tiny import tiny_llama, with_cache
+from tests.kit.gguf_files import vocabulary_of, write_gguf
+from tests.kit.tally import Tally
+from tests.kit.tiny import tiny_llama, with_cache
 
 TOKENIZER = PROJECT_FOLDER / "assets" / "demo" / "draft" / "tokenizer.json"
 

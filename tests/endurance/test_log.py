@@ -20,9 +20,9 @@ from localspec.record.export import Scope, export
 from localspec.record.schema import MIGRATIONS
 from localspec.record.store import Store
 from tests.chat.services import FAST, ask, close, open_service
-from tests.fakes import FakeBackend, session_info
+from tests.kit.fakes import FakeBackend, session_info
+from tests.kit.tally import Tally
 from tests.record.samples import begin, finish, open_store
-from tests.tally import Tally
 
 LIMIT_S = 1.0
 CHAT_TURNS = 10

@@ -26,9 +26,9 @@ from localspec.core.errors import LocalspecError
 from localspec.core.options import LoadOptions
 from localspec.loading.local_backend import open_local_backend
 from localspec.record.store import Store
-from tests.fakes import session_info
-from tests.tally import Tally
-from tests.waiting import until
+from tests.kit.fakes import session_info
+from tests.kit.tally import Tally
+from tests.kit.waiting import until
 
 Report = Callable[[str], None]
 WAIT_S = 60.0

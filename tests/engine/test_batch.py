@@ -21,7 +21,7 @@ from localspec.engine.batch import Batch, Forwarded, Steps
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.model import Rows
-from tests.tiny import Plans, agreeing_draft, tiny_llama, with_cache
+from tests.kit.tiny import Plans, agreeing_draft, tiny_llama, with_cache
 
 LENGTH = 24
 # Prompt, sampling, drafter and length: of each sequence its own.

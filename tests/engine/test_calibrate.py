@@ -22,7 +22,7 @@ from localspec.engine import sampling
 from localspec.engine.calibrate import calibrate, steady_ms
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import perturbed
-from tests.tiny import TableModel
+from tests.kit.tiny import TableModel
 
 VOCAB = 40
 

@@ -26,7 +26,7 @@ from localspec.core.decoding import (
 from localspec.core.errors import CacheError, NumericsError
 from localspec.engine.engine import Engine
 from localspec.forward.model import PREFILL_CHUNK
-from tests.tiny import Plans, TableModel, play, scripted, tiny_llama, with_cache
+from tests.kit.tiny import Plans, TableModel, play, scripted, tiny_llama, with_cache
 
 PROMPT = (1, 2, 3)
 SCRIPT = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19]

@@ -15,7 +15,7 @@ from localspec.engine.lenient import allowed
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, distributions, scores
 from localspec.engine.verify import verify
-from tests.tiny import CPU
+from tests.kit.tiny import CPU
 
 V = 4
 EXACT = (Threshold(1.0), Factor(1.0))

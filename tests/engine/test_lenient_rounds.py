@@ -13,7 +13,7 @@ from localspec.core.leniency import Factor, Threshold
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.engine.engine import Engine
 from tests.controller.simulation import Simulated, World
-from tests.tiny import Plans, agreeing_draft, play, tiny_llama, turn_of, with_cache
+from tests.kit.tiny import Plans, agreeing_draft, play, tiny_llama, turn_of, with_cache
 
 EXACT, LOOSE = SamplingParams(), SamplingParams(leniency=Factor(2.0))
 

@@ -11,8 +11,8 @@ import torch
 
 from localspec.engine import noise as module
 from localspec.engine.noise import GumbelNoise
-from tests.chi_squared import p_value
-from tests.tiny import CPU
+from tests.kit.chi_squared import p_value
+from tests.kit.tiny import CPU
 
 V, ROWS, CELLS = 1024, 256, 16
 TESTS = 32

@@ -14,7 +14,7 @@ from localspec.core.decoding import SamplingParams
 from localspec.core.errors import RequestError
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import Warp, choices, distributions, perturbed, scores, warp_of
-from tests.tiny import CPU
+from tests.kit.tiny import CPU
 
 GRID = 80
 INTEGRATED = (

@@ -16,7 +16,7 @@ from localspec.core import decoding
 from localspec.core.decoding import FORCED, OFF, DraftPlan, Proposal, SamplingParams, chain
 from localspec.core.thought import ThoughtLimit
 from localspec.engine.engine import Engine
-from tests.tiny import Plans, TableModel
+from tests.kit.tiny import Plans, TableModel
 
 OPEN, CLOSE, BREAK, VOCAB = 5, 6, 7, 40
 CLOSING = (BREAK, CLOSE, BREAK)

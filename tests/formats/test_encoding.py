@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from localspec.core.errors import ModelError, RequestError
 from localspec.formats import encoding
 from localspec.formats.encoding import check_growth, encoded
-from tests.waiting import until
+from tests.kit.waiting import until
 
 LONG = "a" * 80 + "b"  # longer than a text that is encoded at once
 

@@ -10,8 +10,8 @@ from gguf import GGUFReader, GGUFWriter
 
 from localspec.core.errors import ModelError
 from localspec.formats.gguf_file import is_gguf, read_header
-from tests.gguf_files import vocabulary_of, write_gguf
-from tests.tiny import tiny_llama
+from tests.kit.gguf_files import vocabulary_of, write_gguf
+from tests.kit.tiny import tiny_llama
 
 VOCABULARY = vocabulary_of(
     {"model": {"vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}, "added_tokens": []}, "gpt-2"

@@ -11,7 +11,7 @@ import torch
 
 from localspec.core.errors import CacheError
 from localspec.forward.cache import KEY_TILE, KVCache, KVShape, common_prefix_length
-from tests.tiny import CPU
+from tests.kit.tiny import CPU
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, capacity=12)
 TWO_TILES = replace(SHAPE, capacity=KEY_TILE + 9)

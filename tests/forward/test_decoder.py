@@ -21,7 +21,7 @@ from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, kv_shape
 from localspec.forward.weight_layout import PackedLinear, PlainLinear
 from localspec.forward.weights import drop_towers
-from tests.tiny import CPU, on_transformers, tiny_llama, with_cache
+from tests.kit.tiny import CPU, on_transformers, tiny_llama, with_cache
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
 TREE = (-1, 0, 0, 1, 2, 2, -1)

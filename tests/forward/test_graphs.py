@@ -41,7 +41,7 @@ from tests.forward.tracing import (
     UncapturedPool,
     on_gpu,
 )
-from tests.tiny import Plans, play, tiny_llama, with_plain_cache
+from tests.kit.tiny import Plans, play, tiny_llama, with_plain_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
 TREE = (-1, 0, 0, 1, 2, 2, -1)

@@ -37,7 +37,7 @@ from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape, prefill, 
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.training import target as training_target
 from localspec.training.target import Target
-from tests.tiny import CPU, on_transformers, tiny_llama, with_cache
+from tests.kit.tiny import CPU, on_transformers, tiny_llama, with_cache
 
 CLOSE: Any = {"atol": 1e-5, "rtol": 1e-4}  # logits reach 10
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]

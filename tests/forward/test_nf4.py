@@ -13,8 +13,8 @@ from torch import nn
 from localspec.forward import nf4
 from localspec.forward.nf4 import BLOCK, Nf4Embedding, Nf4Linear, library
 from localspec.forward.weight_layout import ModuleLinear, fused
-from tests.fake_card import CUDA, fake_card
-from tests.tiny import NEEDS_BF16
+from tests.kit.fake_card import CUDA, fake_card
+from tests.kit.tiny import NEEDS_BF16
 
 CPU = torch.device("cpu")
 

@@ -15,7 +15,7 @@ from localspec.core.errors import ModelError
 from localspec.forward import nf4, quantise
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.quantise import Kind, kind_for, quantised_copy, quantised_twin
-from tests.tiny import KINDS, on_transformers, tiny_llama, with_cache
+from tests.kit.tiny import KINDS, on_transformers, tiny_llama, with_cache
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 

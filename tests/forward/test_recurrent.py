@@ -27,8 +27,8 @@ from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.planner import plan
 from localspec.machine.plans import DraftCandidate, PlanRequest, Room
 from localspec.machine.shapes import Counted
+from tests.kit.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
 from tests.machine.folders import VOCAB_SIZE, save_model
-from tests.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7)
 COMMON = {

@@ -18,7 +18,7 @@ from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.model import Rows
 from localspec.forward.weight_layout import PackedLinear, padded
-from tests.tiny import NEEDS_BF16, with_cache
+from tests.kit.tiny import NEEDS_BF16, with_cache
 
 BF16, FP32 = torch.bfloat16, torch.float32
 HEADS = {"a key head each": (4, 4), "shared key heads": (6, 2), "one key head": (3, 1)}

@@ -16,8 +16,8 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.gguf_models import opened_gguf
-from tests.gguf_files import vocabulary_of, write_gguf
-from tests.tiny import CPU, tiny_llama
+from tests.kit.gguf_files import vocabulary_of, write_gguf
+from tests.kit.tiny import CPU, tiny_llama
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 WORDS = {chr(33 + place): place for place in range(64)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from localspec.forward.tree import additive_mask, children, depths, tree_mask, visible_mask
-from tests.tiny import CPU
+from tests.kit.tiny import CPU
 
 
 def ancestors(parents: list[int], node: int) -> set[int]:

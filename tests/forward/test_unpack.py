@@ -19,7 +19,7 @@ from localspec.forward.unpack import fields, gptq
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.plans import PlanRequest, Room
-from tests.tiny import CPU, tiny_llama
+from tests.kit.tiny import CPU, tiny_llama
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 GROUP = 32

@@ -22,7 +22,7 @@ from localspec.forward.weight_layout import (
     packed,
     tune,
 )
-from tests.tiny import NEEDS_BF16, tiny_llama, with_cache
+from tests.kit.tiny import NEEDS_BF16, tiny_llama, with_cache
 
 BF16, FP32 = torch.bfloat16, torch.float32
 PACKED = (pytest.param(BF16, marks=NEEDS_BF16), FP32)

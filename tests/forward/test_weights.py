@@ -29,7 +29,7 @@ from localspec.machine.folder_shapes import shape_from_folder
 from tests.formats.test_folder_files import in_shards, own_code, with_config
 from tests.formats.test_safetensors_file import truncated_file
 from tests.forward.test_stored import tiny_qwen
-from tests.tiny import CPU, NEEDS_BF16, tiny_llama
+from tests.kit.tiny import CPU, NEEDS_BF16, tiny_llama
 
 
 @pytest.fixture(scope="module")

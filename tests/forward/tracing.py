@@ -20,7 +20,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.from_transformers import take_over
 from localspec.forward.graphs import Work
 from localspec.forward.model import kv_shape
-from tests.tiny import tiny_llama
+from tests.kit.tiny import tiny_llama
 
 NO_GPU = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no CUDA device is here to capture graphs on"

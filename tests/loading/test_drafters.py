@@ -17,8 +17,8 @@ from localspec.core.options import LoadOptions
 from localspec.forward.fingerprint import fingerprint
 from localspec.loading.local_backend import open_local_backend
 from tests.drafters.random_medusa import write_random
+from tests.kit.tiny import tiny_llama, with_cache
 from tests.machine.folders import VOCAB_SIZE, save_model
-from tests.tiny import tiny_llama, with_cache
 
 pytestmark = pytest.mark.slow  # loads models with all that drafts for them
 

@@ -57,11 +57,11 @@ from localspec.machine.recommend import Snapshot, recommend
 from localspec.machine.sources import Source
 from tests.forward.test_stored import VOCABULARY, tiny_qwen
 from tests.forward.test_unpack import AWQ, as_awq, packed_folder
-from tests.gguf_files import write_gguf
+from tests.kit.gguf_files import write_gguf
+from tests.kit.tiny import NEEDS_BF16, tiny_llama
 from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.test_shapes import LLAMA_8B
-from tests.tiny import NEEDS_BF16, tiny_llama
 
 CONTEXT = 4096
 

@@ -16,7 +16,7 @@ from localspec.core.errors import ModelError
 from localspec.remote.child import ChildBackend
 from localspec.remote.wire import Opening
 from localspec.web import server
-from tests import waiting
+from tests.kit import waiting
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from localspec.machine.downloads import (
     so_far,
 )
 from localspec.machine.hub_files import HubFile, Survey
-from tests import waiting
+from tests.kit import waiting
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 
 pytestmark = pytest.mark.slow  # starts child processes

@@ -22,11 +22,11 @@ from localspec.machine.download_faults import DownloadError, DownloadFault, faul
 from localspec.machine.fetch import fetch
 from localspec.machine.hub_files import Survey, survey
 from localspec.machine.sources import cached_models, resolve
+from tests.kit.tally import Tally
+from tests.kit.tiny import tiny_llama
+from tests.kit.waiting import WAIT_S
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
-from tests.tally import Tally
-from tests.tiny import tiny_llama
-from tests.waiting import WAIT_S
 
 TARGET = "someone/target"
 UNWANTED = (

@@ -31,8 +31,8 @@ from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
 from localspec.machine.hardware import probe
 from localspec.machine.plan_report import machine_for, make_plans
 from localspec.machine.sources import resolve
-from tests.gguf_files import vocabulary_of, write_gguf
-from tests.tiny import tiny_llama
+from tests.kit.gguf_files import vocabulary_of, write_gguf
+from tests.kit.tiny import tiny_llama
 
 DRAFT = PROJECT_FOLDER / "assets" / "demo" / "draft"
 

@@ -10,7 +10,7 @@ from localspec.core.precisions import Precision
 from localspec.formats.native import ACTIVATIONS, NATIVE
 from localspec.machine.plans import Arrangement, Room, bytes_of
 from localspec.machine.shapes import PACKS_BF16, shape_from_config
-from tests.tiny import KINDS
+from tests.kit.tiny import KINDS
 
 pytestmark = pytest.mark.slow  # imports transformers
 

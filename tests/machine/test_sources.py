@@ -21,9 +21,9 @@ from localspec.core.options import LoadOptions
 from localspec.formats.folder_files import check_folder
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.sources import find_model, resolve
+from tests.kit.tiny import tiny_llama
 from tests.machine.folders import VOCAB_SIZE, save_model
 from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
-from tests.tiny import tiny_llama
 
 TARGET, DRAFT = "someone/target", "someone/draft"
 PROFILE = f"""

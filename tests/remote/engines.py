@@ -21,7 +21,7 @@ from localspec.core.backend import Chunk, Description, Message, Request
 from localspec.core.errors import ContextOverflow, EngineLost, MemoryShortage
 from localspec.remote import child
 from localspec.remote.wire import Opening
-from tests.fakes import REPLY, FakeBackend, Script
+from tests.kit.fakes import REPLY, FakeBackend, Script
 
 Report = Callable[[str], None]
 

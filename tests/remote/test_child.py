@@ -30,7 +30,8 @@ from localspec.core.errors import (
 )
 from localspec.remote import child, wire
 from localspec.remote.child import ChildBackend
-from tests.fakes import REPLY, FakeBackend, Script
+from tests.kit.fakes import REPLY, FakeBackend, Script
+from tests.kit.waiting import WAIT_S, until
 from tests.remote.engines import (
     CONTEXT_LENGTH,
     HI,
@@ -40,7 +41,6 @@ from tests.remote.engines import (
     forked_quickly,
     opening,
 )
-from tests.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.slow  # starts child processes
 

@@ -19,8 +19,8 @@ from localspec.core.errors import ConfigError, LocalspecError, NotCounted
 from localspec.core.options import RemoteServer
 from localspec.remote import connection, counters, remote_turn, server, servers
 from localspec.remote.server import ServerBackend
+from tests.kit.waiting import WAIT_S
 from tests.remote.stub_server import Stub, reset, serving
-from tests.waiting import WAIT_S
 
 Send = Callable[[bytes], None]
 Write = Callable[[Send], None]

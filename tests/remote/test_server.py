@@ -23,9 +23,9 @@ from localspec.remote.remote_turn import NOT_ALONE, TOLD_NOTHING
 from localspec.remote.server import ServerBackend
 from localspec.web.live import live_state
 from localspec.web.talk.form import Form
-from tests.fakes import session_info
+from tests.kit.fakes import session_info
+from tests.kit.waiting import WAIT_S, until
 from tests.remote.stub_server import Stub, reset, serving
-from tests.waiting import WAIT_S, until
 
 ASKED = (Message("system", "Be brief."), Message("user", "Rain?"))
 NEVER = threading.Event()

@@ -17,7 +17,7 @@ from localspec.core.errors import ConfigError, ModelError
 from localspec.forward.weights import load_module
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.folder_shapes import shape_from_folder
-from tests.tiny import CPU, tiny_llama
+from tests.kit.tiny import CPU, tiny_llama
 from tools.inflate import pair as module
 from tools.inflate.pair import SIZES, Pair, Widths, inflate
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from localspec.loading.placement import Place
 from localspec.machine.hardware import probe
 from localspec.training.target import Target, load_target
-from tests.tiny import tiny_llama
+from tests.kit.tiny import tiny_llama
 from tools.demo_pair import dialogues
 from tools.demo_pair.tokenizer import save_tokenizer, train_tokenizer
 

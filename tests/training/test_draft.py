@@ -9,7 +9,7 @@ import torch
 from localspec.training.draft import DraftRecipe, fresh_draft
 from localspec.training.rows import TokenRow
 from localspec.training.target import Target
-from tests.tiny import tiny_llama
+from tests.kit.tiny import tiny_llama
 
 
 def greedy(module: object, tokens: list[int], count: int) -> list[int]:

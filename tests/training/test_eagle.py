@@ -20,8 +20,8 @@ from localspec.training.eagle import read_layers
 from localspec.training.recipe import HeadRecipe, make_recipe
 from localspec.training.target import TaughtBatch, Teacher
 from localspec.training.unrolled import visible
-from tests.heads import rates, teacher_of, train, written_by
-from tests.tiny import Plans, play, tiny_llama, with_cache
+from tests.kit.heads import rates, teacher_of, train, written_by
+from tests.kit.tiny import Plans, play, tiny_llama, with_cache
 
 OPTIONS = {"num_heads": 4, "ffn_size": 64, "num_steps": 3}
 LENGTH = 16

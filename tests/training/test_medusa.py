@@ -14,7 +14,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.training.recipe import HeadRecipe, make_recipe
 from localspec.training.target import TaughtBatch
-from tests.heads import (
+from tests.kit.heads import (
     batch_of,
     counting_batch,
     identity_teacher,
@@ -23,7 +23,7 @@ from tests.heads import (
     train,
     written_by,
 )
-from tests.tiny import Plans, play, tiny_llama, with_cache
+from tests.kit.tiny import Plans, play, tiny_llama, with_cache
 
 STARTS = ((5, 9, 12, 5, 9), (3, 7, 5, 9, 2), (1, 2, 14, 4, 5))
 SIZE = 6

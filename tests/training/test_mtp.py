@@ -14,7 +14,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.training.recipe import HeadRecipe, make_recipe
 from localspec.training.target import TaughtBatch
-from tests.heads import (
+from tests.kit.heads import (
     batch_of,
     counting_batch,
     identity_teacher,
@@ -24,7 +24,7 @@ from tests.heads import (
     train,
     written_by,
 )
-from tests.tiny import VOCAB_SIZE, Plans, play, tiny_llama, with_cache
+from tests.kit.tiny import VOCAB_SIZE, Plans, play, tiny_llama, with_cache
 
 STARTS = ((5, 9, 12, 5, 9), (30, 7, 5, 9, 2), (1, 2, 44, 4, 5))
 SMALL = {"num_heads": 2, "ffn_size": 64, "num_steps": 2}

@@ -16,7 +16,7 @@ from localspec.training.report import (
     measure_gains,
     render,
 )
-from tests.tiny import agreeing_draft, tiny_llama
+from tests.kit.tiny import agreeing_draft, tiny_llama
 from tests.training.conftest import PLACE
 from tools.demo_pair.tokenizer import save_tokenizer
 

@@ -18,7 +18,7 @@ from localspec.core.config import load_profiles, settings_for
 from localspec.core.errors import LocalspecError
 from localspec.core.turn_stats import TurnStats
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
-from tests.tiny import agreeing_draft, tiny_llama
+from tests.kit.tiny import agreeing_draft, tiny_llama
 from tests.training.conftest import make_folder
 
 pytestmark = pytest.mark.slow  # trains

@@ -17,8 +17,8 @@ from localspec.chat.service import ChatService
 from localspec.core.backend import Request
 from localspec.record.store import Store
 from localspec.web.talk.plain_markdown import MARK
-from tests import waiting
-from tests.fakes import REPLY, FakeBackend, Script, session_info
+from tests.kit import waiting
+from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web import witness
 from tests.web.own_cookie import KEY
 from tests.web.tabs import VIEWPORT, Tabs, new_tab

@@ -20,7 +20,7 @@ from localspec.core.backend import Backend
 from localspec.core.options import LoadOptions
 from localspec.record.store import Store
 from localspec.remote.server import ServerBackend
-from tests.fakes import FakeBackend, Script, session_info
+from tests.kit.fakes import FakeBackend, Script, session_info
 from tests.machine.hub_stub import HubStub, client_of, serving
 
 TARGET, DRAFT, HUGE = "someone/target", "someone/draft", "someone/huge"

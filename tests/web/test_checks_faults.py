@@ -22,7 +22,7 @@ from localspec.chat.service import ChatService, ReplySettings
 from localspec.core.backend import Backend, Chunk, Request
 from localspec.core.options import LoadOptions
 from localspec.record.store import Store
-from tests.fakes import REPLY, FakeBackend, Script, session_info
+from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
 from tests.web.checks import READY, bubbles, wait_for_reply
 from tests.web.conftest import LISTENS, TOKEN, WAIT_MS, Site, Visit, serving, until
 from tests.web.models_site import TARGET, models_site
@@ -157,7 +157,7 @@ def start(root: Path, home: Path, port: int, round_s: float) -> tuple[subprocess
     flags = {"--load-s": 0, "--home": home, "--port": port, "--round-s": round_s}
     words = [str(word) for pair in flags.items() for word in pair]
     server = subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes", *words],
+        [sys.executable, "-m", "tests.kit.fakes", *words],
         cwd=root,
         env=os.environ | {"http_proxy": "http://127.0.0.1:9"},  # a proxy must not matter
         stdout=subprocess.PIPE,

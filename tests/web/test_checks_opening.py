@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from localspec.chat.service import ReplySettings
-from tests.tally import Tally
+from tests.kit.tally import Tally
 from tests.web.checks import ask, open_tab, recorded
 from tests.web.conftest import TOKEN, WAIT_MS, Open, Site, launch
 

@@ -14,9 +14,9 @@ import pytest
 
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.record.store import Store
-from tests.fakes import FakeBackend, Script, session_info
-from tests.tally import Tally
-from tests.waiting import WAIT_S
+from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.tally import Tally
+from tests.kit.waiting import WAIT_S
 from tests.web.checks import FOOTERS
 from tests.web.conftest import Site, Visit, serving, until
 from tests.web.tabs import new_tab

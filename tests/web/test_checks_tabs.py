@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from localspec.chat.service import ReplySettings
-from tests.fakes import REPLY
-from tests.waiting import WAIT_S
+from tests.kit.fakes import REPLY
+from tests.kit.waiting import WAIT_S
 from tests.web.checks import ask, bubbles, newest, num_rows, wait_for_reply
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, end, until
 from tests.web.tabs import Tabs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import REPLY
+from tests.kit.fakes import REPLY
 from tests.web.checks import ask, newest
 from tests.web.conftest import WAIT_MS, Site, Visit
 

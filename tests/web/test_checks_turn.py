@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from localspec.core.units import compared, gain_words, took
-from tests.tally import Tally
-from tests.waiting import WAIT_S
+from tests.kit.tally import Tally
+from tests.kit.waiting import WAIT_S
 from tests.web.checks import READY, ask, bubbles, newest, open_tab, unfold_turns, wait_for_reply
 from tests.web.conftest import WAIT_MS, Site, Visit, scripted_reply, until
 

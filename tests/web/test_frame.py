@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import REPLY
+from tests.kit.fakes import REPLY
 from tests.web.checks import READY, ask, newest
 from tests.web.conftest import LISTENS, TOKEN, WAIT_MS, Site, Visit
 from tests.web.tabs import VIEWPORT, new_tab

@@ -23,7 +23,7 @@ from localspec.drafters.registry import REGISTRY, label_of
 from localspec.machine.sources import DEMO
 from localspec.web.live import HardwareLine, badge, footer, live_state
 from localspec.web.words import number, rate, time_of_day
-from tests.fakes import FakeBackend
+from tests.kit.fakes import FakeBackend
 from tests.web.conftest import until
 from tests.web.stats.test_figures import LENIENT, OFF, ROW
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import Script
+from tests.kit.fakes import Script
 from tests.web.conftest import TOKEN, WAIT_MS, serving
 from tests.web.models_site import DRAFT, TARGET, ModelsSite, models_site
 from tests.web.tabs import new_tab

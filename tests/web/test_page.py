@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localspec.core.workloads import AS_SET
-from tests.fakes import REPLY
+from tests.kit.fakes import REPLY
 from tests.web.checks import ask, newest, unfold_turns
 from tests.web.conftest import WAIT_MS, Site, Visit, until
 

@@ -15,7 +15,7 @@ from localspec.record.store import Store
 from localspec.web.models.models_controller import controller_of
 from localspec.web.routes import add_routes
 from tests.chat.test_documents import ENDLESS
-from tests.fakes import FakeBackend, Script, session_info
+from tests.kit.fakes import FakeBackend, Script, session_info
 
 
 def test_a_browser_that_leaves_ends_the_reading_of_its_file(service: ChatService) -> None:

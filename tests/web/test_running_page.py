@@ -18,7 +18,7 @@ from localspec.web import running_page as module_under_test
 from localspec.web.guard.page_key import page_key
 from localspec.web.guard.security import ticket_purpose
 from localspec.web.running_page import running_page
-from tests.waiting import until
+from tests.kit.waiting import until
 
 TOKEN = "token-of-the-running-launch"
 

@@ -37,7 +37,7 @@ from localspec.chat.service import ChatService
 from localspec.core.interrupts import ENDINGS
 from localspec.record.store import Store
 from localspec.web.server import serve_interfaces
-from tests.fakes import FakeBackend, session_info
+from tests.kit.fakes import FakeBackend, session_info
 
 class Telling(ChatService):
     def start(self):

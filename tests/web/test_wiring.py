@@ -11,7 +11,7 @@ import pytest
 from localspec.chat.service import ChatService
 from localspec.record.store import Store
 from localspec.web.talk.form import Form, defaults, form_html
-from tests.fakes import FakeBackend, session_info
+from tests.kit.fakes import FakeBackend, session_info
 
 
 @pytest.fixture(scope="module")

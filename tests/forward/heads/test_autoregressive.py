@@ -12,7 +12,7 @@ from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import WEIGHTS
 from tests.drafters.random_eagle import write_random
-from tests.tiny import tiny_llama, with_cache
+from tests.kit.tiny import tiny_llama, with_cache
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
 CAPACITY = 64

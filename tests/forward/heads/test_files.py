@@ -18,8 +18,8 @@ from localspec.forward.heads.files import CONFIG, WEIGHTS, head_kind
 from localspec.forward.heads.medusa import read_medusa
 from localspec.forward.heads.mtp import read_mtp
 from localspec.training.recipe import make_recipe
-from tests.heads import teacher_of
-from tests.tiny import tiny_llama, with_cache
+from tests.kit.heads import teacher_of
+from tests.kit.tiny import tiny_llama, with_cache
 
 READERS: dict[str, Callable[..., Any]] = {
     "eagle": read_eagle,

@@ -35,8 +35,8 @@ from localspec.forward.heads.mtp import (
 from localspec.forward.weights import load_model
 from localspec.training.recipe import HeadRecipe, make_recipe
 from tests.forward.heads.test_files import change_config
-from tests.heads import batch_of, random_texts, teacher_of
-from tests.tiny import CPU, HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
+from tests.kit.heads import batch_of, random_texts, teacher_of
+from tests.kit.tiny import CPU, HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
 SMALL = {"num_heads": 2, "ffn_size": 48}
 

@@ -73,7 +73,7 @@ def test_whatever_the_target_chooses_is_the_reply_of_every_drafter(backend: Any)
     two of their places. All texts of a tiny model: drafters/test_contract_sampled."""
     torch = pytest.importorskip("torch")
     from localspec.core.decoding import SamplingParams
-    from tests.tiny import Plans, decoded
+    from tests.kit.tiny import Plans, decoded
 
     engine = backend.loaded.engine
     prompt, target = (1, 17, 230, 45, 17, 230), engine.target

@@ -22,7 +22,7 @@ from localspec.core.errors import LocalspecError, ModelError
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
 from tests.bench.tiny_bench import tiny_bench
-from tests.tiny import on_transformers, tiny_llama
+from tests.kit.tiny import on_transformers, tiny_llama
 from tools.peers import llama_cpp, vllm
 from tools.peers.engines import FURTHER_LENGTHS, other_engines
 from tools.peers.worker import PeerWorker

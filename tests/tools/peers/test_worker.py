@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from localspec.core.errors import ModelError
-from tests.waiting import until
+from tests.kit.waiting import until
 from tools.peers.worker import WORKERS, PeerWorker
 
 pytestmark = pytest.mark.slow  # starts child processes

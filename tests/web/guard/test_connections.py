@@ -15,7 +15,7 @@ from uvicorn import Server
 from localspec.web.guard import bodies, connections
 from localspec.web.guard.connections import server_of
 from localspec.web.guard.security import Guard, Hosts
-from tests.waiting import WAIT_S
+from tests.kit.waiting import WAIT_S
 from tests.web.conftest import TOKEN, until
 from tests.web.own_cookie import KEY, own_cookie
 

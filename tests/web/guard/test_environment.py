@@ -87,7 +87,7 @@ from localspec.chat.service import ChatService
 from localspec.record.store import Store
 from localspec.web.guard.connections import server_of
 from localspec.web.server import make_app
-from tests.fakes import FakeBackend, session_info
+from tests.kit.fakes import FakeBackend, session_info
 
 store = Store.open(pathlib.Path(tempfile.mkdtemp()) / "x.db")
 service = ChatService(store, session_info, lambda *_: FakeBackend())

@@ -12,7 +12,7 @@ import pytest
 from localspec.chat.service import ChatService
 from localspec.record.store import Store
 from localspec.web.guard.routes import OPEN, route_of
-from tests.fakes import FakeBackend, session_info
+from tests.kit.fakes import FakeBackend, session_info
 from tests.web.guard.shut_routes import SHUT
 from tests.web.own_cookie import KEY, own_cookie
 

@@ -20,14 +20,14 @@ from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.hardware import TorchBuild, probe
 from localspec.machine.other_programs import found_models
 from localspec.web.models.models_controller import ModelsController
-from tests import waiting
-from tests.fakes import Script
-from tests.gguf_files import write_gguf
+from tests.kit import waiting
+from tests.kit.fakes import Script
+from tests.kit.gguf_files import write_gguf
+from tests.kit.tiny import tiny_llama
 from tests.machine.fake_nvml import FakeNvml
 from tests.machine.hub_stub import Refusal
 from tests.record import samples
 from tests.remote.stub_server import serving
-from tests.tiny import tiny_llama
 from tests.web.models_site import CONFIG, DRAFT, HUGE, TARGET, ModelsSite, models_site
 
 wait = waiting.until

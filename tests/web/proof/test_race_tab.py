@@ -17,8 +17,8 @@ from localspec.core.turn_stats import TurnStats
 from localspec.web.proof.race_html import race_html
 from localspec.web.proof.race_tab import Runs
 from tests.chat.services import close, open_service
-from tests.fakes import Script
-from tests.waiting import WAIT_S
+from tests.kit.fakes import Script
+from tests.kit.waiting import WAIT_S
 from tests.web.conftest import Open, Site, Visit, until
 
 

@@ -18,9 +18,9 @@ from localspec.chat.service import ChatService, Scope
 from localspec.record.contents import reading
 from localspec.record.store import Store
 from localspec.web.stats.selection import Selection
-from tests.fakes import FakeBackend, session_info
+from tests.kit.fakes import FakeBackend, session_info
+from tests.kit.tally import Tally
 from tests.record.large_log import make_large_log
-from tests.tally import Tally
 
 pytestmark = pytest.mark.slow
 

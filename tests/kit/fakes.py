@@ -2,7 +2,7 @@
 
 Contract: `FakeBackend` keeps the promises of `core.Backend` (phases, rounds, cancel within one
 round, errors as a last chunk) without any model; its numbers are made from the script alone, so
-tests can say what a page must show. `python -m tests.fakes` serves the page on it.
+tests can say what a page must show. `python -m tests.kit.fakes` serves the page on it.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ def session_info() -> SessionInfo:
 
 
 def main() -> None:
-    """Serve the page on the fake: `python -m tests.fakes [--port 7860] [--load-s 2]`."""
+    """Serve the page on the fake: `python -m tests.kit.fakes [--port 7860] [--load-s 2]`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--port", type=int, default=7860)
     parser.add_argument("--load-s", type=float, default=2.0)
