@@ -2,7 +2,6 @@
 
 settings, arms, cases    what is compared
 runs                     an engine, and one reply of it   exactness    is it plain decoding's
-compare                  every arm on every prompt        cost_curve   what a round costs
-results, statistics      rows and cells with intervals    cold_starts  fresh processes
-report, tables, plots    for people                       kept         the file of --out
+compare                  every arm on every prompt        kept         the file of --out
+results, statistics      rows and cells with intervals    report, tables   for people
 """

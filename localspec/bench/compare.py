@@ -25,16 +25,9 @@ from localspec.bench.cases import (
     load_prompts,
     repeated,
 )
-from localspec.bench.cost_curve import bytes_per_token, cost_curve, read_bandwidth
 from localspec.bench.exactness import FirstDifference, judge
 from localspec.bench.kept import KeptFile
-from localspec.bench.results import (
-    PromptResult,
-    Results,
-    as_json,
-    is_comparable,
-    with_extras,
-)
+from localspec.bench.results import PromptResult, Results, as_json, is_comparable
 from localspec.bench.runs import (
     BenchEngine,
     EngineRunner,
@@ -63,24 +56,13 @@ def run_bench(
     others: OtherEngines | None = None,
     out: KeptFile | None = None,
 ) -> dict[str, Any]:
-    """Load what `options` ask for, compare, and measure what is measured apart. out: where the
-    result is written while it grows. Raises LocalspecError."""
+    """Load what `options` ask for and compare. out: where the result is written while it grows.
+    Raises LocalspecError."""
     engines = others.arms if others else {}
     require_known(parse_arms(settings.arms, engines), engines)
     prompts = load_prompts(settings.prompts or OWN_PROMPTS, settings.num_read)
     bench = open_bench_engine(options, settings.home, report)
-    result = compare(bench, prompts, settings, report, others, out)
-    if result["ending"] is not None:
-        return result  # a person who stopped it does not want to wait for more
-    if out is not None:
-        out.offer(lambda: {**result, "ending": "costs were not measured apart yet."}, is_due=True)
-    try:
-        return with_extras(result, extras(bench, report))
-    except KeyboardInterrupt:
-        ending = "stopped by hand before costs were measured apart; the comparison is whole."
-    except FAILURES as error:
-        ending = f"costs could not be measured apart ({error}); the comparison is whole."
-    return {**result, "ending": ending}
+    return compare(bench, prompts, settings, report, others, out)
 
 
 def compare(
@@ -256,19 +238,6 @@ class Comparison:
             if arm.name in replies and is_comparable(arm, temperature)
         )
         return tuple(difference for difference in judged if difference is not None)
-
-
-def extras(bench: BenchEngine, report: Report) -> dict[str, Any]:
-    """What is measured apart from the arms: how fast memory is read, and the cost of a round by its
-    width. Some seconds on a small model; the target's cache is empty afterwards."""
-    report("measuring how fast memory can be read")
-    bandwidth = read_bandwidth(bench.engine.target.device)
-    report("measuring what a round costs by its width")
-    return {
-        "costs": cost_curve(bench),
-        "bandwidth_bytes_per_second": bandwidth,
-        "bytes_per_token": bytes_per_token(bench),
-    }
 
 
 def _progress(measured: PromptResult) -> str:

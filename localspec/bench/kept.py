@@ -29,11 +29,11 @@ class KeptFile:
         self._path, self._report = path, report
         self._next_s = 0.0
 
-    def offer(self, make: Callable[[], Mapping[str, Any]], is_due: bool = False) -> None:
-        """Write a result that grows: the first and what is due at once, others so seldom that they
-        take at most MAX_SHARE of the time. What cannot be written is reported."""
+    def offer(self, make: Callable[[], Mapping[str, Any]]) -> None:
+        """Write a result that grows: the first at once, others so seldom that they take at most
+        MAX_SHARE of the time. What cannot be written is reported."""
         started = monotonic()
-        if self._path is None or (started < self._next_s and not is_due):
+        if self._path is None or started < self._next_s:
             return
         try:
             self.write(make())
@@ -50,14 +50,10 @@ class KeptFile:
             with replacing(self._path) as part:
                 part.write_text(compact_json(result), encoding="utf-8")
         except OSError as error:
-            raise not_written(self._path, error) from error
-
-
-def not_written(path: Path, error: OSError) -> StoreError:
-    return StoreError(
-        f"{error.filename or path} cannot be written ({error.strerror or error}). The table is "
-        "printed all the same; copy it from there."
-    )
+            raise StoreError(
+                f"{error.filename or self._path} cannot be written ({error.strerror or error}). "
+                "The table is printed all the same; copy it from there."
+            ) from error
 
 
 def compact_json(result: Mapping[str, Any]) -> str:

@@ -21,7 +21,6 @@ from localspec.bench.tables import (
     number,
     shown,
     text,
-    time,
     with_limits,
 )
 from localspec.core.arithmetic import ratio
@@ -46,16 +45,9 @@ ARMS = (
     number("repeats", "repetition", ".2f"),
     number("differ", "identical_to_off", "d"),
 )
-LATENCY = (
-    time("first token", "ttft_ms"),
-    number("prefill tokens/s", "prefill_tokens_per_second", ".0f"),
-    time("wait P50", "itl_p50_ms"),
-    time("P95", "itl_p95_ms"),
-    time("P99", "itl_p99_ms"),
-    time("host time a round", "host_ms_per_round"),
+COSTS = (
     Column("peak memory", lambda row: _size(row["peak_memory_bytes"])),
     number("joules a token", "energy_joules_per_token", ".3g"),
-    number("of bandwidth", "bandwidth_share", ".0%"),
 )
 AUTO_TO_OFF = (
     TEMPERATURE,
@@ -80,7 +72,7 @@ def render(result: Result) -> str:
             *_heading(result["machine"]),
             "",
             *aligned(ARMS, rows),
-            *_latency_table([row for row in rows if row["task"] == ALL and row["num_prompts"]]),
+            *_costs_table([row for row in rows if row["task"] == ALL and row["num_prompts"]]),
             *_auto_table(result["cells"]),
             *_notes(result),
         ]
@@ -100,13 +92,13 @@ def _size(num_bytes: int | None) -> str:
     return DASH if num_bytes is None else gib(num_bytes)
 
 
-def _latency_table(rows: Sequence[Row]) -> list[str]:
+def _costs_table(rows: Sequence[Row]) -> list[str]:
     """One line for each arm and temperature; columns that no arm knows are left out."""
-    columns = known(LATENCY, rows)
+    columns = known(COSTS, rows)
     if not columns:
         return []
     table = aligned((text("arm"), TEMPERATURE, *columns), rows)
-    return ["", "Latency and cost, over all prompts", *table]
+    return ["", "Memory and energy, over all prompts", *table]
 
 
 def _auto_table(cells: Sequence[Row]) -> list[str]:

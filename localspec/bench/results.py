@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median, quantiles
 from typing import Any
 
 from localspec.bench.arms import Arm
@@ -20,13 +19,12 @@ from localspec.bench.exactness import FirstDifference
 from localspec.bench.runs import MeasuredReply
 from localspec.bench.statistics import (
     Timed,
-    inter_token_ms,
     median_of,
     rate,
     rate_ratio,
     repetition,
 )
-from localspec.core.arithmetic import percentile, ratio
+from localspec.core.arithmetic import ratio
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.speculation import DecodeCounts
 
@@ -130,7 +128,7 @@ def _figures(arm: Arm, temperature: float, chosen: Sequence[PromptResult]) -> di
         "mean_accepted_length": drafting.mean_accepted_length,
         "repetition": repetition(reply.tokens for reply in replies),
         "identical_to_off": _num_real_differences(arm, temperature, chosen),
-        **latency_columns(replies),
+        **cost_columns(replies),
         **drafting_columns(replies),
     }
 
@@ -166,39 +164,13 @@ def _num_real_differences(
     return sum(not difference.is_near_tie for difference in found)
 
 
-def latency_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
-    """Waiting times and costs. Waits are pooled over all replies;
-    rate_low, rate_high: half of the prompts lie between these rates. mean_context_length: tokens
-    before the one that is decoded, in the mean over all decoded tokens. The share of bandwidth is
-    measured apart (`with_extras`)."""
-    waits = [wait for reply in replies for wait in inter_token_ms(reply.token_times_ms)]
-    first = [reply.ttft_ms for reply in replies if reply.ttft_ms is not None]
+def cost_columns(replies: Sequence[MeasuredReply]) -> dict[str, Any]:
+    """Return the highest memory of these replies and the energy of one of their tokens."""
     peaks = [r.peak_memory_bytes for r in replies if r.peak_memory_bytes is not None]
-    rates = [r.tokens_per_second for r in replies if r.tokens_per_second is not None]
-    quartiles = quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else (None,) * 3
     return {
-        "rate_low": quartiles[0],
-        "rate_high": quartiles[2],
-        "ttft_ms": median(first) if first else None,
-        "prefill_tokens_per_second": _per_second(
-            (reply.num_prompt_tokens, reply.prefill_ms)
-            for reply in replies
-            if reply.num_prompt_tokens is not None and reply.prefill_ms is not None
-        ),
-        "itl_p50_ms": percentile(waits, 0.50),
-        "itl_p95_ms": percentile(waits, 0.95),
-        "itl_p99_ms": percentile(waits, 0.99),
-        "host_ms_per_round": _of_sums(replies, lambda r: (r.host_ms, r.num_rounds)),
         "peak_memory_bytes": max(peaks, default=None),
         "energy_joules_per_token": _of_sums(replies, lambda r: (r.energy_joules, len(r.tokens))),
-        "mean_context_length": _of_sums(replies, _summed_context),
-        "bandwidth_share": None,
     }
-
-
-def _summed_context(reply: MeasuredReply) -> tuple[float | None, int]:
-    prompt, count = reply.num_prompt_tokens, len(reply.tokens)
-    return None if prompt is None else count * (prompt + (count - 1) / 2), count
 
 
 def _of_sums(
@@ -278,22 +250,3 @@ def _to_foreseen(timed: Mapping[str, Sequence[Timed]]) -> float | None:
         ours += here[AUTO]
         theirs += here[best]
     return rate_ratio(ours, theirs).value
-
-
-def with_extras(result: Mapping[str, Any], extras: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of a comparison with what was measured apart, filled into its rows too."""
-    made = [
-        {**row, "bandwidth_share": bandwidth_share(row, extras) if row["arm"] == OFF else None}
-        for row in result["rows"]
-    ]
-    return {**result, "rows": made, **extras}
-
-
-def bandwidth_share(row: Mapping[str, Any], extras: Mapping[str, Any]) -> float | None:
-    """Bytes that plain decoding reads a second, over the bytes that can be read a second."""
-    read, limit = extras["bytes_per_token"], extras["bandwidth_bytes_per_second"]
-    token_rate, context = row["tokens_per_second"], row["mean_context_length"]
-    if read is None or limit is None or token_rate is None or context is None:
-        return None
-    num_bytes = read["weight_bytes"] + read["kv_bytes_per_context_token"] * context
-    return float(num_bytes * token_rate / limit)

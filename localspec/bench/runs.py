@@ -33,7 +33,7 @@ from localspec.controller.controller import Controller
 from localspec.controller.costs import Costs
 from localspec.controller.policy import policy_of
 from localspec.core.backend import Description, DrafterStatus, Message
-from localspec.core.decoding import DraftPlan, Round, SamplingParams, Step
+from localspec.core.decoding import DraftPlan, SamplingParams, Step
 from localspec.core.options import LoadOptions
 from localspec.engine.engine import Engine
 from localspec.loading.local_backend import open_local_backend
@@ -126,11 +126,8 @@ class MeasuredReply:
     """The reply of one arm to one prompt; what an arm cannot know is None.
 
     tokens: the output. decided: the same with the end-of-text token where the model wrote one.
-    prefill_ms: until the first token can be decoded. ttft_ms: from the request to the first output
-    token. token_times_ms: when each output token came, from the start of decoding; tokens of one
-    round come together. host_ms: of the decoding, what was neither drafting nor verification:
-    planning, learning and bookkeeping. accepted_lengths: draft tokens accepted, for each round that
-    drafted. draft_ms, drafted_verify_ms: what those rounds took for drafting, and for the rest.
+    accepted_lengths: draft tokens accepted, for each round that drafted. draft_ms,
+    drafted_verify_ms: what those rounds took for drafting, and for the rest.
     """
 
     tokens: tuple[int, ...]
@@ -139,12 +136,6 @@ class MeasuredReply:
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    prefill_ms: float | None = None
-    num_prompt_tokens: int | None = None
-    ttft_ms: float | None = None
-    token_times_ms: tuple[float, ...] = ()
-    num_rounds: int | None = None
-    host_ms: float | None = None
     peak_memory_bytes: int | None = None
     energy_joules: float | None = None
     accepted_lengths: tuple[int, ...] = ()
@@ -190,29 +181,19 @@ class EngineRunner:
         engine, never, memory = self.bench.engine, threading.Event(), MemoryGauge()
         empty_caches(engine, case.prompt)
         turn = engine.start(case.prompt, sampling, max_tokens, self.bench.end_ids)
-        started = perf_counter()
         engine.prefill(turn, never)
         policy = policy_of(
             self.controller, sampling, self.drafter, self.num_draft_tokens, kind=case.workload
         )
-        prefill_ms = 1000.0 * (perf_counter() - started)
         before = self.bench.joules()
-        rounds, ends_ms = list[Round](), list[float]()
         started = perf_counter()
-        for each in engine.decode(turn, policy, never):
-            ends_ms.append(1000.0 * (perf_counter() - started))
-            rounds.append(each)
+        rounds = list(engine.decode(turn, policy, never))
         decode_ms = 1000.0 * (perf_counter() - started)
         joules = self.bench.joules()
-        times_ms = tuple(end for one, end in zip(rounds, ends_ms, strict=True) for _ in one.tokens)
         return replace(
             _of_rounds([each.step for each in rounds], decode_ms),
             tokens=tuple(token for each in rounds for token in each.tokens),
             decided=tuple(turn.tokens[turn.prompt_length :]),
-            prefill_ms=prefill_ms,
-            num_prompt_tokens=len(case.prompt),
-            ttft_ms=prefill_ms + times_ms[0] if times_ms else None,
-            token_times_ms=times_ms,
             peak_memory_bytes=memory.peak_bytes(),
             energy_joules=None if joules is None or before is None else joules - before,
         )
@@ -231,8 +212,6 @@ def _of_rounds(steps: Sequence[Step], decode_ms: float) -> MeasuredReply:
         num_drafts=len(drafted),
         num_draft_tokens=sum(step.num_draft_tokens for step in drafted),
         num_accepted_tokens=sum(step.num_accepted_tokens for step in drafted),
-        num_rounds=len(steps),
-        host_ms=decode_ms - sum(step.round_ms - step.policy_ms for step in steps),
         accepted_lengths=tuple(step.num_accepted_tokens for step in drafted),
         draft_ms=sum(step.draft_ms for step in drafted),
         drafted_verify_ms=sum(step.verify_ms for step in drafted),

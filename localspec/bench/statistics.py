@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -76,16 +75,6 @@ def rate(replies: Sequence[Timed]) -> float | None:
     """Tokens a ms of all replies together; None where they have no token or no time."""
     num_tokens, ms = sum(count for count, _ in replies), sum(ms for _, ms in replies)
     return num_tokens / ms if num_tokens and ms else None
-
-
-def inter_token_ms(token_times_ms: Sequence[float]) -> list[float]:
-    """The wait before each token of one reply but the first, as a reader sees it.
-
-    Tokens that come together have no wait between them, and the first of them has that of the whole
-    round: an arm with three tokens a round has a median of 0 and its rounds in the upper
-    percentiles. The wait for the first token is not among them: it is the time to first token.
-    """
-    return [later - earlier for earlier, later in pairwise(token_times_ms)]
 
 
 def repetition(outputs: Iterable[Sequence[int]]) -> float | None:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localspec.core.units import took
-
 Row = Mapping[str, Any]
 Line = Sequence[str]
 DASH = "-"
@@ -31,11 +29,6 @@ def text(heading: str, name: str | None = None) -> Column:
 def number(heading: str, name: str, form: str) -> Column:
     """form: a format of numbers, such as .2f."""
     return Column(heading, lambda row: shown(row.get(name), form))
-
-
-def time(heading: str, name: str) -> Column:
-    """A time that the row has in ms."""
-    return Column(heading, lambda row: DASH if row.get(name) is None else took(row[name]))
 
 
 def limits(heading: str, name: str) -> Column:

@@ -8,14 +8,14 @@ commands, so that --help answers at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localspec.bench.kept import KeptFile, not_written
+from localspec.bench.kept import KeptFile
 from localspec.cli.flags import JsonFlag, finish, loading, taking, to_stderr
 from localspec.core.errors import ConfigError, SetupError
 from localspec.core.files import read_json, why_not_writable
@@ -33,7 +33,18 @@ ARMS_HELP = (
 SETUP_HELP = "python -m tools.peers: install llama.cpp and vLLM, and end."
 THREADS_HELP = "python -m tools.peers: threads of other engines; default: as many as ours."
 OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
-ONLY_HERE = ("suite", "cold_starts", "arms", "warm", "repeats", "peer_threads", "plot")
+ONLY_HERE = ("suite", "arms", "warm", "repeats", "peer_threads")
+# Flags of earlier versions, each with what does the same now.
+GONE = {
+    "cold_starts": (
+        "--cold-starts was removed. Run `bench --arms off,auto --warm 0` as often as you want "
+        "starts: each run is a new process with nothing learnt."
+    ),
+    "plot": (
+        "--plot was removed. The page's Stats tab draws gains, waits and the cost of a round of "
+        "your own chats; `bench table FILE` prints what --out FILE kept."
+    ),
+}
 ONLY_REMOTE = ("plain", "concurrency")
 
 
@@ -43,9 +54,7 @@ class BenchFlags:
 
     suite: Annotated[str | None, typer.Option(help="quick, drafters or full.")] = None
     setup_peers: Annotated[bool, typer.Option("--setup-peers", help=SETUP_HELP)] = False
-    cold_starts: Annotated[
-        int | None, typer.Option(help="Only the first replies of this many fresh processes.")
-    ] = None
+    cold_starts: Annotated[str | None, typer.Option(hidden=True)] = None
     prompts: Annotated[Path | None, typer.Option(help="A .jsonl; default: our prompts.")] = None
     limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None
     max_tokens: Annotated[int | None, typer.Option(help="Of a reply; default: 64.")] = None
@@ -62,7 +71,7 @@ class BenchFlags:
     out: Annotated[
         Path | None, typer.Option(help="Write the JSON to this file too, while it grows.")
     ] = None
-    plot: Annotated[Path | None, typer.Option(help="Folder for plots (SVG).")] = None
+    plot: Annotated[str | None, typer.Option(hidden=True)] = None
     plain: Annotated[
         str | None, typer.Option(help="With --remote: the same server without speculation.")
     ] = None
@@ -98,7 +107,7 @@ def bench(
     if context_of_command.invoked_subcommand is not None:
         return
     _refuse_without_effect(asked, options.remote is not None)
-    _refuse_unwritable(asked.out, asked.plot)
+    _refuse_unwritable(asked.out)
     kept = KeptFile(asked.out, to_stderr)
     if options.remote is not None:
         _measure_servers(asked, options.remote, kept, as_json)
@@ -114,18 +123,11 @@ def bench(
 
     settings = asked.changed(suite_settings(asked.suite, options.home, others), arms)
     options = replace(options, parallel=1)
-    if asked.cold_starts is not None:
-        from localspec.bench.cold_starts import render_cold_starts, run_cold_starts
-
-        result = run_cold_starts(options, settings, asked.cold_starts, to_stderr, kept)
-        _tell(result, render_cold_starts(result), kept, as_json)
-        return
     from localspec.bench.compare import run_bench
     from localspec.bench.report import render
 
     result = run_bench(options, settings, to_stderr, others, kept)
     _tell(result, render(result), kept, as_json)
-    _draw(result, asked.plot)
 
 
 def _arms(named: str | None, drafter: str | None) -> tuple[str, ...] | None:
@@ -225,33 +227,21 @@ def _set_up(others: OtherEngines, home: Path | None, as_json: bool) -> None:
 
 
 def _refuse_without_effect(asked: BenchFlags, is_remote: bool) -> None:
-    """Raises ConfigError for a flag of the other kind of measurement."""
+    """Raises ConfigError for a flag of the other kind of measurement, and for one that is gone."""
+    for name, sentence in GONE.items():
+        if getattr(asked, name) is not None:
+            raise ConfigError(sentence)
     for name in ONLY_HERE if is_remote else ONLY_REMOTE:
         if getattr(asked, name) is not None:
             flag, when = f"--{name.replace('_', '-')}", "with" if is_remote else "without"
             raise ConfigError(f"{flag} has no effect {when} --remote. Leave it out.")
 
 
-def _refuse_unwritable(out: Path | None, plot: Path | None) -> None:
+def _refuse_unwritable(out: Path | None) -> None:
     """Raises ConfigError before a comparison that may take an hour."""
-    from localspec.bench.plots import plot_path
-
-    if out is not None and not out.absolute().parent.is_dir():
-        raise ConfigError(f"There is no folder {out.absolute().parent}. Make it, or change --out.")
-    drawing = None if plot is None else plot_path(plot, "speedup")
-    for option, wanted, path in (("--out", out, out), ("--plot", plot, drawing)):
-        if path is not None and (why := why_not_writable(path)):
-            raise ConfigError(f"{wanted} cannot be written ({why}). Change {option}.")
-
-
-def _draw(result: Mapping[str, Any], plot: Path | None) -> None:
-    """Raises StoreError; the table was printed before."""
-    if plot is None:
+    if out is None:
         return
-    from localspec.bench.plots import save_plots
-
-    try:
-        for path in save_plots(result, plot):
-            to_stderr(f"wrote {path}")
-    except OSError as error:
-        raise not_written(plot, error) from error
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"There is no folder {out.absolute().parent}. Make it, or change --out.")
+    if why := why_not_writable(out):
+        raise ConfigError(f"{out} cannot be written ({why}). Change --out.")

@@ -1,4 +1,4 @@
-"""Plots as SVG text: on the page, in its report, and of a comparison.
+"""Plots as SVG text: on the page and in its report.
 
 Contract: pure; data in, one self-contained `<svg>` out, every text escaped. Colours are
 presentation attributes and text takes `currentColor`, so that a page's own style decides in light
@@ -25,7 +25,6 @@ MAX_TICKS = 6
 MAX_MARKED_POINTS = 40  # of a line; more would hide it
 LETTER = 6.4  # mean width of a letter
 LINE = 13  # height of a line of a label
-ROW = 22  # height of a horizontal bar with the space around it
 BAR = 22  # width of an upright bar, for its value over it, as far as its group has room
 HOLLOW = ' fill-opacity="0.28"'
 FAINT = 'stroke-opacity="0.14"'
@@ -60,22 +59,10 @@ class Series:
 
 @dataclass(frozen=True)
 class Group:
-    """Bars that stand together. values: one for each bar's name, None leaves it out. intervals: the
-    low and high end of each, where known."""
+    """Bars that stand together. values: one for each bar's name, None leaves it out."""
 
     label: str
     values: Sequence[float | None]
-    intervals: Sequence[tuple[float, float] | None] = ()
-
-
-@dataclass(frozen=True)
-class Row:
-    """One horizontal bar, with words beside it."""
-
-    label: str
-    value: float
-    note: str = ""
-    colour: str | None = None
 
 
 def lines(axes: Axes, series: Sequence[Series]) -> str:
@@ -110,8 +97,7 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
     values = [value for group in groups for value in group.values if value is not None]
     if not values:
         return ""
-    highs = [each[1] for group in groups for each in group.intervals if each]
-    top = axes.y_top or max([*values, *highs, axes.line or 0.0])
+    top = axes.y_top or max([*values, axes.line or 0.0])
     labels = _labels_below([group.label for group in groups], axes.width)
     below = LINE * (max(map(len, labels)) - 1)
     high = _ticks(0.0, top)[-1]
@@ -131,12 +117,11 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
         for at, line in enumerate(labels[place]):
             parts += [_text(middle, y + LINE * at, line, "middle")] if line else []
         begin = place + 0.5 - share * len(names) / 2
-        ends = [*group.intervals, *[None] * (len(names) - len(group.intervals))]
-        for index, (value, interval) in enumerate(zip(group.values, ends, strict=True)):
+        for index, value in enumerate(group.values):
             if value is not None:
                 x = frame.x(begin + index * share), frame.x(begin + (index + 0.92) * share)
                 label = f"{group.label}, {names[index]}: {value:.4g}"
-                bar = _bar(frame, x, value, interval, index, label, digits, level)
+                bar = _bar(frame, x, value, index, label, digits, level)
                 is_lost = round(value, 2) < (axes.line or 0.0)
                 parts.append(bar.replace(COLOURS[index % len(COLOURS)], LOST) if is_lost else bar)
     return _svg(axes, frame, [*parts, _level(frame, axes)])
@@ -162,55 +147,6 @@ def _labels_below(labels: Sequence[str], width: int) -> list[list[str]]:
 
 def _wrapped(label: str, room: int) -> list[str]:
     return textwrap.wrap(label, max(1, room), break_long_words=False) or [""]
-
-
-def rows(axes: Axes, shown: Sequence[Row]) -> str:
-    """Horizontal bars, the first on top; the number axis is the lower one (x_label)."""
-    if not shown:
-        return ""
-    left = 16 + round(LETTER * max(len(one.label) for one in shown))
-    note = round(LETTER * max(len(one.note) for one in shown)) + 8
-    largest = max([axes.line or 0.0, *(one.value for one in shown)]) or 1.0
-    height = TOP - 24 + ROW * len(shown) + BOTTOM
-    frame = _Frame(0.0, largest, float(len(shown)), left, RIGHT + note, TOP - 24, height)
-    parts = [_x_tick(frame, tick, _short(tick)) for tick in _ticks(0.0, largest) if tick <= largest]
-    for place, one in enumerate(shown):
-        y, end = frame.top + ROW * place, frame.x(one.value)
-        title = html.escape(f"{one.label}: {one.value:.4g}")
-        parts += [
-            _text(left - 7, y + 14, one.label, "end"),
-            f'<rect x="{left}" y="{y + 3}" width="{end - left:.1f}" height="{ROW - 7}" rx="2" '
-            f'fill="{one.colour or COLOURS[0]}"><title>{title}</title></rect>',
-            _text(end + 6, y + 14, one.note),
-        ]
-    if axes.line is not None:
-        x = frame.x(axes.line)
-        parts.append(_rule(x, x, frame.top, frame.bottom, COMPARED))
-    return _svg(axes, frame, parts)
-
-
-def stacked(plots: Sequence[str], origin: str = "") -> str:
-    """Plots one under the other as one; "" of none. origin: lines under them, such as where the
-    figures were measured."""
-    drawn = [plot for plot in plots if plot]
-    if not drawn:
-        return ""
-    parts, y = [], 0
-    for plot in drawn:
-        _, height = _size(plot)
-        parts.append(plot.replace("<svg ", f'<svg y="{y}" height="{height}" ', 1))
-        y += height
-    for line in filter(None, origin.split("\n")):
-        y += 15
-        parts.append(
-            f'<text x="12" y="{y}" font-size="10.5" fill="{GREY}" '
-            f'font-family="system-ui, sans-serif">{html.escape(line)}</text>'
-        )
-    height = y + (10 if origin else 0)
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}">'
-        f"{''.join(parts)}</svg>"
-    )
 
 
 def standalone(svg: str) -> str:
@@ -328,16 +264,12 @@ def _marker(x: float, y: float, colour: str, place: int, label: str) -> str:
 
 
 def _bar(
-    frame: _Frame, x: tuple[float, float], value: float, interval: tuple[float, float] | None,
-    index: int, label: str, digits: int | None, level: float,
+    frame: _Frame, x: tuple[float, float], value: float, index: int, label: str,
+    digits: int | None, level: float,
 ) -> str:  # fmt: skip
     top, middle, width = frame.y(value), sum(x) / 2, x[1] - x[0]
     title = f"<title>{html.escape(label)}</title>"
     box = _box(x[0], top, width, frame.bottom - top, index, title)
-    if interval is not None:
-        low, high = (frame.y(end) for end in interval)
-        box += _rule(middle, middle, low, high, 'stroke-width="1.2"')
-        top = min(top, high)
     if top - LINE < level < top:  # the line would cross the figure
         top = level
     return box if digits is None else box + _text(middle, top - 4, f"{value:.{digits}f}", "middle")

@@ -13,22 +13,18 @@ from localspec.bench.results import (
     PromptResult,
     Results,
     as_json,
-    bandwidth_share,
     cells,
+    cost_columns,
     drafting_columns,
-    latency_columns,
     paired_ratios,
     rows,
-    with_extras,
 )
 from localspec.bench.runs import MeasuredReply
 
 ROW_KEYS = [
     "arm", "precision", "temperature", "task", "num_prompts", "num_tokens", "tokens_per_second",
     "ratio_to_off", "ratio_low", "ratio_high", "acceptance_rate", "mean_accepted_length",
-    "repetition", "identical_to_off", "rate_low", "rate_high", "ttft_ms",
-    "prefill_tokens_per_second", "itl_p50_ms", "itl_p95_ms", "itl_p99_ms", "host_ms_per_round",
-    "peak_memory_bytes", "energy_joules_per_token", "mean_context_length", "bandwidth_share",
+    "repetition", "identical_to_off", "peak_memory_bytes", "energy_joules_per_token",
     "acceptance_by_position", "num_draft_tokens_per_round", "draft_ms_per_round",
     "verify_ms_per_round",
 ]  # fmt: skip
@@ -148,55 +144,22 @@ def test_a_refused_arm_has_one_row_with_its_reason() -> None:
     assert refused[0]["tokens_per_second"] is None and refused[0]["identical_to_off"] is None
 
 
-# -- latency and drafting ------------------------------------------------------------------------
+# -- costs and drafting --------------------------------------------------------------------------
 
 
 def known(**changes: Any) -> MeasuredReply:
-    values: dict[str, Any] = {
-        "tokens": (1, 2, 3, 4), "decided": (1, 2, 3, 4), "decode_ms": 30.0, "prefill_ms": 50.0,
-        "num_prompt_tokens": 100, "ttft_ms": 60.0, "token_times_ms": (10.0, 20.0, 20.0, 30.0),
-        "num_rounds": 3, "peak_memory_bytes": 7, "energy_joules": 2.0,
-    }  # fmt: skip
-    return MeasuredReply(**{**values, **changes})
-
-
-def test_waits_are_pooled_over_all_replies_of_an_arm() -> None:
-    found = latency_columns([known(), known(token_times_ms=(5.0, 105.0))])  # 10, 0, 10 and 100
-    assert found["itl_p50_ms"] == 10.0
-    assert found["itl_p99_ms"] == pytest.approx(97.3)
-
-
-def test_the_first_token_is_the_median_and_prefill_a_ratio_of_sums() -> None:
-    found = latency_columns([known(), known(ttft_ms=80.0, prefill_ms=150.0), known(ttft_ms=61.0)])
-    assert found["ttft_ms"] == 61.0
-    assert found["prefill_tokens_per_second"] == pytest.approx(1000 * 300 / 250)
+    values: dict[str, Any] = {"decode_ms": 30.0, "peak_memory_bytes": 7, "energy_joules": 2.0}
+    return MeasuredReply((1, 2, 3, 4), (1, 2, 3, 4), **{**values, **changes})
 
 
 def test_memory_is_the_highest_and_energy_is_shared_by_all_tokens() -> None:
-    found = latency_columns([known(), known(peak_memory_bytes=9, energy_joules=6.0)])
+    found = cost_columns([known(), known(peak_memory_bytes=9, energy_joules=6.0)])
     assert (found["peak_memory_bytes"], found["energy_joules_per_token"]) == (9, 1.0)
 
 
-def test_host_time_is_a_ratio_of_sums_over_rounds() -> None:
-    found = latency_columns([known(host_ms=3.0), known(host_ms=5.0, num_rounds=1), known()])
-    assert found["host_ms_per_round"] == 2.0
-
-
-def test_the_spread_is_that_of_the_middle_half_of_the_prompts() -> None:
-    found = latency_columns([known(decode_ms=4000.0 / rate) for rate in (1, 2, 3, 4, 5)])
-    assert (found["rate_low"], found["rate_high"]) == (pytest.approx(2), pytest.approx(4))
-    assert latency_columns([known()])["rate_low"] is None
-
-
 def test_what_no_reply_knows_is_unknown() -> None:
-    assert set(latency_columns([MeasuredReply((1, 2), (1, 2), 10.0)]).values()) == {None}
-    assert set(latency_columns([]).values()) == {None}
-
-
-def test_the_mean_context_counts_each_token_with_what_stood_before_it() -> None:
-    # 100 + (0, 1, 2, 3) and 10 + (0, 1)
-    replies = [known(), known(num_prompt_tokens=10, tokens=(1, 2))]
-    assert latency_columns(replies)["mean_context_length"] == pytest.approx((406 + 21) / 6)
+    assert set(cost_columns([MeasuredReply((1, 2), (1, 2), 10.0)]).values()) == {None}
+    assert set(cost_columns([]).values()) == {None}
 
 
 def drafting(lengths: tuple[int, ...], drafted: int = 4) -> MeasuredReply:
@@ -271,32 +234,3 @@ def test_a_cell_of_few_prompts_without_a_token_is_made_all_the_same(num_prompts:
     assert num_prompts == 3 or all(cell["auto_to_foreseen"] is None for cell in found)
     unknown = measured("unknown", "chat", 100.0, None, ngram=80.0)
     assert cells(results(unknown)) == []
-
-
-# -- what is measured apart ----------------------------------------------------------------------
-
-EXTRAS: dict[str, Any] = {
-    "costs": {},
-    "bandwidth_bytes_per_second": 10_000.0,
-    "bytes_per_token": {"weight_bytes": 30.0, "kv_bytes_per_context_token": 2.0},
-}
-
-
-def row(arm: str = "off", **changes: Any) -> dict[str, Any]:
-    start = {"arm": arm, "temperature": 0.0, "task": "all", "num_prompts": 1,
-             "tokens_per_second": 100.0}  # fmt: skip
-    return {**start, **latency_columns([known()]), **changes}
-
-
-def test_the_share_of_bandwidth_counts_weights_and_the_cache_in_use() -> None:
-    assert bandwidth_share(row(mean_context_length=10.0), EXTRAS) == pytest.approx(0.5)
-    assert bandwidth_share(row(), {**EXTRAS, "bytes_per_token": None}) is None
-    assert bandwidth_share(row(), {**EXTRAS, "bandwidth_bytes_per_second": None}) is None
-
-
-def test_extras_are_filled_into_the_rows_they_belong_to() -> None:
-    result = {"rows": [row(), row(temperature=0.7), row("auto")], "ending": None}
-    found = with_extras(result, EXTRAS)
-    assert [each["bandwidth_share"] is None for each in found["rows"]] == [False, False, True]
-    assert found["costs"] == {} and found["ending"] is None
-    assert result["rows"][0]["bandwidth_share"] is None, "the given result stays as it was"

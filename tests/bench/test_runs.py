@@ -39,38 +39,17 @@ def run(bench: BenchEngine, drafter: str, length: int | None = None) -> Measured
     return runner.run(CASE, SamplingParams(), 16)
 
 
-def test_plain_tokens_arrive_one_by_one_within_the_decode_time(bench: BenchEngine) -> None:
-    found = run(bench, "off")
-    assert found.num_rounds == len(found.token_times_ms) == len(found.tokens) == 16
-    assert list(found.token_times_ms) == sorted(set(found.token_times_ms))
-    assert found.decode_ms is not None and 0 < found.token_times_ms[-1] <= found.decode_ms
-
-
-def test_tokens_of_one_round_arrive_together(bench: BenchEngine) -> None:
+def test_the_time_of_rounds_lies_within_the_decode_time(bench: BenchEngine) -> None:
     found = run(bench, "draft_model", 3)
-    assert found.num_accepted_tokens > 0 and found.num_rounds is not None
-    assert len(found.token_times_ms) == len(found.tokens)
-    assert len(set(found.token_times_ms)) == found.num_rounds < len(found.tokens)
-
-
-def test_host_time_is_what_is_neither_drafting_nor_verification(bench: BenchEngine) -> None:
-    found = run(bench, "draft_model", 3)
-    assert found.host_ms is not None and found.decode_ms is not None
     assert found.draft_ms is not None and found.drafted_verify_ms is not None
-    assert 0.0 < found.host_ms < found.decode_ms - found.draft_ms
+    assert found.decode_ms is not None and found.num_accepted_tokens > 0
+    assert 0.0 < found.draft_ms + found.drafted_verify_ms < found.decode_ms
 
 
-def test_the_first_token_comes_after_the_prompt_and_the_first_round(bench: BenchEngine) -> None:
-    found = run(bench, "draft_model", 3)
-    assert found.num_prompt_tokens == 5
-    assert found.prefill_ms is not None and found.prefill_ms > 0
-    assert found.ttft_ms == pytest.approx(found.prefill_ms + found.token_times_ms[0])
-
-
-def test_a_reply_that_ends_at_once_has_no_first_token(bench: BenchEngine) -> None:
+def test_a_reply_that_ends_at_once_has_no_rate(bench: BenchEngine) -> None:
     first = run(bench, "off").decided[0]
     found = run(replace(bench, end_ids=frozenset({first})), "off")
-    assert (found.tokens, found.ttft_ms, found.num_rounds) == ((), None, 1)
+    assert (found.tokens, found.tokens_per_second) == ((), None)
 
 
 def test_energy_is_what_the_counter_gained_while_decoding(bench: BenchEngine) -> None:

@@ -6,7 +6,6 @@ import pytest
 
 from localspec.bench.statistics import (
     IntervalEstimate,
-    inter_token_ms,
     median_of,
     rate,
     rate_ratio,
@@ -75,11 +74,6 @@ def test_a_percentile_lies_on_the_line_between_its_neighbours() -> None:
     assert percentile(values, 0.95) == pytest.approx(38.5)
     assert percentile([7.0], 0.99) == 7.0
     assert percentile([], 0.5) is None
-
-
-def test_tokens_that_arrive_together_have_no_wait_between_them() -> None:
-    assert inter_token_ms([12.0, 12.0, 12.0, 32.0, 32.0]) == [0.0, 0.0, 20.0, 0.0]
-    assert inter_token_ms([5.0]) == [] and inter_token_ms([]) == []
 
 
 def test_a_ratio_of_rates_is_of_sums_and_its_interval_holds_it() -> None:

@@ -90,7 +90,7 @@ class LlamaCppPeer:
             "mode": self.mode,
             "num_draft_tokens": self.length,
         }
-        return reply_of(self.engine.worker.ask(request, RUN_LIMIT_S), case, end_ids)
+        return reply_of(self.engine.worker.ask(request, RUN_LIMIT_S), end_ids)
 
     def close(self) -> None:
         """The worker is shared: closing one arm closes all."""

@@ -28,14 +28,13 @@ def request_for(
     }
 
 
-def reply_of(answer: Mapping[str, Any], case: Case, end_ids: frozenset[int]) -> MeasuredReply:
+def reply_of(answer: Mapping[str, Any], end_ids: frozenset[int]) -> MeasuredReply:
     """A worker's answer as a reply. token_times_ms there: since the end of prefill, one for each
     decided token; is_first_in_prefill: whether the first came with it."""
     decided = tuple(answer["tokens"])
     times_ms = tuple(answer["token_times_ms"])
     assert len(times_ms) == len(decided), "one time for each token"
     tokens = output_of(decided, end_ids)
-    prefill_ms = answer["prefill_ms"]
     whole_ms = times_ms[-1] if times_ms else None
     return MeasuredReply(
         tokens=tokens,
@@ -44,11 +43,6 @@ def reply_of(answer: Mapping[str, Any], case: Case, end_ids: frozenset[int]) -> 
         num_drafts=answer.get("num_drafts", 0),
         num_draft_tokens=answer.get("num_draft_tokens", 0),
         num_accepted_tokens=answer.get("num_accepted_tokens", 0),
-        prefill_ms=prefill_ms,
-        num_prompt_tokens=len(case.prompt),
-        ttft_ms=prefill_ms + times_ms[0] if tokens else None,
-        token_times_ms=times_ms[: len(tokens)],
-        num_rounds=answer.get("num_rounds"),
         peak_memory_bytes=answer.get("peak_memory_bytes"),
     )
 

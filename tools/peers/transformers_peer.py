@@ -39,13 +39,11 @@ class TokenClock(BaseStreamer):
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
-        self.num_rounds = 0
         self._has_seen_prompt = False
 
     def put(self, value: Any) -> None:
         if self._has_seen_prompt:
             self.times_s += [perf_counter()] * value.numel()
-            self.num_rounds += 1
         self._has_seen_prompt = True
 
     def end(self) -> None:
@@ -116,7 +114,6 @@ class TransformersPeer:
             torch.manual_seed(sampling.seed)
         prompt = torch.tensor([case.prompt], device=self.module.device)  # [1, P]
         with threads(self.num_threads), _settings_of(self.assistant, self.assistant_length):
-            started = perf_counter()
             output = self.module.generate(
                 input_ids=prompt,
                 attention_mask=torch.ones_like(prompt),
@@ -125,7 +122,7 @@ class TransformersPeer:
                 **({} if self.assistant is None else {"assistant_model": self.assistant}),
             )
         decided = tuple(output[0, prompt.shape[1] :].tolist())
-        found = _reply(case, decided, self.end_ids, clock, started)
+        found = _reply(decided, self.end_ids, clock)
         return replace(found, peak_memory_bytes=memory.peak_bytes())
 
     def close(self) -> None:
@@ -185,26 +182,13 @@ def _settings_of(assistant: Any, length: int | None) -> Iterator[None]:
         assistant.generation_config = own
 
 
-def _reply(
-    case: Case,
-    decided: tuple[int, ...],
-    end_ids: frozenset[int],
-    clock: TokenClock,
-    started_s: float,
-) -> MeasuredReply:
+def _reply(decided: tuple[int, ...], end_ids: frozenset[int], clock: TokenClock) -> MeasuredReply:
     tokens = output_of(decided, end_ids)
-    first_s = clock.times_s[0] if clock.times_s else started_s
-    times_ms = tuple(1000.0 * (time_s - first_s) for time_s in clock.times_s)
-    prefill_ms = 1000.0 * (first_s - started_s) if clock.times_s else None
+    times_ms = tuple(1000.0 * (time_s - clock.times_s[0]) for time_s in clock.times_s)
     return MeasuredReply(
         tokens=tokens,
         decided=decided,
         decode_ms=after_first_ms(times_ms) if times_ms else None,
-        prefill_ms=prefill_ms,
-        num_prompt_tokens=len(case.prompt),
-        ttft_ms=prefill_ms if tokens else None,
-        token_times_ms=times_ms[: len(tokens)],
-        num_rounds=clock.num_rounds,
     )
 
 

@@ -69,7 +69,7 @@ class VllmPeer:
         if self._is_speculative and sampling.temperature > 0.0:
             return MeasuredReply(tokens=(), decided=(), decode_ms=None)
         request = request_for(case, sampling, max_tokens, self._end_ids)
-        return reply_of(self._worker.ask(request, RUN_LIMIT_S), case, self._end_ids)
+        return reply_of(self._worker.ask(request, RUN_LIMIT_S), self._end_ids)
 
     def close(self) -> None:
         self._worker.close()

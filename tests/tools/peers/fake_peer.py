@@ -38,10 +38,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     tokens = tokens[: ends[0] + 1] if ends else tokens
     return {
         "tokens": tokens,
-        "prefill_ms": 5.0,
         "token_times_ms": [2.0 * (index + 1) for index in range(len(tokens))],
         "is_first_in_prefill": False,
-        "num_rounds": len(tokens),
         "num_drafts": 3,
         "num_draft_tokens": 6,
         "num_accepted_tokens": 4,

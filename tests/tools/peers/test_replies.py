@@ -17,7 +17,6 @@ ENDS = frozenset({2, 0})
 def answer(**changes: Any) -> dict[str, Any]:
     plain = {
         "tokens": [5, 6, 7, 2],
-        "prefill_ms": 10.0,
         "token_times_ms": [4.0, 8.0, 12.0, 16.0],
         "is_first_in_prefill": False,
     }
@@ -25,23 +24,16 @@ def answer(**changes: Any) -> dict[str, Any]:
 
 
 def test_end_of_text_is_decided_and_timed_but_no_output() -> None:
-    run = reply_of(answer(), CASE, ENDS)
+    run = reply_of(answer(), ENDS)
     assert (run.tokens, run.decided) == ((5, 6, 7), (5, 6, 7, 2))
-    assert run.token_times_ms == (4.0, 8.0, 12.0)
     assert run.decode_ms == 16.0
     assert run.tokens_per_second == pytest.approx(1000 * 3 / 16)
 
 
-def test_the_first_token_waits_for_prefill_and_its_own_step() -> None:
-    run = reply_of(answer(), CASE, ENDS)
-    assert (run.prefill_ms, run.ttft_ms, run.num_prompt_tokens) == (10.0, 14.0, 3)
-
-
 def test_a_first_token_that_came_with_the_prefill_is_charged_at_the_mean_of_the_others() -> None:
     together = answer(token_times_ms=[0.0, 4.0, 8.0, 12.0], is_first_in_prefill=True)
-    run = reply_of(together, CASE, ENDS)
+    run = reply_of(together, ENDS)
     assert run.decode_ms == pytest.approx(16.0)
-    assert run.ttft_ms == 10.0
 
 
 def test_tokens_that_came_together_first_count_as_the_first() -> None:
@@ -55,13 +47,13 @@ def test_without_later_tokens_the_decode_time_is_unknown(times_ms: list[float]) 
 
 
 def test_what_a_worker_does_not_say_is_unknown() -> None:
-    run = reply_of(answer(), CASE, ENDS)
-    assert run.num_rounds is None and run.peak_memory_bytes is None
+    run = reply_of(answer(), ENDS)
+    assert run.peak_memory_bytes is None
 
 
 def test_nothing_but_an_end_is_an_empty_output() -> None:
-    run = reply_of(answer(tokens=[0], token_times_ms=[4.0]), CASE, ENDS)
-    assert run.tokens == () and run.ttft_ms is None and run.tokens_per_second is None
+    run = reply_of(answer(tokens=[0], token_times_ms=[4.0]), ENDS)
+    assert run.tokens == () and run.tokens_per_second is None
     assert output_of((), ENDS) == ()
 
 

@@ -74,7 +74,7 @@ def test_transformers_runs_the_same_weights_to_the_same_tokens(
         assert row["identical_to_off"] == 0
         assert row["num_tokens"] == rows_of(result, "off")[0]["num_tokens"] > 0
         assert row["tokens_per_second"] > 0 and row["acceptance_rate"] is None
-        assert row["ttft_ms"] > 0 and row["peak_memory_bytes"] > 0
+        assert row["peak_memory_bytes"] > 0
 
 
 @pytest.mark.slow
@@ -88,9 +88,12 @@ def test_transformers_samples_too_and_is_then_not_compared(module_bench: BenchEn
 
 
 def test_assisted_transformers_really_takes_draft_tokens(module_bench: BenchEngine) -> None:
-    peer = transformers_peer(Modules(module_bench, 1), "draft", 4)
+    modules, calls = Modules(module_bench, 1), list[object]()
+    peer = transformers_peer(modules, "draft", 4)
+    hook = modules.target.register_forward_pre_hook(lambda *call: calls.append(call))
     run = peer.run(Case("a", "chat", (3, 9, 14, 27, 5), 0), SamplingParams(), 16)
-    assert run.num_rounds is not None and 0 < run.num_rounds < len(run.decided)
+    hook.remove()
+    assert 0 < len(calls) < len(run.decided)
 
 
 def test_the_drafts_own_settings_are_put_back(module_bench: BenchEngine) -> None:

@@ -39,14 +39,13 @@ class PeerEngine:
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         prompt = request["prompt"]
-        started = perf_counter()
         if request["mode"] == "plain":
             if self._plain is None:
                 self._plain = Plain(self._library, self._model(self._opening["target"], False))
             self._plain.read(prompt[:-1])
             prefilled = perf_counter()
             tokens, times_s = _taken(self._plain.written(prompt[-1], request), request)
-            counts = {"num_rounds": len(tokens)}
+            counts = dict[str, int]()
         else:
             model, counter = self._verifier(request)
             model.reset()
@@ -58,7 +57,6 @@ class PeerEngine:
             counts = counter.counts(len(prompt), tokens)
         return {
             "tokens": tokens,
-            "prefill_ms": 1000.0 * (prefilled - started),
             "token_times_ms": [1000.0 * (time_s - prefilled) for time_s in times_s],
             "is_first_in_prefill": False,
             **counts,
@@ -232,7 +230,6 @@ class Counter:
             min(count, max(0, length - 1)) for count, length in zip(drafted, lengths, strict=True)
         ]
         return {
-            "num_rounds": len(drafted) + 1,
             "num_drafts": sum(count > 0 for count in drafted),
             "num_draft_tokens": sum(drafted),
             "num_accepted_tokens": sum(accepted),

@@ -47,21 +47,17 @@ class PeerEngine:
         before = self._counters()
         self._num_requests += 1
         prompt = {"prompt_token_ids": request["prompt"]}
-        started = perf_counter()
         self._engine.add_request(str(self._num_requests), prompt, self._sampling(request))
-        tokens, times_s, num_steps = list[int](), list[float](), 0
+        tokens, times_s = list[int](), list[float]()
         while self._engine.has_unfinished_requests():
             new = [token for output in self._engine.step() for token in output.outputs[0].token_ids]
-            num_steps += bool(new)
             tokens += new
             times_s += [perf_counter()] * len(new)
         after = self._counters()
         return {
             "tokens": tokens,
-            "prefill_ms": 1000.0 * (times_s[0] - started),
             "token_times_ms": [1000.0 * (time_s - times_s[0]) for time_s in times_s],
             "is_first_in_prefill": True,
-            "num_rounds": num_steps,
             **{name: after[name] - before[name] for name in after},
         }
 
