@@ -39,7 +39,7 @@ from localspec.forward.weight_layout import ModuleLinear
 from localspec.forward.weights import load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
-from localspec.machine.plans import CUBLAS_WORKSPACE_BYTES, Arrangement, Room, bytes_of
+from localspec.machine.memory import CUBLAS_WORKSPACE_BYTES, Arrangement, Room, bytes_of
 from localspec.machine.shapes import shape_from_config
 from tests.drafters.foreign_tiny import foreign_to
 from tests.drafters.random_heads import KINDS as HEAD_KINDS

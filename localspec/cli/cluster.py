@@ -72,7 +72,8 @@ def cluster(
     from localspec.controller.controller import measurements
     from localspec.core.config import load_profiles, settings_for
     from localspec.machine.hardware import probe
-    from localspec.machine.plans import DEFAULT_CONTEXT, full_precision
+    from localspec.machine.memory import full_precision
+    from localspec.machine.plans import DEFAULT_CONTEXT
     from localspec.machine.sources import find_model
     from localspec.record.log_file import learnt_states
 

@@ -55,8 +55,9 @@ def plan(
     """Say what fits on this machine, with which drafter, and why."""
     from localspec.controller.controller import measurements
     from localspec.core.config import settings_for
+    from localspec.machine.memory import room_for
     from localspec.machine.plan_report import machine_for, make_plans, render
-    from localspec.machine.plans import DEFAULT_CONTEXT, room_for
+    from localspec.machine.plans import DEFAULT_CONTEXT
     from localspec.record.log_file import learnt_states
 
     hardware = machine_for(options.device, vram_gib or ())

@@ -75,7 +75,7 @@ class Capturing(Protocol):
 
 class CudaGraphPool:
     """Graphs of one CUDA device. One thread at a time. limit_bytes: what they may take (planned
-    for by machine.plans). pool_bytes: what they have taken so far, as measured."""
+    for by machine.memory). pool_bytes: what they have taken so far, as measured."""
 
     def __init__(
         self,

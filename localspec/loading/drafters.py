@@ -29,7 +29,7 @@ from localspec.core.units import capital, gib
 from localspec.formats.folder_files import check_folder, longest_of, name_of, weight_files
 from localspec.loading.placement import Place, keep_out_of_ram, load_at, refuse_shortage
 from localspec.machine.compatibility import require_compatible, size_warning
-from localspec.machine.plans import GRAPHS_BYTES
+from localspec.machine.memory import GRAPHS_BYTES
 from localspec.machine.sources import Source
 
 if TYPE_CHECKING:

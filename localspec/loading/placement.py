@@ -35,12 +35,17 @@ from localspec.machine.hardware import (
     hardware_for,
     torch_index,
 )
-from localspec.machine.plans import (
-    DEFAULT_CONTEXT,
-    PlanRequest,
+from localspec.machine.memory import (
+    Arrangement,
+    Room,
+    Shortage,
+    bytes_of,
     full_precision,
+    longest_fitting,
     room_for,
+    shortage_of,
 )
+from localspec.machine.plans import DEFAULT_CONTEXT, PlanRequest
 from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import Source
 
@@ -56,7 +61,6 @@ WITHOUT_UNPACKING = (
     "Close other programs, or choose the model with 16-bit weights in .safetensors, which go "
     "straight to the GPU; --dtype 4-bit quantises them there."
 )
-SHORTEST_OFFERED = 512  # tokens of context
 SPENT_ON_SPEED = 0.5  # of the memory that loading leaves free
 
 
@@ -192,12 +196,13 @@ def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
 
 def _shortage(folder: Path, place: Place, free: int) -> str | None:
     """The fact as a sentence, None where it fits."""
-    needed = needed_bytes(folder, place)
-    if needed <= free:
+    lacking = _lacking(folder, place, free)
+    if lacking is None:
         return None
+    needed = gib(lacking.needed_bytes, ceil)
     return (
-        f"{name_of(folder)} needs {gib(needed, ceil)} for its weights and {place.context_length} "
-        f"tokens of context, and {gib(free, floor)} is free on {place.hardware.device_name}."
+        f"{name_of(folder)} needs {needed} for its weights and {place.context_length} tokens of "
+        f"context, and {gib(free, floor)} is free on {place.hardware.device_name}."
     )
 
 
@@ -222,20 +227,18 @@ def _shortage_of_ram(folder: Path, place: Place) -> str | None:
 
 def _would_fit(folder: Path, place: Place, free: int) -> str:
     """The remedies as a sentence."""
-
-    def fits(other: Place) -> bool:
-        return needed_bytes(folder, other) <= free
-
-    found, context, shape = list[str](), place.context_length // 2, _shape(folder)
-    while context >= SHORTEST_OFFERED and not fits(replace(place, context_length=context)):
-        context //= 2
-    if context >= SHORTEST_OFFERED:
-        found.append(f"a context of {context} tokens")
-    precisions = () if shape is None else PlanRequest(shape, room_for(place.hardware)).precisions
-    if "4-bit" in precisions and fits(replace(place, bits=4)):
-        found.append("4-bit weights")
-    if found:
-        return f"{' or '.join(found).capitalize()} would fit. Or close other programs."
+    remedies, shape = list[str](), _shape(folder)
+    if shape is not None:
+        room = _room(place, free)
+        shorter = longest_fitting(_arrangement(shape, place), room)
+        if shorter is not None:
+            remedies.append(f"a context of {shorter.context_length} tokens")
+        in_4_bits = _arrangement(shape, replace(place, bits=4))
+        precisions = PlanRequest(shape, room_for(place.hardware)).precisions
+        if "4-bit" in precisions and shortage_of(in_4_bits, room) is None:
+            remedies.append("4-bit weights")
+    if remedies:
+        return f"{' or '.join(remedies).capitalize()} would fit. Or close other programs."
     return "Neither a shorter context nor fewer bits would fit: choose a smaller model."
 
 
@@ -247,12 +250,31 @@ def _shape(folder: Path) -> ModelShape | None:
         return None
 
 
+def _arrangement(shape: ModelShape, place: Place) -> Arrangement:
+    return Arrangement(shape, PRECISIONS[place.precision], place.context_length, place.full)
+
+
+def _room(place: Place, free: int) -> Room:
+    device: Any = place.device.type
+    return Room(device, free, is_loading=True)
+
+
+def _lacking(folder: Path, place: Place, free: int) -> Shortage | None:
+    """What weights and KV cache lack, by the planner's own test; of a family that it cannot count
+    what the files say at the least."""
+    shape = _shape(folder)
+    if shape is not None:
+        return shortage_of(_arrangement(shape, place), _room(place, free))
+    needed = needed_bytes(folder, place)
+    return None if needed <= free else Shortage(needed, free)
+
+
 def needed_bytes(folder: Path, place: Place) -> int:
     """Of weights and KV cache, as the planner counts them; else what the files say at the least."""
-    shape, precision = _shape(folder), PRECISIONS[place.precision]
+    shape = _shape(folder)
     if shape is None:
         return sum(file.stat().st_size for file in weight_files(folder))
-    return sum(shape.loaded_bytes(precision, place.full, place.context_length, place.device.type))
+    return bytes_of(_arrangement(shape, place), _room(place, 0)).total
 
 
 def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:

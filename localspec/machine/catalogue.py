@@ -27,16 +27,10 @@ from localspec.machine.folder_shapes import shape_of_gguf, shape_to_load
 from localspec.machine.gguf_models import gguf_of
 from localspec.machine.hardware import Device, Hardware, on_device, probe
 from localspec.machine.hub_files import Survey
+from localspec.machine.memory import Room, full_precision, other_device, room_for
 from localspec.machine.other_programs import OtherModel, found_models
 from localspec.machine.plan_report import offered_ids
-from localspec.machine.plans import (
-    DraftCandidate,
-    PlanRequest,
-    Room,
-    full_precision,
-    other_device,
-    room_for,
-)
+from localspec.machine.plans import DraftCandidate, PlanRequest
 from localspec.machine.recommend import AvailableModel, Recommendation, Snapshot, recommend
 from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import (

@@ -21,8 +21,8 @@ from localspec.core.files import free_disk, why_not_writable
 from localspec.core.units import gib
 from localspec.core.workloads import load_workloads, workload_folders
 from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
+from localspec.machine.memory import full_precision
 from localspec.machine.nvml import NO_LIBRARY
-from localspec.machine.plans import full_precision
 from localspec.machine.sources import is_whole
 
 PACKAGES = ("torch", "transformers", "safetensors", "gradio", "sqlite-utils")

@@ -26,19 +26,16 @@ from localspec.core.precisions import FULL_BYTES, PRECISIONS
 from localspec.core.speculation import Measurement
 from localspec.core.units import compared, gib
 from localspec.machine.hardware import Hardware, on_device, probe
+from localspec.machine.memory import GIB, full_precision, other_device, room_for
 from localspec.machine.nvml import Gpu
 from localspec.machine.planner import plan, preference
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
-    GIB,
     DraftCandidate,
     Plan,
     PlanReport,
     PlanRequest,
     Refusal,
-    full_precision,
-    other_device,
-    room_for,
 )
 from localspec.machine.recommend import expected_gain, is_slow, worth_of
 from localspec.machine.sources import KnownModel, compatibility_of, find_model

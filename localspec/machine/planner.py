@@ -29,22 +29,25 @@ from localspec.core.speculation import Measurement
 from localspec.core.units import billions, capital, gib
 from localspec.drafters.registry import REGISTRY, planned
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
+from localspec.machine.memory import (
+    CONTEXTS,
+    Arrangement,
+    PlanBytes,
+    bytes_of,
+    draft_bytes_of,
+    longest_fitting,
+    shortage_of,
+)
 from localspec.machine.plans import (
     DRAFT_MODEL,
     SELF_QUANT,
-    Arrangement,
     DraftCandidate,
     Plan,
-    PlanBytes,
     PlanReport,
     PlanRequest,
     Refusal,
-    bytes_of,
-    draft_bytes_of,
 )
 
-# Context lengths tried below the wanted one.
-CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024)
 # A larger draft seldom pays: Hugging Face's universal assisted generation wants 1:50 to 1:100, LM
 # Studio's table of pairs begins at about 1:7.
 LARGE_DRAFT_SHARE = 0.1
@@ -57,7 +60,7 @@ def plan(request: PlanRequest) -> PlanReport:
         if isinstance(choices, str):
             impossible.append(Refusal(drafter, choices))
             continue
-        fitting = (_longest_fitting(request, each) for each in choices)
+        fitting = (longest_fitting(each, request.room) for each in choices)
         plans += [_planned(request, each) for each in fitting if each is not None]
         short = next((each for each in choices if not _fits(request, each)), None)
         if short is not None:
@@ -166,32 +169,21 @@ def _needed(request: PlanRequest, arrangement: Arrangement) -> int:
 
 
 def _fits(request: PlanRequest, arrangement: Arrangement) -> bool:
-    apart, other = draft_bytes_of(arrangement), arrangement.draft_on
-    if apart is not None and other is not None and apart.total > other.room.free_bytes:
-        return False
-    return _needed(request, arrangement) <= request.room.free_bytes
-
-
-def _longest_fitting(request: PlanRequest, arrangement: Arrangement) -> Arrangement | None:
-    """The same at the wanted context or the longest shorter one that fits."""
-    wanted = request.wanted_context
-    contexts = (wanted, *(each for each in CONTEXTS if each < wanted))
-    shortened = (replace(arrangement, context_length=each) for each in contexts)
-    return next((each for each in shortened if _fits(request, each)), None)
+    return shortage_of(arrangement, request.room) is None
 
 
 def _shortage(request: PlanRequest, short: Arrangement) -> str:
     """ "... needs 21.4 GiB, 17.9 GiB is free: context 8192 or 4-bit would fit." """
-    apart, other = draft_bytes_of(short), short.draft_on
-    if apart is not None and other is not None and apart.total > other.room.free_bytes:
+    lacking = shortage_of(short, request.room)
+    assert lacking is not None, "only what does not fit is refused"
+    needed, free = gib(lacking.needed_bytes, ceil), gib(lacking.free_bytes, floor)
+    if lacking.device is not None:
         return (
-            f"{short.draft.name if short.draft else ''} needs {gib(apart.total, ceil)} on "
-            f"{other.name}, {gib(other.room.free_bytes, floor)} is free there: a shorter context "
-            "or a smaller draft would fit."
+            f"{short.draft.name if short.draft else ''} needs {needed} on {lacking.device}, {free} "
+            "is free there: a shorter context or a smaller draft would fit."
         )
-    said = f"{_title(short)} needs {gib(_needed(request, short), ceil)}, "
-    said += f"{gib(request.room.free_bytes, floor)} is free: "
-    shorter = _longest_fitting(request, short)
+    said = f"{_title(short)} needs {needed}, {free} is free: "
+    shorter = longest_fitting(short, request.room)
     fewer = request.precisions[request.precisions.index(short.precision) + 1 :]
     if request.precisions[-1] == "4-bit":
         fewer = (*fewer, "4-bit-head")  # planned only where it is asked for
@@ -200,7 +192,7 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     remedies = [f"context {shorter.context_length}"] if shorter else []
     remedies += [each.precision for each in lower if _fits(request, each)][:1]
     if not remedies:
-        found = [_longest_fitting(request, each) for each in lower]
+        found = [longest_fitting(each, request.room) for each in lower]
         remedies = [_precision_at(each) for each in found if each is not None]
     if remedies:  # only the flag gives a head in 4 bits
         named = " or ".join(remedies).replace("4-bit-head", "--dtype 4-bit-head")
@@ -308,7 +300,8 @@ def _where(request: PlanRequest, arrangement: Arrangement) -> str:
         )
     if other.is_asked:
         return f" The draft is on {other.name}, as asked; only token ids pass between the two."
-    beside = _longest_fitting(request, replace(arrangement, draft_on=None))
+    together = replace(arrangement, draft_on=None, context_length=request.wanted_context)
+    beside = longest_fitting(together, request.room)
     instead = "does not fit" if beside is None else f"leaves a context of {beside.context_length}"
     return (
         f" The target is on the GPU with more free memory, the draft on {other.name}: beside the "

@@ -27,16 +27,9 @@ from localspec.core.options import LoadOptions
 from localspec.core.precisions import FULL_BYTES, TORCH_NAMES, Precision
 from localspec.core.speculation import Measurement, best_speedup
 from localspec.drafters.registry import REGISTRY
+from localspec.machine.memory import OtherDevice, Room
 from localspec.machine.planner import plan
-from localspec.machine.plans import (
-    DRAFT_MODEL,
-    SELF_QUANT,
-    DraftCandidate,
-    OtherDevice,
-    Plan,
-    PlanRequest,
-    Room,
-)
+from localspec.machine.plans import DRAFT_MODEL, SELF_QUANT, DraftCandidate, Plan, PlanRequest
 from localspec.machine.shapes import ModelShape
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")

@@ -18,8 +18,9 @@ from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY, DrafterInfo, colour_of, drafter_class, planned
 from localspec.engine.engine import Engine
 from localspec.loading.drafters import build_drafters
+from localspec.machine.memory import GIB, Room
 from localspec.machine.planner import plan
-from localspec.machine.plans import GIB, PlanRequest, Room
+from localspec.machine.plans import PlanRequest
 from localspec.machine.sources import shape_from_entry
 from localspec.web.models.models_controller import PAGE
 from localspec.web.proof.tokens import kind_of

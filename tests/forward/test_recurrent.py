@@ -24,8 +24,9 @@ from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.weights import load_model
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.memory import Room
 from localspec.machine.planner import plan
-from localspec.machine.plans import DraftCandidate, PlanRequest, Room
+from localspec.machine.plans import DraftCandidate, PlanRequest
 from localspec.machine.shapes import Counted
 from tests.kit.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
 from tests.machine.folders import VOCAB_SIZE, save_model

@@ -18,7 +18,8 @@ from localspec.forward.nf4 import has_kernel
 from localspec.forward.unpack import fields, gptq
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
-from localspec.machine.plans import PlanRequest, Room
+from localspec.machine.memory import Room
+from localspec.machine.plans import PlanRequest
 from tests.kit.tiny import CPU, tiny_llama
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]

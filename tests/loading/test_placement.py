@@ -52,7 +52,8 @@ from localspec.machine.catalogue import profile_models
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
 from localspec.machine.hardware import Host, on_device, probe
-from localspec.machine.plans import Arrangement, PlanRequest, bytes_of, full_precision, room_for
+from localspec.machine.memory import Arrangement, bytes_of, full_precision, room_for
+from localspec.machine.plans import PlanRequest
 from localspec.machine.recommend import Snapshot, recommend
 from localspec.machine.sources import Source
 from tests.forward.test_stored import VOCABULARY, tiny_qwen

@@ -13,16 +13,9 @@ import pytest
 
 from localspec.core.config import SHIPPED_PROFILES, load_profiles
 from localspec.machine.catalogue import profile_models
+from localspec.machine.memory import GIB, OtherDevice, Room
 from localspec.machine.planner import plan
-from localspec.machine.plans import (
-    DEFAULT_CONTEXT,
-    GIB,
-    DraftCandidate,
-    OtherDevice,
-    PlanReport,
-    PlanRequest,
-    Room,
-)
+from localspec.machine.plans import DEFAULT_CONTEXT, DraftCandidate, PlanReport, PlanRequest
 from localspec.machine.recommend import Snapshot, recommend
 from localspec.machine.sources import find_model
 

@@ -21,8 +21,9 @@ from localspec.core.units import gib
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.catalogue import folder_model
 from localspec.machine.hardware import Hardware, probe
+from localspec.machine.memory import full_precision, room_for
 from localspec.machine.plan_report import machine_for, make_plans, render
-from localspec.machine.plans import PlanReport, full_precision, room_for
+from localspec.machine.plans import PlanReport
 from localspec.machine.sources import find_model
 from tests.machine.fake_nvml import CUDA_BUILD, GIB, LINUX, FakeNvml
 

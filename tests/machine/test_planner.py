@@ -10,18 +10,18 @@ import pytest
 from localspec.core.config import SHIPPED_PROFILES, load_profiles
 from localspec.core.speculation import Measurement
 from localspec.machine.compatibility import Compatibility
-from localspec.machine.planner import plan
-from localspec.machine.plans import (
+from localspec.machine.memory import (
     GIB,
     MIB,
     Arrangement,
-    DraftCandidate,
-    Plan,
-    PlanReport,
-    PlanRequest,
     Room,
+    Shortage,
     bytes_of,
+    longest_fitting,
+    shortage_of,
 )
+from localspec.machine.planner import plan
+from localspec.machine.plans import DraftCandidate, Plan, PlanReport, PlanRequest
 from localspec.machine.sources import shape_from_entry
 
 SHAPES = {
@@ -139,6 +139,20 @@ def test_a_self_draft_shares_the_cache_and_the_embedding() -> None:
     assert doubled.draft_kv == 0 and doubled.target_kv == plain.target_kv
     nf4 = 0.5625 * (target.linear_params + target.vocab_size * target.hidden_size)
     assert nf4 <= doubled.draft_weights < 1.001 * nf4
+
+
+def test_a_load_needs_room_for_weights_and_caches_and_for_no_estimate() -> None:
+    pair = Arrangement(SHAPES["Qwen/Qwen3-8B"], "bf16", 8192, draft=SHAPES["Qwen/Qwen3-0.6B"])
+    planned = bytes_of(pair, gpu(24))
+    held = (planned.target_weights, planned.draft_weights, planned.target_kv, planned.draft_kv)
+    room = replace(gpu(0), free_bytes=sum(held), is_loading=True)
+    assert bytes_of(pair, room).total == sum(held) < planned.total
+    assert shortage_of(pair, room) is None and longest_fitting(pair, room) == pair
+    less = replace(room, free_bytes=sum(held) - 1)
+    assert shortage_of(pair, less) == Shortage(sum(held), sum(held) - 1)
+    shorter = longest_fitting(pair, less)
+    assert shorter is not None and shorter.context_length == 4096
+    assert shortage_of(pair, replace(room, is_loading=False)) is not None
 
 
 def test_a_display_and_windows_keep_a_larger_margin() -> None:

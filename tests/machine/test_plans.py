@@ -8,7 +8,7 @@ import pytest
 
 from localspec.core.precisions import Precision
 from localspec.formats.native import ACTIVATIONS, NATIVE
-from localspec.machine.plans import Arrangement, Room, bytes_of
+from localspec.machine.memory import Arrangement, Room, bytes_of
 from localspec.machine.shapes import PACKS_BF16, shape_from_config
 from tests.kit.tiny import KINDS
 

@@ -11,7 +11,7 @@ from localspec.core.options import LoadOptions
 from localspec.core.precisions import Precision
 from localspec.core.speculation import Measurement
 from localspec.machine.catalogue import profile_models
-from localspec.machine.plans import GIB, Room
+from localspec.machine.memory import GIB, Room
 from localspec.machine.recommend import (
     MOST_BYTES_ON_CPU,
     AvailableModel,
