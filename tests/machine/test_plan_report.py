@@ -116,7 +116,7 @@ def test_no_gpu_memory_means_the_cpu() -> None:
 def test_hidden_gpu_memory_is_asked_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert GPU.gpu is not None
     hidden = replace(GPU, gpu=replace(GPU.gpu, free_bytes=None, total_bytes=None))
-    monkeypatch.setattr("localspec.machine.plans.confirmed_by_torch", lambda _: GPU)
+    monkeypatch.setattr("localspec.machine.memory.confirmed_by_torch", lambda _: GPU)
     assert room_for(hidden).free_bytes == 10 * GIB
 
 
