@@ -72,7 +72,7 @@ HOMES = {
     "starlette": ("web", "api"),
     "llguidance": ("chat.grammars",),
     "openai": ("remote",),
-    "httpx2": ("remote", "machine"),
+    "httpx2": ("remote", "machine", "core.http_limits"),
     "pydantic": ("api",),
     "prometheus_client": ("api", "remote"),
     "uvicorn": ("web",),

@@ -21,8 +21,10 @@ import hashlib
 import json
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,9 @@ PAGE_STARTS = (b"<!doctype html", b"<html")
 REPORTS_PER_S = 5.0
 # The client's own 10 MiB would show nothing for long on a slow line, and lose as much at a kill.
 CHUNK_BYTES = 64 * 1024
+
+# Seconds for all answers to a question: the client asks again for 24 s where there is no network.
+QUESTION_S = 120.0
 
 # Called with a file's name, its bytes so far, and "fetching", "checking" or "done".
 Report = Callable[[str, int, str], None]
@@ -263,6 +268,21 @@ class Throttle:
         self._report(name, num_bytes, phase)
 
 
+@contextmanager
+def within_time(give_up: Callable[[DownloadError], None]) -> Iterator[threading.Timer]:
+    """Yield the clock of a question, which may be cancelled. Call `give_up` from another thread
+    where the block takes longer than QUESTION_S: a server may send the head of its answer letter by
+    letter."""
+    slow = DownloadError("slow_answer", seconds=f"{QUESTION_S:.0f}")
+    timer = threading.Timer(QUESTION_S, give_up, (slow,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer
+    finally:
+        timer.cancel()
+
+
 def say(**data: Any) -> None:
     try:
         print(json.dumps(data), flush=True)
@@ -274,8 +294,6 @@ def run(model_id: str, flag: str = "", most_params: str = "") -> int:
     """The exit code. Every failure is a fault that was said. model_id: with --search words."""
     from huggingface_hub import constants
     from huggingface_hub.utils import logging
-
-    from localspec.machine.hub_limits import within_time
 
     logging.set_verbosity_error()
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES

@@ -14,12 +14,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from localspec.core.errors import first_line
 from localspec.core.proxies import require_usable_proxies
 from localspec.formats.native import NATIVE
 from localspec.formats.safetensors_file import num_bytes_of
+from localspec.machine.download_faults import DownloadError
+
+if TYPE_CHECKING:
+    import httpx2
 
 WANTED_FILES = (
     "*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja",
@@ -30,6 +34,8 @@ MOST_FILES = 10_000  # of a model
 MOST_PARAMETERS = 10**15  # of a model; a larger number is no count
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SEARCH_S = 20.0  # that a search waits for the hub's answer
+ANSWER_S = 60.0  # for the body of one answer that is no file
+API = "/api/models"  # in the path of every question, also at a mirror of the hub
 # Copies in other formats, often as large as the model itself.
 UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
 
@@ -111,10 +117,7 @@ def survey(model_id: str) -> Survey:
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
-    from localspec.machine.hub_limits import require_limits
-
-    require_usable_proxies()
-    require_limits()
+    limit_hub_client()
     api = HfApi()
     with _understood():
         commit = _hash(api.model_info(model_id, revision="main").sha)
@@ -125,6 +128,36 @@ def survey(model_id: str) -> Survey:
             if len(listed) > MOST_FILES:
                 raise ValueError(f"it lists more than {MOST_FILES:,} files")
     return Survey(model_id, commit, wanted(listed))
+
+
+def limit_hub_client() -> None:
+    """Let the hub's client of this process read the answers to one question within limits only.
+    Files are bounded by the size that the hub lists. Raises ConfigError where the environment
+    names a proxy that cannot be used."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils import _http
+
+    from localspec.core.http_limits import Limits
+
+    require_usable_proxies()
+    limits = Limits(_unreadable, ANSWER_S)
+
+    def bound(response: httpx2.Response) -> None:
+        if not response.is_success or API in response.request.url.path:
+            limits.bound(response)
+
+    def client() -> httpx2.Client:
+        """The client may close a session and make another at any time."""
+        session = _http.default_client_factory()
+        session.headers["accept-encoding"] = "identity"
+        session.event_hooks = {**session.event_hooks, "response": [bound]}
+        return session
+
+    set_client_factory(client)
+
+
+def _unreadable(reason: str) -> NoReturn:
+    raise DownloadError("strange_answer", reason=reason)
 
 
 def _hub_file(entry: Any) -> HubFile:
@@ -149,8 +182,6 @@ def _hash(value: Any) -> str:
 def _understood() -> Iterator[None]:
     """Raise DownloadError where the answer is in no format that is known."""
     from huggingface_hub.errors import HFValidationError
-
-    from localspec.machine.download_faults import DownloadError
 
     try:
         yield
@@ -186,10 +217,7 @@ def search(words: str, most_params: str) -> list[HubModel]:
     from huggingface_hub import HfApi, ModelInfo, get_session, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-    from localspec.machine.hub_limits import require_limits
-
-    require_usable_proxies()
-    require_limits()
+    limit_hub_client()
     asked: dict[str, Any] = {
         "filter": "safetensors",
         "pipeline_tag": "text-generation",

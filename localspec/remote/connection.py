@@ -8,9 +8,7 @@ for this server alone.
 
 from __future__ import annotations
 
-import re
-from codecs import BOM_UTF8
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -22,21 +20,15 @@ import httpx2
 from anyio.from_thread import start_blocking_portal
 
 from localspec.core.errors import LocalspecError, first_line
-from localspec.core.files import MOST_DEPTH, is_deep, parsed
+from localspec.core.files import parsed
+from localspec.core.http_limits import Limits
 from localspec.core.options import RemoteServer, is_loopback
 from localspec.core.proxies import require_usable_proxies
 
 # Seconds until a server must have taken a connection.
 CONNECT_S = 10.0
-# Bytes of an answer that is no stream. A list of some thousand models has about one MiB.
-ANSWER_BYTES = 8 * 2**20
-# Bytes of an event of a stream, with what comes before it and is no event. A token with its 20
-# likeliest alternatives has about 8 KiB.
-EVENT_BYTES = 2**20
 # Replies, by the end of their address. Whatever else a server answers is read whole.
 STREAMS = "/completions"
-END_OF_EVENT = re.compile(rb"\r\n\r\n|\n\n|\r\r")
-HAS_DATA = re.compile(rb"(?:^|[\r\n])data")
 
 
 @dataclass(frozen=True)
@@ -122,72 +114,8 @@ def uses_proxies(url: str) -> bool:
 
 async def _limit(url: str, response: httpx2.Response) -> None:
     """Let the body of an answer be read within limits only. Raises LocalspecError."""
-    if response.headers.get("content-encoding", "identity").lower() != "identity":
-        _refuse(url, "a packed answer, although it was asked for a plain one")
-    # An encoding that the server names could unpack, or fail.
-    response.encoding = "utf-8"
-    is_stream = response.is_success and response.request.url.path.endswith(STREAMS)
-    assert isinstance(response.stream, httpx2.AsyncByteStream)
-    response.stream = (_Events if is_stream else _Whole)(response.stream, url)
-
-
-class _Whole(httpx2.AsyncByteStream):
-    """The bytes of an answer that is no stream, once all are there."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream, url: str) -> None:
-        self._stream = stream
-        self._url = url
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        content = bytearray()
-        async for part in self._stream:
-            content += part
-            if len(content) > ANSWER_BYTES:
-                _refuse(self._url, f"an answer of more than {ANSWER_BYTES // 2**20} MiB")
-        _require_flat(content, self._url)
-        yield bytes(content)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-class _Events(httpx2.AsyncByteStream):
-    """The bytes of a stream of events, one whole event at a time. Blocks without data, by which a
-    server keeps a connection open, are left out."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream, url: str) -> None:
-        self._stream = stream
-        self._url = url
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        rest, num_idle = bytearray(), 0
-        async for part in self._stream:
-            looked_at = max(0, len(rest) - 3)
-            rest += part
-            start = 0
-            for end in END_OF_EVENT.finditer(rest, looked_at):
-                event = bytes(rest[start : end.end()]).removeprefix(BOM_UTF8)
-                start = end.end()
-                if HAS_DATA.search(event):
-                    _require_flat(event, self._url)
-                    num_idle = 0
-                    yield event
-                else:
-                    num_idle += len(event)
-            del rest[:start]
-            if len(rest) + num_idle > EVENT_BYTES:
-                _refuse(self._url, f"more than {EVENT_BYTES // 2**20} MiB without a whole event")
-        _require_flat(rest, self._url)
-        yield bytes(rest)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-def _require_flat(content: bytes | bytearray, url: str) -> None:
-    """Raise LocalspecError where lists and objects lie too deep inside each other."""
-    if is_deep(content):
-        _refuse(url, f"more than {MOST_DEPTH} lists inside each other")
+    has_events = response.is_success and response.request.url.path.endswith(STREAMS)
+    Limits(partial(_refuse, url)).bound(response, has_events)
 
 
 def _refuse(url: str, what: str) -> NoReturn:

@@ -123,11 +123,13 @@ def client_of(endpoint: str, cache: Path, is_offline: bool = True) -> Iterator[N
         patch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
         patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)  # or small files are lost whole
         patch.setattr(file_download, "time", SimpleNamespace(sleep=lambda seconds: None))
+        real = _http.default_client_factory
+        patch.setattr(_http, "default_client_factory", without_certificates)
         set_client_factory(without_certificates)
         try:
             yield
         finally:
-            set_client_factory(_http.default_client_factory)
+            set_client_factory(real)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
+from localspec.core import http_limits
 from localspec.core.options import LoadOptions
 from localspec.machine import fetch as fetching
-from localspec.machine import hub_files, hub_limits
+from localspec.machine import hub_files
 from localspec.machine.download_faults import DownloadError, DownloadFault, fault_of
 from localspec.machine.fetch import fetch
 from localspec.machine.hub_files import Survey, survey
@@ -360,10 +361,10 @@ def listed(**changes: Any) -> list[bytes]:
 @pytest.mark.parametrize(
     ("path", "headers", "parts", "words"),
     [
-        (TREE, JSON, repeat(b" " * 2**16), "it has more than 0 MiB"),
-        (TREE, JSON, [b"[" * 900 + b"]" * 900], "nested too deeply"),
-        (TREE, JSON, [b"[" * 10**5], "nested too deeply"),
-        (TREE, {"Content-Encoding": "gzip"}, [gzip.compress(b"[]")], "it is packed"),
+        (TREE, JSON, repeat(b" " * 2**16), "more than 0.25 MiB"),
+        (TREE, JSON, [b"[" * 900 + b"]" * 900], "lists inside each other"),
+        (TREE, JSON, [b"[" * 10**5], "lists inside each other"),
+        (TREE, {"Content-Encoding": "gzip"}, [gzip.compress(b"[]")], "a packed answer"),
         (TREE, JSON, listed(oid="../../../.profile"), "in place of a hash"),
         (TREE, JSON, listed(lfs={"oid": "../x", "size": 4, "pointerSize": 9}), "place of a hash"),
         (TREE, JSON, listed(size=-1), "a file of -1 bytes"),
@@ -384,7 +385,7 @@ def test_a_list_of_files_that_cannot_be_read_is_a_sentence(
     parts: Iterable[bytes],
     words: str,
 ) -> None:
-    monkeypatch.setattr(hub_limits, "ANSWER_BYTES", 2**18)
+    monkeypatch.setattr(http_limits, "ANSWER_BYTES", 2**18)
     hub.answers[path] = headers, parts
     found = fault()
     assert found.code == "strange_answer" and words in found.text
@@ -406,8 +407,8 @@ def test_a_model_whose_number_of_values_is_no_count_is_listed_without_one(
 def test_a_list_of_files_that_comes_too_slowly_is_given_up(
     hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_limits, "ANSWER_S", 0.0)
-    assert fault().code == "slow_answer"
+    monkeypatch.setattr(hub_files, "ANSWER_S", 0.0)
+    assert "no whole answer within 0 s" in fault().text
 
 
 def test_more_files_than_a_model_has_are_not_listed(
@@ -438,7 +439,7 @@ def test_a_question_that_takes_too_long_is_given_up() -> None:
         is_late.set()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hub_limits, "QUESTION_S", 0.0)
-        with hub_limits.within_time(give_up):
+        patch.setattr(fetching, "QUESTION_S", 0.0)
+        with fetching.within_time(give_up):
             assert is_late.wait(WAIT_S)
     assert faults[0].fault.code == "slow_answer"

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from localspec.core import http_limits
 from localspec.core.backend import Chunk, Message, Request
 from localspec.core.errors import ConfigError, LocalspecError, NotCounted
 from localspec.core.options import RemoteServer
-from localspec.remote import connection, counters, remote_turn, server, servers
+from localspec.remote import counters, remote_turn, server, servers
 from localspec.remote.server import ServerBackend
 from tests.kit.waiting import WAIT_S
 from tests.remote.stub_server import Stub, reset, serving
@@ -45,8 +46,8 @@ def stub_of_file() -> Iterator[Stub]:
 def stub(stub_of_file: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
     """With limits of size that are reached soon."""
     reset(stub_of_file)
-    monkeypatch.setattr(connection, "ANSWER_BYTES", SMALL)
-    monkeypatch.setattr(connection, "EVENT_BYTES", SMALL)
+    monkeypatch.setattr(http_limits, "ANSWER_BYTES", SMALL)
+    monkeypatch.setattr(http_limits, "EVENT_BYTES", SMALL)
     monkeypatch.setattr(counters, "UPDATE_S", 0.0)
     return stub_of_file
 
