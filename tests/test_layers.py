@@ -242,6 +242,41 @@ def test_the_set_up_needs_the_standard_library_only(module: str) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def imported_test_modules(tree: ast.AST) -> list[str]:
+    """Names of the test modules that this one imports, inside of functions too."""
+    names = [
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
+    return [name for name in names if re.match(r"tests\.(\w+\.)*test_\w+", name)]
+
+
+def test_no_test_module_imports_another() -> None:
+    """Helpers of several test modules lie in tests/kit, or in a module beside the tests."""
+    found = {
+        str(path.relative_to(ROOT)): names
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if (names := imported_test_modules(ast.parse(path.read_text("utf-8"))))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("from tests.chat.test_local import ask", 1),
+        ("from tests.chat import test_local", 1),
+        ("def f():\n    import tests.test_app as app", 1),
+        ("from tests.kit.tiny import tiny_llama", 0),
+        ("from tests.chat.services import ask", 0),
+    ],
+)
+def test_an_import_of_a_test_module_is_seen(line: str, count: int) -> None:
+    assert len(imported_test_modules(ast.parse(line))) == count
+
+
 def test_every_module_says_what_it_is() -> None:
     told = {name_of(path): ast.get_docstring(tree) or "" for path, tree in trees().items()}
     assert [name for name, docstring in told.items() if len(docstring) <= 20] == []

@@ -44,9 +44,6 @@ from localspec.machine.shapes import shape_from_config
 from tests.drafters.foreign_tiny import foreign_to
 from tests.drafters.random_heads import KINDS as HEAD_KINDS
 from tests.drafters.random_heads import head_for
-from tests.drafters.test_grammar import MadeUp
-from tests.forward.test_stored import VOCABULARY, tiny_qwen
-from tests.forward.test_unpack import LAYOUTS, packed_folder
 from tests.forward.tracing import UncapturedPool
 from tests.kit.fake_card import (
     CUDA,
@@ -56,8 +53,10 @@ from tests.kit.fake_card import (
     fake_module,
     memory_of_card,
 )
-from tests.kit.gguf_files import write_gguf
-from tests.kit.tiny import VOCAB_SIZE, Plans, tiny_llama
+from tests.kit.gguf_files import VOCABULARY, write_gguf
+from tests.kit.grammars import MadeUp
+from tests.kit.packed import LAYOUTS, packed_folder
+from tests.kit.tiny import VOCAB_SIZE, Plans, tiny_llama, tiny_qwen
 
 DTYPE = torch.bfloat16
 PROMPT = tuple([5, 6, 7, 8] * 10)

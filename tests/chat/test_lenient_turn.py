@@ -18,8 +18,8 @@ from localspec.core.leniency import Threshold
 from localspec.core.turn_stats import TurnStats
 from localspec.core.workloads import load_workloads
 from localspec.record.store import Store
-from tests.chat.test_local import PIECES, SAY, Knowing, ask, backend_of
 from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.local_backend import PIECES, SAY, Knowing, ask, backend_of
 from tests.kit.tiny import scripted
 from tests.kit.waiting import WAIT_S
 

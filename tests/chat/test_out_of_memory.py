@@ -24,7 +24,7 @@ from localspec.core.errors import CacheError, EngineLost, MemoryShortage
 from localspec.core.turn_stats import TurnStats
 from localspec.drafters.ngram import NgramDrafter
 from localspec.forward.features import Features
-from tests.chat.test_local import END, PIECES, SAY, Knowing, backend_of
+from tests.kit.local_backend import END, PIECES, SAY, Knowing, backend_of
 from tests.kit.tiny import scripted
 
 PROMPT = (Message("user", "abc"),)

@@ -7,7 +7,7 @@ import threading
 from localspec.core.backend import Message, Request
 from localspec.core.decoding import OFF
 from localspec.forward.model import PREFILL_CHUNK
-from tests.chat.test_local import PIECES, SAY, backend_of
+from tests.kit.local_backend import PIECES, SAY, backend_of
 from tests.kit.tiny import scripted
 
 NUM_TOKENS = 2 * PREFILL_CHUNK + 100

@@ -22,8 +22,8 @@ from localspec.core.decoding import (
     Verdict,
     chain,
 )
-from tests.chat.test_template import tiny_tokenizer
 from tests.kit.fakes import Verbatim
+from tests.kit.tiny_tokenizer import tiny_tokenizer
 
 BYTES = {1: b" the", 2: b" cat", 3: b"\xf0\x9f", 4: b"\x90\x88", 5: b"", 6: b"\n", 7: b" sat"}
 

@@ -17,7 +17,7 @@ from localspec.chat.template import ChatTemplate
 from localspec.chat.template_process import TemplateProcess, template_process
 from localspec.core.backend import Message
 from localspec.core.errors import ModelError, RequestError
-from tests.chat.test_template import tiny_tokenizer
+from tests.kit.tiny_tokenizer import tiny_tokenizer
 
 HELLO = {"role": "user", "content": "Hello."}
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

@@ -17,8 +17,8 @@ from localspec.core.backend import Chunk, Description, DrafterStatus, Message, R
 from localspec.core.decoding import FORCED
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
-from tests.chat.test_template import tiny_tokenizer
 from tests.kit.tiny import scripted
+from tests.kit.tiny_tokenizer import tiny_tokenizer
 
 # As Qwen3's: an earlier reply is shown without its thought.
 QWEN3 = (

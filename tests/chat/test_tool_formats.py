@@ -14,8 +14,8 @@ from localspec.chat.template import ChatTemplate
 from localspec.chat.tool_formats import FORMATS
 from localspec.core.backend import Description, Message, Request, ToolCall
 from localspec.core.errors import RequestError
-from tests.chat.test_template import tiny_tokenizer
 from tests.kit.fakes import FakeBackend
+from tests.kit.tiny_tokenizer import tiny_tokenizer
 
 BEGINNING = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
 LOOP = (

@@ -20,7 +20,7 @@ from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.mtp import read_mtp
 from tests.drafters.random_mtp import write_random
 from tests.drafters.stages import assert_chosen
-from tests.forward.heads.test_mtp import shipped, write
+from tests.kit.mtp import shipped, write
 from tests.kit.tiny import GREEDY, Plans, play, tiny_llama, turn_of, with_cache
 
 PROMPT = (5, 9, 12, 30, 7, 41)

@@ -30,7 +30,7 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel
 from localspec.forward.quantise import Kind, quantised_twin
-from tests.forward.test_decoder import small
+from tests.kit.families import small
 from tests.kit.tiny import KINDS, tiny_llama, turn_of, with_cache
 
 NAME = SelfQuantDrafter.name

@@ -18,9 +18,9 @@ from localspec.forward.heads.files import head_kind
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import opened_gguf
 from tests.drafters.random_eagle import write_random
-from tests.endurance.test_fuzz import copied, fuzz, mutated, opened, twisted
-from tests.forward.test_unpack import LAYOUTS, packed_folder
+from tests.endurance.fuzzing import copied, fuzz, load_and_answer, mutated, twisted
 from tests.kit.gguf_files import vocabulary_of, write_gguf
+from tests.kit.packed import LAYOUTS, packed_folder
 from tests.kit.tally import Tally
 from tests.kit.tiny import tiny_llama, with_cache
 
@@ -56,7 +56,7 @@ def test_mutated_gguf_files_are_loaded_or_refused(tmp_path: Path, tally: Tally) 
         (folder / "model.gguf").write_bytes(made)
         try:
             shape_of_gguf(folder / "model.gguf", "model")
-            opened(opened_gguf(folder / "model.gguf", folder))
+            load_and_answer(opened_gguf(folder / "model.gguf", folder))
         finally:
             shutil.rmtree(folder)
 
@@ -93,7 +93,7 @@ def test_mutated_packed_weights_are_loaded_or_refused(
             save_file(held, copy / "model.safetensors", metadata={"format": "pt"})
         try:
             shape_from_folder(copy)
-            opened(copy)
+            load_and_answer(copy)
         finally:
             shutil.rmtree(copy)
 

@@ -7,11 +7,10 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from localspec.core.errors import ModelError
 from localspec.formats.folder_files import (
@@ -21,7 +20,7 @@ from localspec.formats.folder_files import (
     require_tokenizer,
     weight_files,
 )
-from tests.formats.test_safetensors_file import truncated_file
+from tests.kit.damage import in_shards, own_code, truncated_file, with_config
 
 
 @pytest.fixture
@@ -31,23 +30,6 @@ def folder(tmp_path: Path) -> Path:
     (made / "config.json").write_text('{"model_type": "llama"}')
     save_file({f"{name}.weight": torch.ones(4, 6) for name in "abcd"}, made / SINGLE)
     return made
-
-
-def with_config(folder: Path, **changed: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
-
-
-def in_shards(folder: Path) -> None:
-    """The same weights in two files with an index."""
-    tensors = load_file(str(folder / SINGLE))
-    names = sorted(tensors)
-    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    for file, held in parts.items():
-        save_file({n: tensors[n] for n in held}, str(folder / file), metadata={"format": "pt"})
-    weight_map = {name: file for file, held in parts.items() for name in held}
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    (folder / SINGLE).unlink()
 
 
 def test_the_files_of_a_model_are_those_that_its_index_names(folder: Path) -> None:
@@ -117,10 +99,6 @@ def adapter(folder: Path) -> None:
 
 def another_layout(folder: Path) -> None:
     (folder / SINGLE).rename(folder / "consolidated.safetensors")
-
-
-def own_code(folder: Path) -> None:
-    with_config(folder, auto_map={"AutoModelForCausalLM": "evil.Evil"})
 
 
 def own_code_without_weights(folder: Path) -> None:

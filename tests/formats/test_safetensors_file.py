@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from localspec.core.errors import ModelError
 from localspec.formats.safetensors_file import check_safetensors
+from tests.kit.damage import truncated_file
 
 
 @pytest.fixture
@@ -31,11 +32,6 @@ def with_header(file: Path, header: bytes, length: int | None = None) -> None:
 def header_of(file: Path) -> bytes:
     raw = file.read_bytes()
     return raw[8 : 8 + struct.unpack("<Q", raw[:8])[0]]
-
-
-def truncated_file(file: Path) -> None:
-    raw = file.read_bytes()
-    file.write_bytes(raw[: len(raw) // 2])
 
 
 def empty(file: Path) -> None:

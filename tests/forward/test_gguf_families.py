@@ -19,8 +19,7 @@ from localspec.formats.gguf_settings import config_of
 from localspec.forward.weights import load_module
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import opened_gguf
-from tests.forward.test_stored import VOCABULARY
-from tests.kit.gguf_files import write_gguf
+from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.tiny import CPU
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]

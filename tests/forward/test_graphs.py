@@ -32,7 +32,6 @@ from localspec.forward.graphs import (
     shapes,
 )
 from localspec.forward.static import Window
-from tests.forward.test_decoder import assert_close
 from tests.forward.tracing import (
     NO_GPU,
     FailingPool,
@@ -41,6 +40,7 @@ from tests.forward.tracing import (
     UncapturedPool,
     on_gpu,
 )
+from tests.kit.families import assert_close
 from tests.kit.tiny import Plans, play, tiny_llama, with_plain_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)

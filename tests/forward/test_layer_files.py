@@ -15,9 +15,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from localspec.forward.decoder import Decoder
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.gguf_models import opened_gguf
-from tests.forward.test_stored import VOCABULARY, tiny_qwen
-from tests.kit.gguf_files import write_gguf
-from tests.kit.tiny import CPU
+from tests.kit.gguf_files import VOCABULARY, write_gguf
+from tests.kit.tiny import CPU, tiny_qwen
 
 MIB = 2**20
 SCRATCH_BYTES = 40 * MIB  # of the kernels and the allocator, whatever the model's size

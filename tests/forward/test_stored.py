@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGUFWriter
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from localspec.core.errors import ModelError
 from localspec.formats.folder_files import weight_files
@@ -16,31 +15,10 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.grouped import Int4Linear
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.gguf_models import opened_gguf
-from tests.kit.gguf_files import vocabulary_of, write_gguf
-from tests.kit.tiny import CPU, tiny_llama
+from tests.kit.gguf_files import VOCABULARY, write_gguf
+from tests.kit.tiny import CPU, tiny_llama, tiny_qwen
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
-WORDS = {chr(33 + place): place for place in range(64)}
-VOCABULARY = vocabulary_of({"model": {"vocab": WORDS, "merges": []}, "added_tokens": []}, "gpt-2")
-
-
-def tiny_qwen(kind: str) -> Any:
-    """Of a width that holds whole blocks of the K kinds."""
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {
-        "vocab_size": 64,
-        "hidden_size": 256,
-        "intermediate_size": 256,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": True,
-        "pad_token_id": None,
-    }
-    if kind == "qwen2":
-        return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
-    return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=64)).eval()
 
 
 def loaded(file: Path, dtype: torch.dtype = torch.float32) -> Any:

@@ -26,10 +26,8 @@ from localspec.forward.row_check import has_invariant_rows
 from localspec.forward.weight_layout import PackedLinear
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
-from tests.formats.test_folder_files import in_shards, own_code, with_config
-from tests.formats.test_safetensors_file import truncated_file
-from tests.forward.test_stored import tiny_qwen
-from tests.kit.tiny import CPU, NEEDS_BF16, tiny_llama
+from tests.kit.damage import in_shards, own_code, truncated_file, with_config
+from tests.kit.tiny import CPU, NEEDS_BF16, tiny_llama, tiny_qwen
 
 
 @pytest.fixture(scope="module")

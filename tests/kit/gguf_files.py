@@ -156,3 +156,7 @@ def vocabulary_of(
             writer.add_uint32(f"tokenizer.ggml.{name}_token_id", place)
 
     return describe
+
+
+WORDS = {chr(33 + place): place for place in range(64)}
+VOCABULARY = vocabulary_of({"model": {"vocab": WORDS, "merges": []}, "added_tokens": []}, "gpt-2")

@@ -3,7 +3,9 @@ learnt a little of what it writes, so that some of their guesses hold."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +13,7 @@ from torch import Tensor
 
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.features import LAST
-from localspec.forward.heads.files import TargetSizes
+from localspec.forward.heads.files import CONFIG, TargetSizes
 from localspec.forward.model import Rows
 from localspec.training.recipe import Recipe
 from localspec.training.target import TaughtBatch, Teacher
@@ -96,3 +98,9 @@ def counting_batch(size: int, length: int) -> TaughtBatch:
     """A text that counts up modulo `size`, by a target that predicts it."""
     tokens = (torch.arange(length + 1) % size)[None]
     return TaughtBatch(tokens, torch.ones(1, length), {LAST: torch.eye(size)[tokens[:, 1:]]})
+
+
+def change_config(folder: Path, part: str, **values: object) -> None:
+    content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    content[part] |= values
+    (folder / CONFIG).write_text(json.dumps(content), encoding="utf-8")

@@ -15,7 +15,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from localspec.core import decoding
 from localspec.core.decoding import DraftPlan, Outcome, Policy, Proposal, SamplingParams, Step
@@ -236,3 +243,22 @@ def decoded(engine: Engine, sequence: decoding.Sequence, policy: Policy) -> list
     for _ in engine.decode(sequence, policy, threading.Event()):
         pass
     return sequence.tokens[sequence.prompt_length :]
+
+
+def tiny_qwen(kind: str) -> Any:
+    """Of a width that holds whole blocks of the K kinds."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+        "pad_token_id": None,
+    }
+    if kind == "qwen2":
+        return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+    return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=64)).eval()

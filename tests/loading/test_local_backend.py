@@ -27,7 +27,7 @@ from localspec.loading import drafters as guesses
 from localspec.loading import local_backend as load_module
 from localspec.loading import placement
 from localspec.loading.local_backend import library_settings, open_local_backend
-from tests.forward.test_unpack import LAYOUTS, packed_folder
+from tests.kit.packed import LAYOUTS, packed_folder
 from tests.kit.tiny import NEEDS_BF16, agreeing_draft, tiny_llama
 from tests.machine.folders import VOCAB_SIZE, save_model, save_tokenizer
 

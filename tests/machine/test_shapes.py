@@ -18,24 +18,12 @@ from localspec.core.errors import ModelError
 from localspec.formats.native import LAYOUTS, SIZED
 from localspec.forward.model import kv_shape
 from localspec.machine.folder_shapes import shape_from_folder
-from localspec.machine.shapes import PACKS_BF16, ModelShape, shape_from_config
+from localspec.machine.shapes import PACKS_BF16, shape_from_config
 from localspec.machine.sources import shape_from_entry
+from tests.kit.shapes import LLAMA_8B
 
 KIB = 1024
 
-LLAMA_8B = ModelShape(
-    name="Llama-3.1-8B",
-    family="llama",
-    num_layers=32,
-    hidden_size=4096,
-    num_heads=32,
-    num_kv_heads=8,
-    head_dim=128,
-    intermediate_size=14336,
-    vocab_size=128256,
-    context_length=131072,
-    is_tied=False,
-)
 # A config small enough to count on paper.
 SMALL = {
     "model_type": "llama",

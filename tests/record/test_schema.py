@@ -14,6 +14,7 @@ from sqlite_utils import Database, Migrations
 from localspec.record.export import Scope, export
 from localspec.record.schema import MIGRATIONS
 from localspec.record.store import Store
+from tests.record.old_logs import VERSION_2, VERSION_3
 from tests.record.samples import LENIENT_SETTINGS, LENIENT_STATS, begin, finish
 
 # The tables as the first version shipped them, written out: they may never change again.
@@ -122,24 +123,6 @@ def test_version_1_becomes_todays_with_its_rows(tmp_path: Path) -> None:
     assert shape(old) == shape(blank(tmp_path / "new.db"))
 
 
-# What the first two migrations made and the program of that time wrote: replies without leniency.
-VERSION_2 = """
-INSERT INTO session (started_at_utc) VALUES ('2026-11-20T14:00:00.000+00:00');
-INSERT INTO conversation (title, created_at_utc) VALUES ('old', '2026-11-20T14:00:00.000+00:00');
-INSERT INTO message (conversation_id, role, text, state, created_at_utc)
-    VALUES (1, 'user', 'asked', 'complete', '2026-11-20T14:00:01.000+00:00');
-INSERT INTO message (conversation_id, parent_id, role, text, state, created_at_utc)
-    VALUES (1, 1, 'assistant', 'answered', 'complete', '2026-11-20T14:00:02.000+00:00');
-INSERT INTO turn (session_id, conversation_id, message_id, started_at_utc, model, drafter,
-    temperature, exact, num_output_tokens, num_drafts, num_draft_tokens, num_accepted_tokens,
-    decode_ms, token_ids, provenance)
-    VALUES (1, 1, 2, '2026-11-20T14:00:02.000+00:00', 'm', 'ngram', 0.5, 1, 4, 1, 3, 3, 9.0,
-    '[1, 2, 3, 4]', '["ngram", "ngram", "ngram", "target"]');
-INSERT INTO step VALUES (1, 0, 'ngram', 3, 3, 4, 1.0, 8.0, 5, 0, NULL);
-UPDATE conversation SET tip_message_id = 2;
-"""
-
-
 def test_a_log_without_leniency_is_read_exported_and_gone_on_with(tmp_path: Path) -> None:
     old = tmp_path / "old.db"
     with closing(Database(old)) as db:
@@ -158,20 +141,6 @@ def test_a_log_without_leniency_is_read_exported_and_gone_on_with(tmp_path: Path
         assert (row["exact"], row["workload"], row["num_lenient_tokens"]) == (False, "code", 2)
     assert "answered" in (tmp_path / "markdown").read_text()
     assert shape(old) == shape(blank(tmp_path / "new.db"))
-
-
-# What the program before history and search wrote: a branch, and a text that SQLite cannot hold.
-VERSION_3 = f"""
-{VERSION_2.replace("5, 0, NULL", "5, 0, NULL, NULL")}
-INSERT INTO message (conversation_id, parent_id, role, text, text_exact, state, created_at_utc)
-    VALUES (1, 1, 'assistant', 'an\ufffdother', '"an\\u0000other"', 'stopped',
-    '2026-11-20T14:00:03Z');
-INSERT INTO turn (session_id, conversation_id, message_id, started_at_utc, system_prompt, workload)
-    VALUES (1, 1, 3, '2026-11-20T14:00:03Z', 'Be brief.', 'code');
-INSERT INTO message (conversation_id, parent_id, role, text, state, created_at_utc)
-    VALUES (1, 3, 'user', 'and then?', 'complete', '2026-11-20T14:00:04Z');
-UPDATE conversation SET tip_message_id = 4;
-"""
 
 
 def test_a_log_without_history_is_listed_found_and_gone_on_with(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -11,16 +10,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from localspec.loading.placement import Place
-from localspec.machine.hardware import probe
 from localspec.training.target import Target, load_target
-from tests.kit.tiny import tiny_llama
+from tests.training.runs import CPU, Said, make_folder
 from tools.demo_pair import dialogues
-from tools.demo_pair.tokenizer import save_tokenizer, train_tokenizer
+from tools.demo_pair.tokenizer import train_tokenizer
 
 SEED = 5
-CPU = torch.device("cpu")
-PLACE = Place(replace(probe(), device="cpu", gpu=None), CPU, torch.float32, None, 256)
 
 
 @pytest.fixture(scope="session")
@@ -29,13 +24,6 @@ def tokenizer() -> Tokenizer:
     rng = Random(7)
     texts = [m["content"] for _ in range(200) for m in dialogues.generate(rng).messages()]
     return train_tokenizer(texts, 420)
-
-
-def make_folder(folder: Path, tokenizer: Tokenizer, seed: int) -> Path:
-    """A random target whose answers are neither one token over and over nor all alike."""
-    tiny_llama(seed, num_layers=4, vocab_size=420).save_pretrained(folder)
-    save_tokenizer(tokenizer, folder, 256)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -57,13 +45,6 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     short = sorted(set(texts), key=len)[:12]
     path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in short), "utf-8")
     return path
-
-
-class Said(list[str]):
-    """Report lines, kept."""
-
-    def __call__(self, line: str) -> None:
-        self.append(line)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from localspec.core.errors import ConfigError, StoreError
 from localspec.training.collect import AnswerLog, CollectPlan, collect
 from localspec.training.prompt_files import TrainingPrompt, read_prompts, shipped_prompts
 from localspec.training.target import Target
-from tests.training.conftest import Said
+from tests.training.runs import Said
 
 PLAN = CollectPlan(5.0, max_length=12)
 GREEDY = CollectPlan(5.0, max_length=12, temperatures=(0.0,))

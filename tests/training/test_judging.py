@@ -12,8 +12,7 @@ from localspec.training.judging import Judgement, Rival, judge_rival
 from localspec.training.recipe import Recipe
 from localspec.training.run import train
 from localspec.training.target import Target
-from tests.training.conftest import PLACE, Said
-from tests.training.test_run import settings
+from tests.training.runs import PLACE, Said, settings
 
 pytestmark = pytest.mark.slow  # trains
 

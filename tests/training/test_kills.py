@@ -21,8 +21,7 @@ from localspec.training.artifact import Artifact
 from localspec.training.collect import AnswerLog
 from localspec.training.run import train
 from localspec.training.train_loop import TrainLoop
-from tests.training.conftest import Said
-from tests.training.test_run import settings
+from tests.training.runs import Said, settings
 
 pytestmark = pytest.mark.slow  # trains
 
@@ -168,7 +167,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from localspec.training.run import train
-from tests.training.test_run import settings
+from tests.training.runs import settings
 target, prompts, folder = map(Path, sys.argv[1:])
 train(settings(target, prompts, folder, num_steps=400), print)
 """

@@ -17,7 +17,7 @@ from localspec.training.report import (
     render,
 )
 from tests.kit.tiny import agreeing_draft, tiny_llama
-from tests.training.conftest import PLACE
+from tests.training.runs import PLACE
 from tools.demo_pair.tokenizer import save_tokenizer
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,30 +17,12 @@ from localspec.core.speculation import expected_tokens
 from localspec.forward.weights import load_model
 from localspec.training import run as run_file
 from localspec.training.artifact import Artifact, read_artifact
-from localspec.training.prompt_files import read_prompts
-from localspec.training.request import TrainRequest
-from localspec.training.run import TrainSettings, train
+from localspec.training.run import train
 from localspec.training.train_loop import TrainLoop
 from localspec.training.work_folder import alone_in
-from tests.training.conftest import PLACE, Said, make_folder
+from tests.training.runs import Said, make_folder, settings
 
 pytestmark = pytest.mark.slow  # trains
-
-
-def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> TrainSettings:
-    """changes: of the request's flags and of the settings."""
-    flags: dict[str, Any] = {
-        "kind": "draft", "max_answer_length": 12, "batch": 512, "rate": 4e-3, "answer_minutes": 5.0,
-    }  # fmt: skip
-    usual: dict[str, Any] = {
-        "target": target, "target_name": "tiny", "place": PLACE,
-        "prompts": read_prompts(prompts), "out": folder / "out", "work": folder / "work",
-        "num_steps": 4, "row_length": 96,
-    }  # fmt: skip
-    own = {each.name for each in fields(TrainSettings)} - {"request"}
-    flags |= {name: value for name, value in changes.items() if name not in own}
-    usual |= {name: value for name, value in changes.items() if name in own}
-    return TrainSettings(TrainRequest(**flags), **usual)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from localspec.training.judging import Judgement
 from localspec.training.rows import SplitRows, TokenRow
 from localspec.training.target import Target, TaughtBatch, Teacher
 from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop
-from tests.training.conftest import Said
+from tests.training.runs import Said
 
 
 class Linear:

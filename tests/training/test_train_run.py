@@ -19,7 +19,7 @@ from localspec.core.errors import LocalspecError
 from localspec.core.turn_stats import TurnStats
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
 from tests.kit.tiny import agreeing_draft, tiny_llama
-from tests.training.conftest import make_folder
+from tests.training.runs import make_folder
 
 pytestmark = pytest.mark.slow  # trains
 

@@ -7,6 +7,8 @@ about.
 from __future__ import annotations
 
 import re
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -102,3 +104,49 @@ def bubbles(visit: Visit, role: str = "bot") -> list[str]:
       .filter((one) => !one.querySelector('.ls-footer, .ls-error, .ls-lenient, .ls-own'))
       .map((one) => one.innerText.replaceAll("\\u2063", "").trim()).filter(Boolean)"""
     return list(visit.page.evaluate(script, role))
+
+
+def status_of(url: str, cookie: str | None = None) -> tuple[int, str]:
+    """Return the status and the body of a GET."""
+    request = urllib.request.Request(url, headers={"cookie": cookie} if cookie else {})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def ask_until(page: Visit, text: str, num_replies: int) -> None:
+    """Send, and wait until so many replies stand with their line of figures."""
+    page.send(text)
+    stand(page, num_replies)
+
+
+def stand(page: Visit, num_replies: int) -> None:
+    """Wait until the conversation has so many replies with their line of figures."""
+    page.page.wait_for_function(
+        "n => document.querySelectorAll('#ls-written .ls-footer').length === n",
+        arg=num_replies,
+        timeout=WAIT_MS,
+    )
+
+
+def menu(page: Visit, title: str, choice: str) -> None:
+    """Choose an entry of the menu of a chat in the list."""
+    row = page.page.locator("#ls-history .ls-row", has_text=title).first
+    row.hover()
+    row.locator(".ls-more").click()
+    page.page.get_by_role("menuitem", name=choice).click()
+
+
+def shows(page: Visit, title: str) -> None:
+    """Wait until the list marks this chat as the open one."""
+    page.page.locator("#ls-history [aria-current]", has_text=title).wait_for()
+
+
+def open_chat(page: Visit, title: str) -> None:
+    """Open a chat of the list."""
+    page.page.locator("#ls-history .ls-open", has_text=title).first.click()
+    shows(page, title)

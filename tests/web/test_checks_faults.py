@@ -23,11 +23,10 @@ from localspec.core.backend import Backend, Chunk, Request
 from localspec.core.options import LoadOptions
 from localspec.record.store import Store
 from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
-from tests.web.checks import READY, bubbles, wait_for_reply
+from tests.web.checks import READY, bubbles, status_of, wait_for_reply
 from tests.web.conftest import LISTENS, TOKEN, WAIT_MS, Site, Visit, serving, until
 from tests.web.models_site import TARGET, models_site
 from tests.web.tabs import new_tab
-from tests.web.test_checks_opening import status_of
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,6 @@ import contextlib
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 
 from localspec.chat.service import ReplySettings
 from tests.kit.tally import Tally
-from tests.web.checks import ask, open_tab, recorded
+from tests.web.checks import ask, open_tab, recorded, status_of
 from tests.web.conftest import TOKEN, WAIT_MS, Open, Site, launch
 
 pytestmark = pytest.mark.slow
@@ -135,17 +133,6 @@ def test_check_2_chromium_itself_sees_no_other_address(
     inner = ("data:", "blob:", "chrome", "about:", "http://control.test/")
     others = {one for one in urls - ours if not one.startswith(inner)}
     assert {one for one in others if not BROWSERS_OWN.match(one)} == set()
-
-
-def status_of(url: str, cookie: str | None = None) -> tuple[int, str]:
-    request = urllib.request.Request(url, headers={"cookie": cookie} if cookie else {})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
 
 
 def test_check_3_without_the_token_there_is_no_data(browser: Any, site: Site) -> None:

@@ -7,8 +7,8 @@ from base64 import b64encode
 
 import pytest
 
-from tests.chat.test_documents import pdf, word
-from tests.web.checks import READY, bubbles
+from tests.kit.documents import pdf, word
+from tests.web.checks import READY, ask_until, bubbles, menu, stand
 from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
 
 pytestmark = pytest.mark.slow
@@ -20,31 +20,10 @@ def begin(visit: Open) -> Visit:
     return page
 
 
-def ask(page: Visit, text: str, num_replies: int) -> None:
-    """Send, and wait until so many replies stand with their line of figures."""
-    page.send(text)
-    stand(page, num_replies)
-
-
-def stand(page: Visit, num_replies: int) -> None:
-    page.page.wait_for_function(
-        "n => document.querySelectorAll('#ls-written .ls-footer').length === n",
-        arg=num_replies,
-        timeout=WAIT_MS,
-    )
-
-
-def menu(page: Visit, title: str, choice: str) -> None:
-    row = page.page.locator("#ls-history .ls-row", has_text=title).first
-    row.hover()
-    row.locator(".ls-more").click()
-    page.page.get_by_role("menuitem", name=choice).click()
-
-
 def test_the_list_renames_pins_finds_deletes_and_undoes(page: Visit, site: Site) -> None:
-    ask(page, "echo about owls", 1)
+    ask_until(page, "echo about owls", 1)
     page.new_chat()
-    ask(page, "echo about bees", 1)
+    ask_until(page, "echo about bees", 1)
     menu(page, "about owls", "Rename")
     page.page.fill("#ls-line", "<b>Night</b> birds")
     page.page.press("#ls-line", "Enter")
@@ -75,7 +54,7 @@ def test_an_earlier_list_of_chats_that_comes_late_replaces_no_later_one(
     page: Visit, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chat that had been pinned had no "Unpin" in its menu."""
-    ask(page, "echo about newts", 1)
+    ask_until(page, "echo about newts", 1)
     handle = site.service.conversations("newts")[0].id
     is_asked, may_answer = threading.Event(), threading.Event()
     settings_of = site.service.settings_of
@@ -179,8 +158,8 @@ def test_dropped_files_say_what_was_read_of_them(page: Visit, site: Site) -> Non
 
 def test_too_much_is_cut_only_where_the_person_says_so(page: Visit, site: Site) -> None:
     long = "echo " + "word " * 900
-    ask(page, long, 1)
-    ask(page, long, 2)
+    ask_until(page, long, 1)
+    ask_until(page, long, 2)
     num_requests = len(site.backend.requests)
     page.send(long)
     page.page.get_by_role("button", name="Allow a reply of at most").wait_for()
@@ -192,7 +171,7 @@ def test_too_much_is_cut_only_where_the_person_says_so(page: Visit, site: Site) 
 
 
 def test_the_keyboard_reaches_everything(page: Visit, site: Site) -> None:
-    ask(page, "echo by keyboard", 1)
+    ask_until(page, "echo by keyboard", 1)
     page.page.evaluate("document.activeElement.blur()")
     page.page.keyboard.press("?")
     page.page.get_by_role("dialog").get_by_text("Answer the last message again").wait_for()
@@ -230,9 +209,9 @@ def test_a_dialog_that_closes_gives_the_focus_back_and_never_takes_it_again(page
 
 
 def test_the_focus_stays_where_a_chat_or_a_message_was_deleted(page: Visit) -> None:
-    ask(page, "echo about owls", 1)
+    ask_until(page, "echo about owls", 1)
     page.new_chat()
-    ask(page, "echo about bees", 1)
+    ask_until(page, "echo about bees", 1)
     focused = "document.activeElement.closest(%r) !== null"
     menu(page, "about bees", "Export")
     assert "CSV: speed figures of the replies written here" in page.text("dialog[open]")
@@ -260,7 +239,7 @@ def test_the_focus_stays_where_a_chat_or_a_message_was_deleted(page: Visit) -> N
 
 
 def test_versions_of_a_reply_are_stepped_through_by_keyboard(page: Visit) -> None:
-    ask(page, "echo one", 1)
+    ask_until(page, "echo one", 1)
     for place in ("2/2", "3/3"):
         page.page.locator("#ls-chat a.ls-again").last.click()
         page.wait_for(place)
@@ -312,14 +291,14 @@ LANGUAGES = """() => [...document.querySelectorAll('#ls-written .bot pre')]
 
 
 def test_columns_stand_as_they_were_meant_and_code_says_its_language(page: Visit) -> None:
-    ask(page, RICH, 1)
+    ask_until(page, RICH, 1)
     page.page.locator("#ls-written .bot pre").nth(1).wait_for()
     assert page.page.evaluate(ALIGNED) == ["left", "right", "center"]
     assert page.page.evaluate(LANGUAGES) == ['"python"', "none"]
 
 
 def test_mathematics_is_set_and_an_amount_is_not(page: Visit) -> None:
-    ask(page, r"echo $a^2$ for $5 or $10, \(x_1\) and $$\frac{1}{2}$$", 1)
+    ask_until(page, r"echo $a^2$ for $5 or $10, \(x_1\) and $$\frac{1}{2}$$", 1)
     page.page.wait_for_function(
         "document.querySelectorAll('#ls-written [data-testid=bot] .katex').length === 3"
     )

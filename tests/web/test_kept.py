@@ -14,8 +14,8 @@ import pytest
 
 from localspec.chat.service import Reply
 from localspec.core.errors import EngineLost
+from tests.web.checks import ask_until, menu, open_chat, shows, stand
 from tests.web.conftest import WAIT_MS, Site, Visit
-from tests.web.test_conversations import ask, menu, stand
 
 pytestmark = pytest.mark.slow
 
@@ -27,17 +27,8 @@ def holds(page: Visit, text: str) -> None:
     page.page.wait_for_function(f"text => {BOX}?.value === text", arg=text, timeout=WAIT_MS)
 
 
-def shows(page: Visit, title: str) -> None:
-    page.page.locator("#ls-history [aria-current]", has_text=title).wait_for()
-
-
-def open_chat(page: Visit, title: str) -> None:
-    page.page.locator("#ls-history .ls-open", has_text=title).first.click()
-    shows(page, title)
-
-
 def test_what_is_typed_stays_with_its_chat_over_a_look_elsewhere_and_a_reload(page: Visit) -> None:
-    ask(page, "echo drafts one", 1)
+    ask_until(page, "echo drafts one", 1)
     page.page.fill("#ls-message textarea", "half a thought")
     page.page.click("#ls-new")
     holds(page, "")
@@ -101,7 +92,7 @@ def test_what_is_sent_while_a_message_is_sent_follows_it_and_a_second_enter_send
 
 
 def test_an_edit_leaves_the_draft_where_it_is(page: Visit) -> None:
-    ask(page, "echo edit me", 1)
+    ask_until(page, "echo edit me", 1)
     page.page.fill("#ls-message textarea", "not sent yet")
     for end in ("Escape", "Enter"):
         page.page.locator("#ls-chat .user-row").hover()
@@ -115,10 +106,10 @@ def test_an_edit_leaves_the_draft_where_it_is(page: Visit) -> None:
 
 
 def test_back_leads_to_the_chat_before_and_forward_to_the_next(page: Visit) -> None:
-    ask(page, "echo way one", 1)
+    ask_until(page, "echo way one", 1)
     page.page.wait_for_function("/c=[0-9]/.test(location.search)")
     page.new_chat()
-    ask(page, "echo way two", 1)
+    ask_until(page, "echo way two", 1)
     open_chat(page, "echo way one")
     page.page.go_back()
     shows(page, "echo way two")
@@ -133,7 +124,7 @@ def test_back_leads_to_the_chat_before_and_forward_to_the_next(page: Visit) -> N
 
 def test_an_address_that_is_told_late_takes_no_step_out_of_the_history(page: Visit) -> None:
     """After Back or Forward the page hears of the address again; a chat may be chosen by then."""
-    ask(page, "echo told late", 1)
+    ask_until(page, "echo told late", 1)
     handle = page.site.service.conversations("told late")[0].id
     page.page.wait_for_url(f"**/?c={handle}")
     page.page.evaluate(
@@ -148,10 +139,10 @@ def test_an_address_that_is_told_late_takes_no_step_out_of_the_history(page: Vis
 
 
 def test_two_chats_deleted_in_a_row_can_both_be_brought_back(page: Visit) -> None:
-    ask(page, "echo first to go", 1)
+    ask_until(page, "echo first to go", 1)
     deleted = page.site.service.conversations("first to go")[0].id
     page.new_chat()
-    ask(page, "echo next to go", 1)
+    ask_until(page, "echo next to go", 1)
     for title in ("first to go", "next to go"):
         page.page.locator("#ls-history .ls-open", has_text=title).click()
         page.wait_for(title)
@@ -175,7 +166,7 @@ def test_two_chats_deleted_in_a_row_can_both_be_brought_back(page: Visit) -> Non
 
 
 def test_the_menu_of_a_chat_closes_by_key_wherever_the_focus_is(page: Visit) -> None:
-    ask(page, "echo menu", 1)
+    ask_until(page, "echo menu", 1)
     more = page.page.locator("#ls-history .ls-more").first
     for key in ("Tab", "Escape"):
         more.click()
@@ -187,7 +178,7 @@ def test_the_menu_of_a_chat_closes_by_key_wherever_the_focus_is(page: Visit) -> 
 
 
 def test_the_first_and_the_last_line_of_a_menu_have_a_key(page: Visit) -> None:
-    ask(page, "echo menu", 1)
+    ask_until(page, "echo menu", 1)
     page.page.locator("#ls-history .ls-more").first.click()
     for key, line in (("End", "Delete"), ("Home", "Rename"), ("ArrowUp", "Delete")):
         page.page.keyboard.press(key)
@@ -222,7 +213,7 @@ def test_twenty_megabytes_and_a_zip_come_in_and_a_broken_file_is_refused(
 def test_a_copied_message_is_what_was_written(page: Visit) -> None:
     written = "a < b &lt; ![x](y) $x^2$\n\n~~~\nc < d\n~~~\n\n    e < f\n\n&#60; <https://x.org/>"
     page.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    ask(page, f"echo {written}", 1)
+    ask_until(page, f"echo {written}", 1)
     copied = "navigator.clipboard.readText()"
     for button in page.page.locator("#ls-chat a.ls-copy").all():
         page.page.evaluate("navigator.clipboard.writeText('')")

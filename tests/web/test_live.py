@@ -25,7 +25,7 @@ from localspec.web.live import HardwareLine, badge, footer, live_state
 from localspec.web.words import number, rate, time_of_day
 from tests.kit.fakes import FakeBackend
 from tests.web.conftest import until
-from tests.web.stats.test_figures import LENIENT, OFF, ROW
+from tests.web.stats.rows import LENIENT, OFF, ROW
 
 LOADED = FakeBackend().describe()
 IDLE = Status("ready", "Ready", 3.0, LOADED, (), 0, None)

@@ -14,7 +14,7 @@ from localspec.record.export import Scope
 from localspec.record.store import Store
 from localspec.web.models.models_controller import controller_of
 from localspec.web.routes import add_routes
-from tests.chat.test_documents import ENDLESS
+from tests.kit.documents import ENDLESS
 from tests.kit.fakes import FakeBackend, Script, session_info
 
 

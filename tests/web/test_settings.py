@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.web.checks import ask_until, open_chat
 from tests.web.conftest import WAIT_MS, Site, Visit, until
 from tests.web.tabs import VIEWPORT
-from tests.web.test_conversations import ask
-from tests.web.test_kept import open_chat
 
 pytestmark = pytest.mark.slow
 
@@ -69,7 +68,7 @@ def test_settings_stay_with_their_chat_and_a_new_one_has_the_defaults_of_the_mod
     field(page, "seed").fill(" 7 ")
     field(page, "fixed_gamma").fill("3")
     field(page, "stop").fill("END\n###")
-    ask(page, "echo settled", 1)
+    ask_until(page, "echo settled", 1)
     asked = site.backend.requests[-1]
     assert asked.messages[0].content == "Be brief."
     assert (asked.sampling.temperature, asked.sampling.seed, asked.num_draft_tokens) == (0.3, 7, 3)
@@ -81,7 +80,7 @@ def test_settings_stay_with_their_chat_and_a_new_one_has_the_defaults_of_the_mod
     field(page, "max_tokens").fill("40")
     page.page.click("#ls-defaults-save")
     page.wait_for("Defaults of demo-12m", "#ls-defaults-of")
-    ask(page, "echo by default", 1)
+    ask_until(page, "echo by default", 1)
     assert site.backend.requests[-1].num_draft_tokens is None
     open_chat(page, "echo settled")
     holds(page, "temperature", "0.3")
@@ -101,7 +100,7 @@ def test_settings_stay_with_their_chat_and_a_new_one_has_the_defaults_of_the_mod
         }"""
     )
     holds(page, "max_tokens", "40")
-    ask(page, "echo typed before the new chat was there", 1)
+    ask_until(page, "echo typed before the new chat was there", 1)
     assert site.backend.requests[-1].sampling.temperature == 1.25
     assert site.service.settings_of(newest(site, "settled"))["temperature"] == "0.3"
     page.page.click("#ls-new")
@@ -143,7 +142,7 @@ def test_a_changed_field_is_sent_though_an_earlier_value_came_back_to_the_compon
         }""",
         earlier,
     )
-    ask(page, "echo as the field says", 1)
+    ask_until(page, "echo as the field says", 1)
     assert site.backend.requests[-1].max_tokens == 77
 
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 from localspec.core.errors import ModelError
 from localspec.forward.heads.eagle import read_eagle
-from localspec.forward.heads.files import CONFIG, WEIGHTS, head_kind
+from localspec.forward.heads.files import WEIGHTS, head_kind
 from localspec.forward.heads.medusa import read_medusa
 from localspec.forward.heads.mtp import read_mtp
 from localspec.training.recipe import make_recipe
-from tests.kit.heads import teacher_of
+from tests.kit.heads import change_config, teacher_of
 from tests.kit.tiny import tiny_llama, with_cache
 
 READERS: dict[str, Callable[..., Any]] = {
@@ -42,12 +42,6 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(heads: Path, kind: str, tmp_path: Path) -> Path:
     return shutil.copytree(heads / kind, tmp_path / kind)
-
-
-def change_config(folder: Path, part: str, **values: object) -> None:
-    content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    content[part] |= values
-    (folder / CONFIG).write_text(json.dumps(content), encoding="utf-8")
 
 
 @each_kind

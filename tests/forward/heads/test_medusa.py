@@ -24,7 +24,7 @@ from localspec.forward.heads.medusa import (
     head_states,
     read_medusa,
 )
-from tests.forward.heads.test_files import change_config
+from tests.kit.heads import change_config
 from tests.kit.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
 NUM_HEADS, NUM_LAYERS = 3, 2

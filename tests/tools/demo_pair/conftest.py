@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests.training.conftest import tokenizer as tokenizer  # the fixture
+from tests.training.conftest import tokenizer as tokenizer
 from tools.demo_pair.decoder import llama_config, new_decoder
 
 SEED = 7

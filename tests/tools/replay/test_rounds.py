@@ -6,8 +6,8 @@ import sqlite3
 from pathlib import Path
 
 from localspec.core.decoding import Step
-from localspec.core.turn_stats import TurnStats
-from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
+from localspec.record.store import TurnSettings
+from tests.tools.replay.logs import log_of
 from tools.replay.logged import read_turns
 
 STEPS = (
@@ -15,32 +15,6 @@ STEPS = (
     Step("off", 0, 0, 1, 0.0, 18.0, 103),
     Step("ngram", 2, 2, 3, 0.1, 19.0, 104, is_probe=True, signal=["5-8", 3]),
 )
-
-
-def log_of(path: Path, *turns: tuple[Step, ...]) -> Store:
-    """A log with one turn for each tuple of steps."""
-    store = Store.open(path)
-    session = store.start_session(SessionInfo())
-    conversation = store.create_conversation("a chat")
-    settings = TurnSettings(
-        model="big", draft="small", device="cpu", dtype="fp32", temperature=0.7, workload="code"
-    )
-    for steps in turns:
-        asked = store.add_message(conversation, None, "user", "hello")
-        turn = store.begin_turn(session, conversation, asked, settings)
-        store.finish_turn(
-            turn,
-            TurnEnd(
-                text="hi",
-                token_ids=[1],
-                provenance=["target"],
-                stats=TurnStats(1),
-                steps=steps,
-                finish_reason="length",
-                error=None,
-            ),
-        )
-    return store
 
 
 def test_rounds_come_back_in_order_with_what_tells_them_apart(tmp_path: Path) -> None:

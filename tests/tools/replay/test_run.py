@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from localspec.core.decoding import Step
 from localspec.core.errors import ConfigError, StoreError
-from tests.tools.replay.test_rounds import log_of
+from tests.tools.replay.logs import log_of
 from tools.replay.__main__ import app
 from tools.replay.run import render, run_replay
 

@@ -7,7 +7,7 @@ import pytest
 from localspec.core.backend import Description
 from localspec.core.speculation import expected_tokens
 from localspec.web.stats.log_plots import at, break_even, cost_curves, make_plots
-from tests.web.stats.test_figures import LENIENT, NOTHING, OFF, ROW
+from tests.web.stats.rows import LENIENT, NOTHING, OFF, ROW
 
 CALIBRATION = {
     "verify_ms": {"1": {"100": 10.0, "500": 14.0}, "2": {"100": 11.0}, "4": {"100": 13.0}},
