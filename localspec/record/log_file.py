@@ -3,8 +3,7 @@
 Contract: the file is opened read-only, so a log in use is not touched, and none is made where there
 is none. Replies come oldest first. Raises StoreError.
 
-Not here: what is made of them (training), rounds for replay (tools.replay), everything else of the
-log (store).
+Not here: what is made of them (training), everything else of the log (store).
 """
 
 from __future__ import annotations

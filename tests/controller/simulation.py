@@ -1,4 +1,4 @@
-"""Coins instead of models: drafters of a known acceptance, played in a world of tools.replay."""
+"""Coins instead of models: drafters of a known acceptance, played in a made-up world."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from localspec.core.decoding import (
     Step,
     chain,
 )
-from tools.replay.play import RIGHT, WRONG, Game
-from tools.replay.worlds import World as CostWorld
+from tests.worlds.play import RIGHT, WRONG, Game
+from tests.worlds.world import World as CostWorld
 
 PLAIN_MS = 10.0
 WIDTH_MS = 0.2  # each further token of a round's forward

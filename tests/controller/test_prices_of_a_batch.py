@@ -28,7 +28,7 @@ from localspec.core.decoding import (
     Verdict,
 )
 from tests.controller.simulation import Simulated
-from tools.replay.play import RIGHT
+from tests.worlds.play import RIGHT
 
 SEQUENCE_MS = 3.0  # what one more sequence adds to a forward
 MORE_OF_A_STEP = 0.15  # what one more sequence adds to a step of a draft that it shares

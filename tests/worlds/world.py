@@ -1,20 +1,18 @@
-"""Worlds that controllers are tried in: what each drafter would get right at each place of a text,
-and what rounds cost. `logged` makes them of a log, the tests make them up.
+"""A world that controllers are tried in: what each drafter gets right at each place of a text, and
+what rounds cost.
 
-Contract: a `World` is plain data, the same for every policy that plays it. At each position of
-its text every drafter's guess, given that all before it is right, is right or wrong; a draft is
-accepted up to its first wrong guess. For a draft model this is greedy decoding itself, for a
-lookup it is an approximation: its guess also depends on where the draft began. A track with
-`reach` says instead how far a draft from each position is right, so that acceptance can fall by the
-position in the draft.
-
-Not here: playing (play), worlds out of a log (logged).
+A `World` is plain data, the same for every policy that plays it. At each position of its text every
+drafter's guess, given that all before it is right, is right or wrong; a draft is accepted up to its
+first wrong guess. For a draft model this is greedy decoding itself, for a lookup it is an
+approximation: its guess also depends on where the draft began. A track with `reach` says instead
+how far a draft from each position is right, so that acceptance can fall by the position in the
+draft.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -62,7 +60,6 @@ class World:
     costs: Mapping[str, Any]
     believed: Mapping[str, Any] | None = None
     temperature: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
     slow: tuple[int, int, float] | None = None
     shipped: Mapping[str, Any] | None = None
     catch_up: float = 0.0

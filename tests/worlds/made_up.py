@@ -19,10 +19,12 @@ from localspec.controller.acceptance import Acceptance, Situation, temperature_b
 from localspec.controller.cost_snapshot import CostSnapshot
 from localspec.controller.costs import MAX_DRAFT_TOKENS, Costs
 from localspec.core.decoding import OFF
-from tools.replay.logged import CONCENTRATION
-from tools.replay.worlds import Stretch, Track, World
+from tests.worlds.world import Stretch, Track, World
 
 NUM_TOKENS = 12_000
+# Of the Beta distribution of a draft model's chances. The demo draft's confidences follow it at 0.9
+# over 945 greedy tokens of its target, and are calibrated within the error.
+CONCENTRATION = 1.0
 SHIPPED_ROUNDS = 100  # behind the shipped acceptance of a world, of each drafter and kind
 TURN_TOKENS = 200
 PROMPT_TOKENS = 100
@@ -269,6 +271,17 @@ def contest_worlds(seed: int) -> tuple[World, ...]:
         slowed(many_ways(seed, 3, *steep, 60), 1.5),
         *first_starts(seed),
     )
+
+
+def all_worlds(seed: int) -> tuple[World, ...]:
+    """Return every world: steady and changing texts, the contest's, long prompts and two tasks."""
+    steady = [stationary(price, rate, seed) for price in PRICES for rate in RATES]
+    changing = [make(price, seed) for price in PRICES for make in (alternating, turning)]
+    hostile = [adversarial(price, seed) for price in PRICES]
+    believed_wrong = [misjudged(price, 0.7, seed) for price in PRICES]
+    long = [summaries(seed, price) for price in ("one thread", "flat", "two threads")]
+    rest = (*contest_worlds(seed), *long, two_tasks(seed))
+    return (*steady, *changing, *hostile, *believed_wrong, *rest)
 
 
 @cache

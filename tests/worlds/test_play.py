@@ -15,7 +15,8 @@ from localspec.controller.controller import Controller
 from localspec.controller.costs import Costs
 from localspec.controller.policy import policy_of
 from localspec.core.decoding import OFF, SamplingParams, Sequence, Step
-from tests.tools.replay.made_up_worlds import (
+from tests.worlds.contest import FIXED_LENGTHS
+from tests.worlds.made_up import (
     FLAT,
     MODEL,
     RATES,
@@ -31,7 +32,7 @@ from tests.tools.replay.made_up_worlds import (
     turning,
     two_tasks,
 )
-from tools.replay.play import (
+from tests.worlds.play import (
     FixedArm,
     Game,
     controller_of,
@@ -39,8 +40,7 @@ from tools.replay.play import (
     play_fixed,
     readers_of,
 )
-from tools.replay.run import FIXED_LENGTHS
-from tools.replay.worlds import Stretch, Track, World
+from tests.worlds.world import Stretch, Track, World
 
 COSTS = {
     "verify_ms": {"1": {"128": 10.0}, "2": {"128": 12.0}, "16": {"128": 12.0}},

@@ -1,12 +1,10 @@
 """Plays one policy through a world, round by round, with a clock of its own.
 
-Contract: the real controller and its policies are driven through their public interface (plan,
+The real controller and its policies are driven through their public interface (plan,
 observe, with real Sequence, Step and Verdict); drafters are stand-ins that read the world. Time is
 what the world's costs say, so every policy meets the same text at the same prices and a
 difference is the policy's alone. The controller sees each round's time disturbed by JITTER.
 `host_us` is real: perf_counter around what the policy is asked: plan, keep_drafting, observe.
-
-Not here: which policies (run), worlds.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ from localspec.core.decoding import (
     chain,
 )
 from localspec.engine.noise import GumbelNoise
-from tools.replay.worlds import Stretch, Track, World
+from tests.worlds.world import Stretch, Track, World
 
 RIGHT, WRONG, END = 1, 0, 2  # the only tokens there are; END: of text
 NO_LOGITS = torch.empty(0)  # a world has none

@@ -1,0 +1,161 @@
+"""Policies in the made-up worlds, beside plain decoding and the best fixed arm of each.
+
+`run_contest` returns plain JSON data: for each world and seed one row for each policy, with its
+ratio to the best fixed arm in hindsight, which is played over every drafter and FIXED_LENGTHS
+whether it was named or not; and for each policy the mean and the least ratios over all of them. The
+same policies and seeds give the same rows, except for the host's time.
+
+Policies: `auto`, `off`, a drafter (the controller chooses its length), a drafter at a fixed length
+("draft_model@4"). Rates are of decoding alone, by the world's costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean
+from typing import Any
+
+from localspec.bench.tables import aligned, number, text
+from localspec.core.arithmetic import ratio
+from localspec.core.config import nearest
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.errors import ConfigError
+from tests.worlds.made_up import all_worlds
+from tests.worlds.play import Played, play_adaptive, play_fixed
+from tests.worlds.world import World
+
+FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
+MAX_LENGTH = 15  # The widest forward whose cost is measured checks 15 draft tokens.
+RATIOS = ("ratio_to_off", "ratio_to_best_fixed")
+COLUMNS = (
+    text("policy"),
+    number("tokens/s", "tokens_per_second", ".1f"),
+    number("to off", "ratio_to_off", ".3f"),
+    number("to best fixed", "ratio_to_best_fixed", ".3f"),
+    text("rounds", "num_rounds"),
+    text("probes", "num_probes"),
+    number("accepted", "acceptance_rate", ".2f"),
+    number("host µs a round", "host_us", ".0f"),
+)
+SUMMARY_COLUMNS = (
+    text("policy"),
+    text("worlds", "num_plays"),
+    number("to off, mean", "mean_ratio_to_off", ".3f"),
+    number("least", "least_ratio_to_off", ".3f"),
+    number("to best fixed, mean", "mean_ratio_to_best_fixed", ".3f"),
+    number("least", "least_ratio_to_best_fixed", ".3f"),
+)
+
+
+def run_contest(
+    policies: Sequence[str],
+    num_seeds: int,
+    names: Sequence[str],
+    report: Callable[[str], None],
+) -> dict[str, Any]:
+    """Play the worlds of seeds 0 to `num_seeds` - 1 whose name contains one of `names`, or all
+    worlds without names. Raises ConfigError before anything is played."""
+    worlds = [(seed, world) for seed in range(num_seeds) for world in all_worlds(seed)]
+    chosen = [
+        (seed, world)
+        for seed, world in worlds
+        if not names or any(name in world.name for name in names)
+    ]
+    if not chosen:
+        known = "; ".join(dict.fromkeys(world.name for _, world in worlds))
+        raise ConfigError(f"No world is called so. Name a part of: {known}.")
+    for _, world in chosen:
+        for policy in policies:
+            _check(policy, world)
+    played = [_play_all(world, policies, seed, report) for seed, world in chosen]
+    return {"num_seeds": num_seeds, "worlds": played, "summary": list(_summary(played))}
+
+
+def _play_all(
+    world: World, policies: Sequence[str], seed: int, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Return the rows of one world."""
+    arms = [OFF, *(f"{name}@{length}" for name in world.priced for length in FIXED_LENGTHS)]
+    fixed = {name: _play(world, name, seed) for name in arms}
+    best = max(fixed, key=lambda name: fixed[name].tokens_per_second)
+    rows = [
+        _row(name, fixed.get(name) or _play(world, name, seed), fixed[OFF], fixed[best])
+        for name in dict.fromkeys(policies)
+    ]
+    ratios = ", ".join(f"{row['policy']} {row['ratio_to_best_fixed']:.3f}" for row in rows)
+    report(f"{world.name}, seed {seed}: {ratios} of {best}")
+    return {
+        "name": world.name,
+        "seed": seed,
+        "num_turns": len(world.turns),
+        "num_tokens": world.num_tokens,
+        "temperature": world.temperature,
+        "best_fixed": best,
+        "best_fixed_tokens_per_second": fixed[best].tokens_per_second,
+        "rows": rows,
+    }
+
+
+def _play(world: World, name: str, seed: int) -> Played:
+    drafter, at, length = name.partition("@")
+    if drafter == OFF or at:
+        return play_fixed(world, drafter, int(length) if at else 0)
+    return play_adaptive(world, drafter, seed)
+
+
+def _check(name: str, world: World) -> None:
+    """Raise ConfigError for a policy that the world has not."""
+    drafter, at, length = name.partition("@")
+    known = (AUTO, OFF, *world.priced)
+    if drafter not in known:
+        raise ConfigError(
+            f"There is no policy '{name}' for {world.name}. Did you mean '{nearest(name, known)}'?"
+        )
+    is_length = length.isdigit() and 1 <= int(length) <= MAX_LENGTH
+    if at and (drafter in (AUTO, OFF) or not is_length):
+        raise ConfigError(
+            f"'{name}' is no policy. A fixed length is written like draft_model@4, for a drafter, "
+            f"from 1 to {MAX_LENGTH}."
+        )
+
+
+def _row(name: str, played: Played, off: Played, best: Played) -> dict[str, Any]:
+    return {
+        "policy": name,
+        "tokens_per_second": played.tokens_per_second,
+        "ratio_to_off": played.tokens_per_second / off.tokens_per_second,
+        "ratio_to_best_fixed": played.tokens_per_second / best.tokens_per_second,
+        "num_rounds": played.num_rounds,
+        "num_probes": played.num_probes,
+        "acceptance_rate": ratio(played.num_accepted_tokens, played.num_draft_tokens),
+        "host_us": played.host_us,
+    }
+
+
+def _summary(worlds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    rows = [row for world in worlds for row in world["rows"]]
+    summary = []
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        own = [row for row in rows if row["policy"] == policy]
+        figures: dict[str, Any] = {"policy": policy, "num_plays": len(own)}
+        for name in RATIOS:
+            figures[f"mean_{name}"] = mean(row[name] for row in own)
+            figures[f"least_{name}"] = min(row[name] for row in own)
+        summary.append(figures)
+    return summary
+
+
+def render(result: Mapping[str, Any]) -> str:
+    """Return a table for each world, best rate first, and the summary."""
+    lines = [line for world in result["worlds"] for line in _world_lines(world)]
+    return "\n".join([*lines, *aligned(SUMMARY_COLUMNS, result["summary"])])
+
+
+def _world_lines(world: Mapping[str, Any]) -> list[str]:
+    ordered = sorted(world["rows"], key=lambda row: -row["tokens_per_second"])
+    return [
+        f"{world['name']}, seed {world['seed']}: {world['num_tokens']} tokens in "
+        f"{world['num_turns']} turns, best fixed {world['best_fixed']}",
+        *aligned(COLUMNS, ordered),
+        "",
+    ]
