@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import socket
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -147,6 +148,13 @@ def no_models_of_this_machine(tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(other_programs, "OF_THE_SERVICE", tmp_path_factory.getbasetemp() / "none")
         yield
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    """A port at which another program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -72,11 +71,8 @@ def test_a_mistake_in_the_flags_is_told_before_any_set_up(arguments: list[str], 
     assert ran.returncode == 2 and told in ran.stderr and "environment" not in ran.stderr
 
 
-def test_a_taken_port_is_told_before_any_set_up() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen(1)
-        ran = run_bare("app.py", "--port", str(other.getsockname()[1]))
+def test_a_taken_port_is_told_before_any_set_up(taken_port: int) -> None:
+    ran = run_bare("app.py", "--port", str(taken_port))
     assert ran.returncode == 1 and "start with --port" in ran.stderr
     assert "Traceback" not in ran.stderr and "environment" not in ran.stderr
 

@@ -41,10 +41,6 @@ from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
 from localspec.machine.memory import CUBLAS_WORKSPACE_BYTES, Arrangement, Room, bytes_of
 from localspec.machine.shapes import shape_from_config
-from tests.drafters.foreign_tiny import foreign_to
-from tests.drafters.random_heads import KINDS as HEAD_KINDS
-from tests.drafters.random_heads import head_for
-from tests.forward.tracing import UncapturedPool
 from tests.kit.fake_card import (
     CUDA,
     OTHER_CUDA,
@@ -53,10 +49,14 @@ from tests.kit.fake_card import (
     fake_module,
     memory_of_card,
 )
+from tests.kit.foreign_tiny import foreign_to
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.grammars import MadeUp
 from tests.kit.packed import LAYOUTS, packed_folder
+from tests.kit.random_heads import KINDS as HEAD_KINDS
+from tests.kit.random_heads import head_for
 from tests.kit.tiny import VOCAB_SIZE, Plans, tiny_llama, tiny_qwen
+from tests.kit.tracing import UncapturedPool
 
 DTYPE = torch.bfloat16
 PROMPT = tuple([5, 6, 7, 8] * 10)

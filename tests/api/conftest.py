@@ -6,13 +6,12 @@ reads the system's certificates, which takes longer than a request: the server h
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -21,10 +20,10 @@ from localspec.chat.service import ChatService
 from localspec.core.backend import Backend, Request
 from localspec.core.decoding import AUTO
 from localspec.record.store import Store
-from localspec.web.guard.connections import server_of
 from localspec.web.guard.programs import nothing_else
 from localspec.web.server import with_interfaces
 from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.servers import HOST, serve_app
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class Doors:
 
 
 @contextmanager
-def serving(
+def serve_interfaces(
     backend: Backend,
     folder: Path,
     may_load: threading.Event | None = None,
@@ -108,29 +107,25 @@ def serving(
             may_load.wait(20.0)
         return backend
 
-    with closing(Store.open(folder / "localspec.db")) as store, socket.socket() as bound:
-        service = ChatService(store, session_info, opened, drafter)
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        app = with_interfaces(nothing_else, service, "127.0.0.1", port, ["http://allowed.test"])
-        server = server_of(app, timeout_graceful_shutdown=1)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-        thread.start()
-        service.start()
-        # Loaded, not "ready": before that a real engine measures its costs, which a request ends.
-        until(lambda: server.started and (may_load or service.lifecycle.backend) is not None)
-        try:
-            yield Doors(service, backend, port, store.api_keys.make("test"))
-        finally:
-            server.should_exit = True
-            thread.join(timeout=10)
-            service.close()
+    with (
+        closing(Store.open(folder / "localspec.db")) as store,
+        closing(ChatService(store, session_info, opened, drafter)) as service,
+    ):
+
+        def interfaces(port: int) -> Any:
+            return with_interfaces(nothing_else, service, HOST, port, ["http://allowed.test"])
+
+        with serve_app(interfaces) as running:
+            service.start()
+            # A real engine is loaded before it is "ready": a request ends its measuring of costs.
+            until(lambda: (may_load or service.lifecycle.backend) is not None)
+            yield Doors(service, backend, running.port, store.api_keys.make("test"))
 
 
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     script = Script(reply=scripted_reply, round_s=scripted_pace, prefill_s=0.0)
-    with serving(FakeBackend(script), tmp_path_factory.mktemp("doors")) as doors:
+    with serve_interfaces(FakeBackend(script), tmp_path_factory.mktemp("doors")) as doors:
         yield doors
 
 

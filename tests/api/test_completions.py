@@ -11,7 +11,7 @@ import pytest
 
 from localspec.core.backend import BYTES_AS_TEXT, Chunk, Logprob, Message, Request
 from localspec.core.turn_stats import TurnStats
-from tests.api.conftest import REPLY, Doors, serving
+from tests.api.conftest import REPLY, Doors, serve_interfaces
 from tests.kit.fakes import FakeBackend
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Halving(FakeBackend):
 
 
 def test_parts_of_a_character_have_its_place(tmp_path: Path) -> None:
-    with serving(Halving(), tmp_path) as doors, doors.openai() as client:
+    with serve_interfaces(Halving(), tmp_path) as doors, doors.openai() as client:
         found = client.completions.create(model=MODEL, prompt="x", logprobs=0).choices[0]
         stream = client.completions.create(model=MODEL, prompt="x", logprobs=0, stream=True)
         streamed = [part.choices[0].logprobs for part in stream]

@@ -13,7 +13,7 @@ from localspec.chat.service import ReplySettings
 from localspec.core.decoding import SamplingParams
 from localspec.core.options import LoadOptions
 from localspec.loading.local_backend import open_local_backend
-from tests.api.conftest import Doors, serving
+from tests.api.conftest import Doors, serve_interfaces
 from tests.kit.waiting import WAIT_S
 
 
@@ -23,7 +23,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     backend = open_local_backend(LoadOptions(context=512, home=home), None, lambda phrase: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "calibrate", lambda cancel: iter(()))  # no test is about costs
-        with serving(backend, home) as doors:
+        with serve_interfaces(backend, home) as doors:
             yield doors
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from localspec.chat.programs import ProgramService
 from localspec.core.errors import LocalspecError, QueueFull
-from tests.api.conftest import Doors, serving
+from tests.api.conftest import Doors, serve_interfaces
 from tests.kit.fakes import FakeBackend, Script
 from tests.kit.waiting import until
 
@@ -26,7 +26,9 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
-    with serving(FakeBackend(Script(reply="one two three")), tmp_path_factory.mktemp("f")) as doors:
+    with serve_interfaces(
+        FakeBackend(Script(reply="one two three")), tmp_path_factory.mktemp("f")
+    ) as doors:
         yield doors
 
 

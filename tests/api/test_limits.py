@@ -17,9 +17,9 @@ from localspec.api.replies import Asked
 from localspec.chat.programs import ProgramService
 from localspec.core.backend import Message, Request
 from localspec.core.errors import LocalspecError, QueueFull
-from tests.api.conftest import Doors, serving
-from tests.chat.services import close, open_service
+from tests.api.conftest import Doors, serve_interfaces
 from tests.kit.fakes import FakeBackend, Script
+from tests.kit.services import close, open_service
 from tests.kit.waiting import until
 
 ENDLESS = Script(reply=200 * "again and ", round_s=0.01)
@@ -65,7 +65,7 @@ def test_a_request_during_the_first_load_is_judged_after_it(tmp_path: Path) -> N
     may_load, script = threading.Event(), Script(reply="one two")
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
     with (
-        serving(FakeBackend(script), tmp_path, may_load) as doors,
+        serve_interfaces(FakeBackend(script), tmp_path, may_load) as doors,
         doors.http() as http,
         ThreadPoolExecutor(7) as pool,
     ):
@@ -88,7 +88,7 @@ def test_a_request_during_the_first_load_is_judged_after_it(tmp_path: Path) -> N
 def test_who_names_no_drafter_has_the_one_that_the_server_was_started_with(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}
     backend = FakeBackend(Script(reply="one two"))
-    with serving(backend, tmp_path, drafter="off") as doors, doors.http() as http:
+    with serve_interfaces(backend, tmp_path, drafter="off") as doors, doors.http() as http:
         for more in ({}, {"drafter": "auto"}):
             assert http.post("/v1/chat/completions", json=body | more).status_code == 200
     assert [one.drafter for one in backend.requests] == ["off", "auto"]
@@ -142,7 +142,7 @@ def test_a_stream_that_has_nothing_to_say_is_kept_open(
 ) -> None:
     monkeypatch.setattr(replies, "PING_S", 0.02)
     backend = FakeBackend(Script(reply="one two", prefill_s=0.3))
-    with serving(backend, tmp_path) as doors, doors.http() as http:
+    with serve_interfaces(backend, tmp_path) as doors, doors.http() as http:
         lines = http.post(path, json=STREAMS[path]).text.splitlines()
     assert sum(line.startswith((":", "event: ping")) for line in lines) >= 3
     assert any("two" in line for line in lines if line.startswith("data:"))
@@ -153,7 +153,7 @@ def test_who_leaves_a_stream_that_has_nothing_to_say_frees_its_place(
 ) -> None:
     monkeypatch.setattr(replies, "PING_S", 0.02)
     backend = FakeBackend(Script(reply=200 * "again ", prefill_s=0.3, round_s=0.01))
-    with serving(backend, tmp_path) as doors, doors.http() as http:
+    with serve_interfaces(backend, tmp_path) as doors, doors.http() as http:
         asked = HELLO | {"max_tokens": 500}
         with http.stream("POST", "/v1/chat/completions", json=asked) as answer:
             assert any(line.startswith(":") for line in answer.iter_lines())
@@ -170,7 +170,7 @@ def test_a_fault_of_the_engine_is_told(tmp_path: Path) -> None:
     fault = LocalspecError("The card is on fire. Cool it.")
     backend = FakeBackend(Script(fail_at_round=0, fault=fault))
     with (
-        serving(backend, tmp_path) as doors,
+        serve_interfaces(backend, tmp_path) as doors,
         doors.openai() as client,
         pytest.raises(openai.InternalServerError, match="on fire") as caught,
     ):
@@ -183,7 +183,10 @@ def test_a_fault_of_the_engine_is_told(tmp_path: Path) -> None:
 def test_a_model_that_was_unloaded_is_listed_for_the_next_request_loads_it(tmp_path: Path) -> None:
     import openai
 
-    with serving(FakeBackend(Script(reply="ok")), tmp_path) as doors, doors.openai() as client:
+    with (
+        serve_interfaces(FakeBackend(Script(reply="ok")), tmp_path) as doors,
+        doors.openai() as client,
+    ):
         doors.service.unload()
         until(lambda: doors.service.lifecycle.loaded is None)
         assert [one.id for one in client.models.list()] == ["demo-12m"]
@@ -198,7 +201,7 @@ def test_a_model_that_was_unloaded_is_listed_for_the_next_request_loads_it(tmp_p
 
 def test_a_model_that_could_not_be_loaded_again_is_unavailable(tmp_path: Path) -> None:
     backend = FakeBackend(Script())
-    with serving(backend, tmp_path) as doors, doors.http() as http:
+    with serve_interfaces(backend, tmp_path) as doors, doors.http() as http:
 
         def fail(report: object) -> FakeBackend:
             raise LocalspecError("The file is gone. Download it again.")

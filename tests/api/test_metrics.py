@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from localspec.chat.service import ReplySettings
 from localspec.core.backend import Chunk, Description, Request, Server
-from tests.api.conftest import Doors, scripted_pace, scripted_reply, serving
+from tests.api.conftest import Doors, scripted_pace, scripted_reply, serve_interfaces
 from tests.kit.fakes import FakeBackend, Script
 from tests.kit.waiting import until
 
@@ -24,7 +24,9 @@ BOARD = Path(__file__).resolve().parents[2] / "assets" / "grafana" / "localspec.
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Doors]:
     """A server that has answered nothing."""
-    with serving(FakeBackend(Script(reply=scripted_reply, round_s=scripted_pace)), tmp_path) as one:
+    with serve_interfaces(
+        FakeBackend(Script(reply=scripted_reply, round_s=scripted_pace)), tmp_path
+    ) as one:
         yield one
 
 
@@ -118,7 +120,7 @@ class Reticent(FakeBackend):
 
 @pytest.mark.slow
 def test_what_a_server_does_not_tell_is_not_counted(tmp_path: Path) -> None:
-    with serving(Reticent(Script(reply=scripted_reply)), tmp_path) as doors:
+    with serve_interfaces(Reticent(Script(reply=scripted_reply)), tmp_path) as doors:
         reply = doors.service.submit(None, "Count.", ReplySettings())
         assert reply is not None and reply.done.wait(20)
         found = until(lambda: (now := read(doors)).get("vllm:request_success_total") == 1 and now)

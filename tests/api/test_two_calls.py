@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from localspec.core.backend import Description
-from tests.api.conftest import Doors, serving
+from tests.api.conftest import Doors, serve_interfaces
 from tests.kit.fakes import FakeBackend, Script
 
 MODEL = "demo-12m"
@@ -39,7 +39,7 @@ class OfItsOwnFormat(FakeBackend):
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     backend = OfItsOwnFormat(Script(reply=SAID, round_s=0.0005, prefill_s=0.0))
-    with serving(backend, tmp_path_factory.mktemp("doors")) as running:
+    with serve_interfaces(backend, tmp_path_factory.mktemp("doors")) as running:
         yield running
 
 
@@ -103,7 +103,7 @@ def test_tools_for_a_model_whose_calls_are_not_read_are_refused(
     backend = OfItsOwnFormat(Script(reply="{}"), call_format=None)
     asked: Any = {"model": MODEL, "messages": ASKED}
     asked["tools"] = [{"type": "function", "function": FUNCTION}]
-    with serving(backend, tmp_path) as running, running.openai() as client:
+    with serve_interfaces(backend, tmp_path) as running, running.openai() as client:
         with pytest.raises(openai.BadRequestError, match="format that localspec does not read"):
             client.chat.completions.create(**asked)
         assert client.chat.completions.create(**asked, tool_choice="required").choices

@@ -26,7 +26,7 @@ from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine import calibrate
 from localspec.engine.engine import Engine
-from tests.bench.tiny_bench import tiny_bench
+from tests.kit.tiny_bench import tiny_bench
 
 pytestmark = pytest.mark.slow  # every arm writes every reply
 PROMPTS = [

@@ -11,8 +11,8 @@ from localspec.bench.runs import EngineRunner
 from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache
 from localspec.forward.model import CausalLM, kv_shape
-from tests.bench.tiny_bench import tiny_bench
 from tests.kit.tiny import tiny_llama
+from tests.kit.tiny_bench import tiny_bench
 
 CASE = Case("a", "chat", (3, 9, 14, 27, 5), 0)
 

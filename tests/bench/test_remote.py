@@ -15,14 +15,14 @@ from localspec.core.decoding import SamplingParams
 from localspec.core.errors import ConfigError
 from localspec.core.options import RemoteServer
 from localspec.remote.server import ServerBackend
-from tests.remote.stub_server import Stub, reset, serving
+from tests.kit.stub_server import Stub, reset, serve_stub
 
 PROMPTS = [Prompt(f"p{number}", "qa", f"Question {number}?") for number in range(6)]
 
 
 @pytest.fixture(scope="module")
 def pair_of_file() -> Iterator[tuple[Stub, Stub]]:
-    with serving() as one, serving() as other:
+    with serve_stub() as one, serve_stub() as other:
         yield one, other
 
 

@@ -24,7 +24,7 @@ from localspec.controller.acceptance import Situation
 from localspec.core.decoding import Proposal, SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
-from tests.bench.tiny_bench import tiny_bench
+from tests.kit.tiny_bench import tiny_bench
 
 CASE = Case("a", "chat", (3, 9, 14, 27, 5), 0)
 

@@ -15,8 +15,8 @@ from localspec.chat.service import ReplySettings
 from localspec.core.backend import Candidate, Chunk, Message, Request
 from localspec.core.decoding import OFF, SamplingParams
 from localspec.core.errors import LocalspecError, StoreError
-from tests.chat.services import ask, close, ended, open_service
 from tests.kit.fakes import FakeBackend, Script
+from tests.kit.services import ask, close, ended, open_service
 
 ROW: dict[str, Any] = {
     "temperature": 0.0,

@@ -22,9 +22,9 @@ from localspec.record.conversations import Imported
 from localspec.record.export import Scope, export
 from localspec.record.rows import Conversation, StoredMessage
 from localspec.record.store import SessionInfo, Store
-from tests.chat.services import FAST, WAIT_S, ask, close, ended, open_service, texts, until
 from tests.kit.fakes import BreakableStore, FakeBackend, Script, WatchedStore
-from tests.record.samples import SETTINGS as TURN_SETTINGS
+from tests.kit.samples import SETTINGS as TURN_SETTINGS
+from tests.kit.services import FAST, WAIT_S, ask, close, ended, open_service, texts, until
 
 SETTINGS = ReplySettings()
 ROLES: tuple[Role, Role] = ("user", "assistant")

@@ -21,10 +21,10 @@ import pytest
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
+from tests.kit.engines import forked_quickly, opening
 from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
 from tests.kit.tally import Tally
 from tests.kit.waiting import WAIT_S, until
-from tests.remote.engines import forked_quickly, opening
 
 NUM_APPS, NUM_ENGINES = 5, 3  # killed; an app is forked, an engine's process starts anew
 NUM_KILLS = 50  # of each, where all cases are tried

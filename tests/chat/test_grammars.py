@@ -21,8 +21,8 @@ from localspec.drafters.draft_tree import DraftTreeDrafter
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
-from tests.drafters.tokenizers_at_hand import FINE, TEXTS
 from tests.kit.tiny import Plans, agreeing_draft, decoded, tiny_llama, with_cache
+from tests.kit.tokenizers_at_hand import FINE, TEXTS
 from tools.demo_pair.tokenizer import train_tokenizer
 
 PERSON: dict[str, Any] = {

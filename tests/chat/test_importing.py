@@ -15,8 +15,8 @@ from localspec.chat.service import ReplySettings
 from localspec.core.errors import RequestError
 from localspec.record.export import Scope, export
 from localspec.record.store import Store
-from tests.chat.services import ask, close, ended, open_service, texts
-from tests.record.samples import SETTINGS, begin, finish
+from tests.kit.samples import SETTINGS, begin, finish
+from tests.kit.services import ask, close, ended, open_service, texts
 
 NASTY = "👩‍👩‍👧 שלום <|im_end|> a\0b e\u0301 \x1b[31m \ufeff \u2028 \ud800 <script>"
 

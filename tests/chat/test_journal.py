@@ -17,8 +17,8 @@ from localspec.chat.titles import title_line
 from localspec.core.errors import RequestError, StoreError
 from localspec.record.export import Scope, export
 from localspec.record.store import Store
-from tests.chat.services import FAST, ask, close, ended, open_service, texts, until
 from tests.kit.fakes import BreakableStore, Script
+from tests.kit.services import FAST, ask, close, ended, open_service, texts, until
 
 SETTINGS = ReplySettings(system_prompt="Speak like a pirate.")
 SECRETS = ("mellon", "pirate", "Three rings")

@@ -13,8 +13,8 @@ from localspec.chat.service import ChatService, ReplySettings
 from localspec.core.decoding import AUTO
 from localspec.record.contents import Scope
 from localspec.record.export import Format
-from tests.chat.services import ask, close, ended, open_service
 from tests.kit.fakes import FakeBackend, Script
+from tests.kit.services import ask, close, ended, open_service
 
 THOUGHT, ANSWER = "A question about ferns, it seems.", "Green ones."
 RAW = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"

@@ -10,8 +10,8 @@ import pytest
 from localspec.chat.programs import ProgramService
 from localspec.core.backend import Message, Request, ToolCall
 from localspec.record.export import Scope
-from tests.chat.services import close, ended, open_service
 from tests.kit.fakes import Script
+from tests.kit.services import close, ended, open_service
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>'
 

@@ -12,8 +12,8 @@ import pytest
 from localspec.chat.service import ReplySettings
 from localspec.core.backend import Chunk, Message, Request
 from localspec.core.errors import ContextOverflow, EngineLost
-from tests.chat.services import close, ended, open_service
 from tests.kit.fakes import FakeBackend, Script
+from tests.kit.services import close, ended, open_service
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ from localspec.core.backend import Message, Request
 from localspec.core.errors import ContextOverflow, MemoryShortage, RequestError, SetupError
 from localspec.record.store import Store
 from tests.kit.fakes import BreakableStore, FakeBackend, Script, session_info
+from tests.kit.samples import siblings
 from tests.kit.waiting import WAIT_S, until
-from tests.record.samples import siblings
 
 FAST = Script(reply="One two three four five six seven eight nine ten.", round_s=0.002)
 

@@ -17,10 +17,10 @@ from localspec.chat.service import ChatService, ReplySettings
 from localspec.record.store import Store
 from localspec.remote import child
 from localspec.remote.child import ChildBackend
-from tests.chat.services import ask, close, ended
+from tests.kit.engines import SLOW, forked_quickly, opening
 from tests.kit.fakes import REPLY, session_info
+from tests.kit.services import ask, close, ended
 from tests.kit.waiting import until
-from tests.remote.engines import SLOW, forked_quickly, opening
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,8 +11,8 @@ from localspec.chat.titles import ASK, title_from
 from localspec.chat.turn import ShownMessage
 from localspec.core.backend import Request
 from localspec.record.store import Store
-from tests.chat.services import ask, close, ended
 from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.services import ask, close, ended
 from tests.kit.waiting import until
 
 

@@ -37,8 +37,8 @@ from localspec.core.workloads import decide, load_workloads
 from localspec.engine import calibrate
 from localspec.loading.local_backend import open_local_backend
 from localspec.record.store import STATE_KEY, SessionInfo, Store
+from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import tiny_llama
-from tests.machine.folders import VOCAB_SIZE, save_model
 
 pytestmark = pytest.mark.slow  # loads models with all that drafts for them
 HELLO = (Message("user", "hello hello"),)

@@ -6,7 +6,6 @@ import importlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from functools import partial
@@ -171,16 +170,15 @@ def test_a_list_of_keys_says_where_it_cannot_be_read(
 
 
 def test_no_key_is_made_where_the_server_cannot_listen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], taken_port: int
 ) -> None:
     from localspec.cli.flags import run_app
     from localspec.cli.main import app
 
     home = tmp_path / "home"
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        words = ["serve", "--port", str(taken.getsockname()[1]), "--home", str(home)]
-        with pytest.raises(SystemExit):
-            run_app(partial(app, words, standalone_mode=False))
+    words = ["serve", "--port", str(taken_port), "--home", str(home)]
+    with pytest.raises(SystemExit):
+        run_app(partial(app, words, standalone_mode=False))
     assert "cannot be used" in capsys.readouterr().err
     assert not home.exists(), "else the next start shows no key"
 

@@ -34,7 +34,7 @@ from localspec.core.decoding import (
     chain,
 )
 from localspec.core.speculation import best_length, expected_tokens
-from tests.controller.simulation import Simulated, World, best_fixed_rate, verify_ms
+from tests.kit.simulation import Simulated, World, best_fixed_rate, verify_ms
 
 COLD, HOT = SamplingParams(0.0), SamplingParams(1.0)
 TEXT = Sequence((1,) * 101, COLD, 100, frozenset(), torch.Generator())

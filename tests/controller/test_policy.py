@@ -26,7 +26,7 @@ from localspec.core.decoding import (
     Verdict,
     chain,
 )
-from tests.controller.simulation import PLAIN_MS, Simulated, World, best_fixed_rate, verify_ms
+from tests.kit.simulation import PLAIN_MS, Simulated, World, best_fixed_rate, verify_ms
 from tests.kit.tally import Tally
 
 COLD = SamplingParams()

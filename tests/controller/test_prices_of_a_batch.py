@@ -27,7 +27,7 @@ from localspec.core.decoding import (
     Step,
     Verdict,
 )
-from tests.controller.simulation import Simulated
+from tests.kit.simulation import Simulated
 from tests.worlds.play import RIGHT
 
 SEQUENCE_MS = 3.0  # what one more sequence adds to a forward

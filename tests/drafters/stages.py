@@ -20,9 +20,9 @@ from localspec.drafters.drafting import chances
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.engine.engine import Engine
-from tests.drafters.foreign_tiny import foreign_to
-from tests.drafters.random_heads import KINDS as HEAD_KINDS
-from tests.drafters.random_heads import head_for
+from tests.kit.foreign_tiny import foreign_to
+from tests.kit.random_heads import KINDS as HEAD_KINDS
+from tests.kit.random_heads import head_for
 from tests.kit.tiny import (
     Context,
     Plans,

@@ -13,8 +13,8 @@ from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.model import LanguageModel
-from tests.forward.tracing import TracingPool
 from tests.kit.tiny import Context, TableModel, scripted, tiny_llama, with_cache, with_plain_cache
+from tests.kit.tracing import TracingPool
 
 VOCAB = 64
 REPEATING = (5, 9, 12, 40, 30, 7, 5, 9)

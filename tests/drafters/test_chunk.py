@@ -1,6 +1,6 @@
 """Drafting in chunks gives what drafting token by token gives, and ends where its rule ends it.
 
-The chunks run over the stand-in for graphs of tests.forward.tracing, which is as strict as a
+The chunks run over the stand-in for graphs of tests.kit.tracing, which is as strict as a
 capture; with a GPU the comparison runs over real ones.
 """
 
@@ -27,7 +27,6 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
 from localspec.loading import drafters as build_drafters
-from tests.forward.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
 from tests.kit.tiny import (
     VOCAB_SIZE,
     Plans,
@@ -37,6 +36,7 @@ from tests.kit.tiny import (
     turn_of,
     with_plain_cache,
 )
+from tests.kit.tracing import NO_GPU, FailingPool, StalePool, TracingPool, on_gpu
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
 CAPACITY = 64  # one stretch

@@ -22,18 +22,8 @@ from localspec.drafters.cross_tokenizer import (
 from localspec.drafters.parts import Parts
 from localspec.drafters.vocabularies import Foreign, Vocabulary
 from localspec.engine.engine import Engine
-from tests.drafters.foreign_tiny import WordVocabulary, foreign_to, word
 from tests.drafters.stages import PROMPT, WARPS, assert_chosen, check_same, stage
-from tests.drafters.tokenizers_at_hand import (
-    COARSE,
-    FINE,
-    REAL_PAIRS,
-    TEXTS,
-    byte_fallback,
-    decoded,
-    real,
-    trained,
-)
+from tests.kit.foreign_tiny import WordVocabulary, foreign_to, word
 from tests.kit.tiny import (
     Context,
     Plans,
@@ -43,6 +33,16 @@ from tests.kit.tiny import (
     tiny_llama,
     turn_of,
     with_cache,
+)
+from tests.kit.tokenizers_at_hand import (
+    COARSE,
+    FINE,
+    REAL_PAIRS,
+    TEXTS,
+    byte_fallback,
+    decoded,
+    real,
+    trained,
 )
 
 NAME = "cross_tokenizer"

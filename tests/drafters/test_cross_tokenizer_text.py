@@ -16,7 +16,8 @@ from localspec.drafters.vocabularies import (
     last_seam,
     last_word,
 )
-from tests.drafters.tokenizers_at_hand import (
+from tests.kit.tiny import CPU
+from tests.kit.tokenizers_at_hand import (
     COARSE,
     FINE,
     REAL,
@@ -27,7 +28,6 @@ from tests.drafters.tokenizers_at_hand import (
     real,
     trained,
 )
-from tests.kit.tiny import CPU
 
 
 def retokeniser(targets: Vocabulary, before: str = "", pending: bytes = b"") -> Retokeniser:

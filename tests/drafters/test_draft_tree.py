@@ -15,8 +15,8 @@ from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_tree import NUM_CHILDREN, DraftTreeDrafter
 from localspec.drafters.drafting import chances
 from localspec.drafters.parts import Parts
-from tests.forward.tracing import TracingPool
 from tests.kit.tiny import TableModel, remembered, tiny_llama, turn_of, with_cache
+from tests.kit.tracing import TracingPool
 
 PROMPT = (5, 9, 12, 30, 7)
 INF = math.inf

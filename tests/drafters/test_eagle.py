@@ -16,7 +16,7 @@ from localspec.engine.engine import Engine
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import CONFIG, WEIGHTS
 from localspec.forward.tree import depths
-from tests.drafters.random_eagle import write_random
+from tests.kit.random_eagle import write_random
 from tests.kit.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)

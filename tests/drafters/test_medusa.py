@@ -20,7 +20,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads
 from localspec.forward.tree import depths
-from tests.drafters.random_medusa import write_random
+from tests.kit.random_medusa import write_random
 from tests.kit.tiny import HIDDEN_SIZE, tiny_llama, turn_of, with_cache
 
 PROMPT = (5, 9, 12, 30, 7)

@@ -18,9 +18,9 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.mtp import read_mtp
-from tests.drafters.random_mtp import write_random
 from tests.drafters.stages import assert_chosen
 from tests.kit.mtp import shipped, write
+from tests.kit.random_mtp import write_random
 from tests.kit.tiny import GREEDY, Plans, play, tiny_llama, turn_of, with_cache
 
 PROMPT = (5, 9, 12, 30, 7, 41)

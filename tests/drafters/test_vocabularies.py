@@ -21,8 +21,9 @@ from localspec.drafters.vocabularies import (
     require_ids_within,
     starts_of,
 )
-from tests.drafters.foreign_tiny import WordVocabulary, word
-from tests.drafters.tokenizers_at_hand import (
+from tests.kit.foreign_tiny import WordVocabulary, word
+from tests.kit.tiny import CPU, tiny_llama, with_cache
+from tests.kit.tokenizers_at_hand import (
     COARSE,
     FINE,
     REAL,
@@ -35,7 +36,6 @@ from tests.drafters.tokenizers_at_hand import (
     real_state,
     trained,
 )
-from tests.kit.tiny import CPU, tiny_llama, with_cache
 from tools.demo_pair.tokenizer import save_tokenizer, train_tokenizer
 
 ODD_TEXTS = (*TEXTS, *SAMPLES, "", " ", "\n", "a", " \n ", "e\u0301 is not \u00e9", "\u00a0 x")

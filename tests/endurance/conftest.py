@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from localspec.core.options import LoadOptions
+from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import agreeing_draft, tiny_llama
-from tests.machine.folders import VOCAB_SIZE, save_model
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,7 @@ from localspec.chat.backend_lifecycle import Opener
 from localspec.chat.service import ChatService, Reply, ReplySettings, Scope
 from localspec.core.errors import LocalspecError
 from localspec.record.store import Store
-from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.fakes import FIVE_WORDS, FakeBackend, session_info
 from tests.kit.waiting import until
 
 TURNS = ("First of three.", "Second of three.", "Third of three.")
@@ -28,9 +28,6 @@ EDITED, STOPPED, LAST = "First, but edited.", "To be stopped.", "And now?"
 WAIT_S = 30.0
 BUG = "unexpected fault"
 T = TypeVar("T")
-FAST = Script(
-    reply="One two three four five.", round_s=lambda asked: 0.003, prefill_s=0.0, calibration=()
-)
 
 
 @dataclass
@@ -53,7 +50,7 @@ class Fault:
 
 
 def quick_fake(report: Callable[[str], None]) -> FakeBackend:
-    return FakeBackend(FAST)
+    return FakeBackend(FIVE_WORDS)
 
 
 @dataclass

@@ -35,9 +35,9 @@ from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
 from tests.endurance.copies import in_a_copy
 from tests.endurance.session import EDITED, TURNS, WAIT_S, Fault, play, quick_fake
+from tests.kit.engines import forked_quickly, opening
 from tests.kit.fakes import session_info
 from tests.kit.tally import Tally
-from tests.remote.engines import forked_quickly, opening
 
 Report = Callable[[str], None]
 NUM_PERSISTENT = 40  # calls for which a fault lasts that does not pass at once

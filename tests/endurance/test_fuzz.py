@@ -29,11 +29,10 @@ from localspec.record.export import Scope, export
 from localspec.record.store import Store
 from tests.endurance.fuzzing import WAIT_S, WILD, copied, fuzz, load_and_answer, mutated, twisted
 from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.own_cookie import KEY, TOKEN, own_cookie
+from tests.kit.samples import begin, finish, open_store
 from tests.kit.tally import Tally
 from tests.kit.waiting import until
-from tests.record.samples import begin, finish, open_store
-from tests.web.conftest import TOKEN
-from tests.web.own_cookie import KEY, own_cookie
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and memory limits")
 

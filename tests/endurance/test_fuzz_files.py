@@ -17,10 +17,10 @@ from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import head_kind
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import opened_gguf
-from tests.drafters.random_eagle import write_random
 from tests.endurance.fuzzing import copied, fuzz, load_and_answer, mutated, twisted
 from tests.kit.gguf_files import vocabulary_of, write_gguf
 from tests.kit.packed import LAYOUTS, packed_folder
+from tests.kit.random_eagle import write_random
 from tests.kit.tally import Tally
 from tests.kit.tiny import tiny_llama, with_cache
 

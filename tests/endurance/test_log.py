@@ -19,10 +19,10 @@ from localspec.chat.service import ChatService
 from localspec.record.export import Scope, export
 from localspec.record.schema import MIGRATIONS
 from localspec.record.store import Store
-from tests.chat.services import FAST, ask, close, open_service
 from tests.kit.fakes import FakeBackend, session_info
+from tests.kit.samples import begin, finish, open_store
+from tests.kit.services import FAST, ask, close, open_service
 from tests.kit.tally import Tally
-from tests.record.samples import begin, finish, open_store
 
 LIMIT_S = 1.0
 CHAT_TURNS = 10

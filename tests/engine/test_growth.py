@@ -21,7 +21,7 @@ from localspec.core.decoding import (
     Verdict,
     chain,
 )
-from tests.controller.simulation import WIDTH_MS, Simulated, World, best_fixed_rate
+from tests.kit.simulation import WIDTH_MS, Simulated, World, best_fixed_rate
 
 TREE = Proposal((5, 6, 7, 8), (-1, -1, 0, 1), confidences=(0.9, 0.8, 0.7, 0.6), num_steps=2)
 COLD = SamplingParams()

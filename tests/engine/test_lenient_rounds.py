@@ -12,7 +12,7 @@ from localspec.core.decoding import AUTO, SamplingParams, Sequence
 from localspec.core.leniency import Factor, Threshold
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.engine.engine import Engine
-from tests.controller.simulation import Simulated, World
+from tests.kit.simulation import Simulated, World
 from tests.kit.tiny import Plans, agreeing_draft, play, tiny_llama, turn_of, with_cache
 
 EXACT, LOOSE = SamplingParams(), SamplingParams(leniency=Factor(2.0))

@@ -11,8 +11,8 @@ from localspec.core.errors import ModelError
 from localspec.forward.features import LAST, Features
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.static import undisturbed
-from tests.forward.tracing import UncapturedPool
 from tests.kit.tiny import on_transformers, tiny_llama, with_plain_cache
+from tests.kit.tracing import UncapturedPool
 
 CAPACITY = 64
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]

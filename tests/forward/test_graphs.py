@@ -1,6 +1,6 @@
 """The captured decoder is the decoder: same logits, same text, whatever is captured so far.
 
-On a CPU the graphs are those of tests.forward.tracing; with a GPU there are tests over real ones.
+On a CPU the graphs are those of tests.kit.tracing; with a GPU there are tests over real ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from localspec.forward.graphs import (
     shapes,
 )
 from localspec.forward.static import Window
-from tests.forward.tracing import (
+from tests.kit.families import assert_close
+from tests.kit.tiny import Plans, play, tiny_llama, with_plain_cache
+from tests.kit.tracing import (
     NO_GPU,
     FailingPool,
     StalePool,
@@ -40,8 +42,6 @@ from tests.forward.tracing import (
     UncapturedPool,
     on_gpu,
 )
-from tests.kit.families import assert_close
-from tests.kit.tiny import Plans, play, tiny_llama, with_plain_cache
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9)
 TREE = (-1, 0, 0, 1, 2, 2, -1)

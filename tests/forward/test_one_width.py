@@ -27,8 +27,8 @@ from localspec.forward.from_transformers import take_over
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.model import PREFILL_CHUNK, Rows, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
-from tests.forward.tracing import TracingPool
 from tests.kit.tiny import CPU, Plans, play, with_plain_cache
+from tests.kit.tracing import TracingPool
 
 CAPACITY = 700
 VOCAB_SIZE = 64

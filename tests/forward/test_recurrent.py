@@ -28,8 +28,8 @@ from localspec.machine.memory import Room
 from localspec.machine.planner import plan
 from localspec.machine.plans import DraftCandidate, PlanRequest
 from localspec.machine.shapes import Counted
+from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
-from tests.machine.folders import VOCAB_SIZE, save_model
 
 PROMPT = (5, 9, 12, 5, 9, 30, 7)
 COMMON = {

@@ -85,6 +85,12 @@ class Script:
     )
 
 
+# A short reply at a pace at which faults can strike between its words.
+FIVE_WORDS = Script(
+    reply="One two three four five.", round_s=lambda request: 0.003, prefill_s=0.0, calibration=()
+)
+
+
 class Verbatim:
     """A detokenizer whose tokens are texts."""
 

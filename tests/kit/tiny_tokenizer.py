@@ -1,8 +1,13 @@
-"""A byte-level tokenizer that is trained in a moment, with a ChatML template."""
+"""Tokenizers that are trained in a moment: of a few sentences, and of the demo pair's dialogues."""
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n"
@@ -21,6 +26,7 @@ SENTENCES = (
 
 
 def tiny_tokenizer(vocabulary_size: int = 600) -> Any:
+    """Return a byte-level tokenizer with a ChatML template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -37,3 +43,14 @@ def tiny_tokenizer(vocabulary_size: int = 600) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|endoftext|>")
     tokenizer.chat_template = CHATML
     return tokenizer
+
+
+@cache
+def dialogue_tokenizer() -> Tokenizer:
+    """Return a tokenizer of 420 entries, learnt from generated dialogues."""
+    from tools.demo_pair import dialogues
+    from tools.demo_pair.tokenizer import train_tokenizer
+
+    rng = Random(7)
+    texts = [m["content"] for _ in range(200) for m in dialogues.generate(rng).messages()]
+    return train_tokenizer(texts, 420)

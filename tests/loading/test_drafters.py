@@ -16,9 +16,9 @@ from localspec.core.errors import ModelError
 from localspec.core.options import LoadOptions
 from localspec.forward.fingerprint import fingerprint
 from localspec.loading.local_backend import open_local_backend
-from tests.drafters.random_medusa import write_random
+from tests.kit.model_folders import VOCAB_SIZE, save_model
+from tests.kit.random_medusa import write_random
 from tests.kit.tiny import tiny_llama, with_cache
-from tests.machine.folders import VOCAB_SIZE, save_model
 
 pytestmark = pytest.mark.slow  # loads models with all that drafts for them
 

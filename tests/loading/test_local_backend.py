@@ -27,9 +27,9 @@ from localspec.loading import drafters as guesses
 from localspec.loading import local_backend as load_module
 from localspec.loading import placement
 from localspec.loading.local_backend import library_settings, open_local_backend
+from tests.kit.model_folders import VOCAB_SIZE, save_model, save_tokenizer
 from tests.kit.packed import LAYOUTS, packed_folder
 from tests.kit.tiny import NEEDS_BF16, agreeing_draft, tiny_llama
-from tests.machine.folders import VOCAB_SIZE, save_model, save_tokenizer
 
 pytestmark = pytest.mark.slow  # loads models with all that drafts for them
 HELLO = (Message("user", "hello hello"),)

@@ -56,12 +56,12 @@ from localspec.machine.memory import Arrangement, bytes_of, full_precision, room
 from localspec.machine.plans import PlanRequest
 from localspec.machine.recommend import Snapshot, recommend
 from localspec.machine.sources import Source
+from tests.kit.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 from tests.kit.gguf_files import VOCABULARY, write_gguf
+from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.packed import AWQ, as_awq, packed_folder
 from tests.kit.shapes import LLAMA_8B
 from tests.kit.tiny import NEEDS_BF16, tiny_llama, tiny_qwen
-from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
-from tests.machine.folders import VOCAB_SIZE, save_model
 
 CONTEXT = 4096
 

@@ -12,10 +12,10 @@ from localspec.core.options import LoadOptions
 from localspec.machine.catalogue import Catalogue, smaller_offer
 from localspec.machine.hardware import probe
 from localspec.machine.recommend import Card
+from tests.kit.fake_nvml import CUDA_BUILD, LINUX, FakeNvml
+from tests.kit.hub_stub import client_of
+from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import tiny_llama
-from tests.machine.fake_nvml import CUDA_BUILD, LINUX, FakeNvml
-from tests.machine.folders import VOCAB_SIZE, save_model
-from tests.machine.hub_stub import client_of
 
 PROFILE = """
 title = "Two"

@@ -23,7 +23,7 @@ from localspec.machine.cluster import (
 from localspec.machine.hardware import probe
 from localspec.machine.nvml import Gpu
 from localspec.machine.shapes import ModelShape
-from tests.machine.fake_nvml import CPU_BUILD, GIB, LINUX, FakeNvml
+from tests.kit.fake_nvml import CPU_BUILD, GIB, LINUX, FakeNvml
 
 
 def shape(layers: int, hidden: int, heads: int, kv_heads: int, name: str = "big") -> ModelShape:

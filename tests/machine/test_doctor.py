@@ -13,7 +13,7 @@ from localspec.core.config import settings_for
 from localspec.machine import doctor
 from localspec.machine.doctor import doctor_report, never_run, render
 from localspec.machine.hardware import probe
-from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, LINUX, FakeNvml
+from tests.kit.fake_nvml import CPU_BUILD, CUDA_BUILD, LINUX, FakeNvml
 
 GPU = probe(FakeNvml(), LINUX, CUDA_BUILD)
 CPU = probe(FakeNvml(failing={"nvmlInit": 18}), LINUX, CPU_BUILD)

@@ -30,7 +30,7 @@ from localspec.machine.downloads import (
 )
 from localspec.machine.hub_files import HubFile, Survey
 from tests.kit import waiting
-from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
+from tests.kit.hub_stub import COMMIT, HubStub, Refusal, client_of, serve_hub
 
 pytestmark = pytest.mark.slow  # starts child processes
 
@@ -52,7 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def hub(models: dict[str, Path]) -> Iterator[HubStub]:
-    with serving(models) as stub:
+    with serve_hub(models) as stub:
         yield stub
 
 

@@ -23,11 +23,11 @@ from localspec.machine.download_faults import DownloadError, DownloadFault, faul
 from localspec.machine.fetch import fetch
 from localspec.machine.hub_files import Survey, survey
 from localspec.machine.sources import cached_models, resolve
+from tests.kit.hub_stub import COMMIT, HubStub, Refusal, client_of, serve_hub
+from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tally import Tally
 from tests.kit.tiny import tiny_llama
 from tests.kit.waiting import WAIT_S
-from tests.machine.folders import VOCAB_SIZE, save_model
-from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 
 TARGET = "someone/target"
 UNWANTED = (
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(folder: Path) -> Iterator[HubStub]:
-    with serving({TARGET: folder}) as stub:
+    with serve_hub({TARGET: folder}) as stub:
         yield stub
 
 
@@ -202,7 +202,7 @@ def test_an_empty_file_belongs_to_its_model(folder: Path, tmp_path: Path) -> Non
     shutil.copytree(folder, tmp_path / "hub")
     (tmp_path / "hub" / "merges.txt").touch()
     with (
-        serving({TARGET: tmp_path / "hub"}) as stub,
+        serve_hub({TARGET: tmp_path / "hub"}) as stub,
         client_of(stub.endpoint, tmp_path / "cache", is_offline=False),
     ):
         assert (fetched() / "merges.txt").read_bytes() == b""
@@ -263,7 +263,7 @@ def test_a_refusal_is_said_with_its_remedy(
 
 
 def test_no_hub_at_all_is_said(folder: Path, tmp_path: Path) -> None:
-    with serving({TARGET: folder}) as stub:
+    with serve_hub({TARGET: folder}) as stub:
         pass
     with client_of(stub.endpoint, tmp_path / "cache", is_offline=False):
         assert fault().code == "no_network"
@@ -306,7 +306,7 @@ def test_a_model_in_pickle_alone_is_refused_before_anything_is_fetched(
     (folder / "config.json").write_text("{}")
     (folder / "pytorch_model.bin").write_bytes(b"\x80")
     with (
-        serving({TARGET: folder}) as stub,
+        serve_hub({TARGET: folder}) as stub,
         client_of(stub.endpoint, tmp_path / "cache", is_offline=False),
     ):
         assert fault().code == "no_safetensors" and not stub.asked_for("resolve")
@@ -320,7 +320,7 @@ def test_weights_whose_header_does_not_fit_are_refused_though_the_checksum_does(
     (folder / "config.json").write_text("{}")
     (folder / WEIGHTS).write_bytes(b"\xff" * 4096)
     with (
-        serving({TARGET: folder}) as stub,
+        serve_hub({TARGET: folder}) as stub,
         client_of(stub.endpoint, tmp_path / "cache", is_offline=False),
     ):
         found = fault()

@@ -14,7 +14,7 @@ from localspec.machine import nvml
 from localspec.machine.found_line import found_line
 from localspec.machine.hardware import Host, confirmed_by_torch, on_device, probe
 from localspec.machine.memory import full_precision, room_for
-from tests.machine.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
+from tests.kit.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 
 MAC = Host("Darwin", "25.0", "arm64", "Apple M4", 10, 32 * GIB, 20 * GIB, False)
 NAMES = {11: "chrome", 12: "Xorg", 13: "gnome-shell", 14: "python3", 15: "firefox-bin"}

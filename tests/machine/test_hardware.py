@@ -25,7 +25,7 @@ from localspec.machine.hardware import (
     torch_index,
 )
 from localspec.machine.nvml import SENTENCES, energy_counter, read_gpus, shown_by_cuda
-from tests.machine.fake_nvml import (
+from tests.kit.fake_nvml import (
     ALL_ERRORS,
     CPU_BUILD,
     CUDA_BUILD,

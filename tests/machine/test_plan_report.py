@@ -25,7 +25,7 @@ from localspec.machine.memory import full_precision, room_for
 from localspec.machine.plan_report import machine_for, make_plans, render
 from localspec.machine.plans import PlanReport
 from localspec.machine.sources import find_model
-from tests.machine.fake_nvml import CUDA_BUILD, GIB, LINUX, FakeNvml
+from tests.kit.fake_nvml import CUDA_BUILD, GIB, LINUX, FakeNvml
 
 GPU = probe(FakeNvml(free_gib=10, total_gib=12), LINUX, CUDA_BUILD)
 CPU = probe(FakeNvml(failing={"nvmlInit": 12}), LINUX, CUDA_BUILD)

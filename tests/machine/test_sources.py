@@ -21,9 +21,9 @@ from localspec.core.options import LoadOptions
 from localspec.formats.folder_files import check_folder
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.sources import find_model, resolve
+from tests.kit.hub_stub import COMMIT, HubStub, Refusal, client_of, serve_hub
+from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import tiny_llama
-from tests.machine.folders import VOCAB_SIZE, save_model
-from tests.machine.hub_stub import COMMIT, HubStub, Refusal, client_of, serving
 
 TARGET, DRAFT = "someone/target", "someone/draft"
 PROFILE = f"""
@@ -55,7 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def hub(models: dict[str, Path]) -> Iterator[HubStub]:
-    with serving(models) as stub:
+    with serve_hub(models) as stub:
         yield stub
 
 
@@ -115,7 +115,7 @@ def test_a_fetch_that_broke_off_is_continued_and_names_what_it_fetches(
 
 
 def test_no_hub_at_all_is_a_sentence(models: dict[str, Path], tmp_path: Path) -> None:
-    with serving(models) as stub:
+    with serve_hub(models) as stub:
         pass
     with client_of(stub.endpoint, tmp_path / "cache"):
         text = refused()
@@ -149,7 +149,7 @@ def test_what_another_program_cached_in_part_is_completed(
 def test_a_part_without_a_hub_is_not_taken_for_the_model(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
-    with serving(models) as stub:
+    with serve_hub(models) as stub:
         pass
     in_part(tmp_path / "cache", models, "config.json", "tokenizer.json")
     with client_of(stub.endpoint, tmp_path / "cache"):

@@ -15,8 +15,8 @@ import pytest
 
 from localspec.core.errors import StoreError
 from localspec.record.store import Store
+from tests.kit.samples import STEPS, begin, finish, open_store
 from tests.kit.waiting import WAIT_S
-from tests.record.samples import STEPS, begin, finish, open_store
 
 
 @pytest.fixture

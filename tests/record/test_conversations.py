@@ -17,7 +17,7 @@ from localspec.record.export import Scope, export
 from localspec.record.log_file import read_replies
 from localspec.record.rows import Conversation, StoredMessage
 from localspec.record.store import ContinuedReply, Store
-from tests.record.samples import SETTINGS, begin, finish, open_store
+from tests.kit.samples import SETTINGS, begin, finish, open_store
 
 TIME = "2026-11-22T12:00:00.000+00:00"
 IMPORTED = Imported(

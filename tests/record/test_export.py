@@ -21,7 +21,7 @@ from localspec.core.errors import StoreError
 from localspec.record.connection import Tables
 from localspec.record.export import CSV_COLUMNS, Format, Scope, csv_cell, export
 from localspec.record.store import Store
-from tests.record.samples import (
+from tests.kit.samples import (
     INFO,
     LENIENT_SETTINGS,
     LENIENT_STATS,

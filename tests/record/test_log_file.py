@@ -22,8 +22,8 @@ from localspec.record.store import (
     Store,
     TurnSettings,
 )
+from tests.kit.samples import begin, finish, open_store
 from tests.record.old_logs import VERSION_3
-from tests.record.samples import begin, finish, open_store
 
 
 def test_learnt_states_are_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from localspec.record.contents import Scope, reading
 from localspec.record.markdown import markdown_lines
 from localspec.record.store import Store, TurnSettings
-from tests.record.samples import (
+from tests.kit.samples import (
     LENIENT_SETTINGS,
     LENIENT_STATS,
     SETTINGS,

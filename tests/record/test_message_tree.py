@@ -11,7 +11,7 @@ import pytest
 
 from localspec.record.export import Scope, export
 from localspec.record.store import ContinuedReply, Store
-from tests.record.samples import INFO, SETTINGS, STEPS, begin, finish, open_store
+from tests.kit.samples import INFO, SETTINGS, STEPS, begin, finish, open_store
 
 
 @pytest.fixture

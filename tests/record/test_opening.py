@@ -20,7 +20,7 @@ import pytest
 from localspec.core.errors import SetupError
 from localspec.record.opening import sole_use
 from localspec.record.store import Store
-from tests.record.samples import begin, finish, open_store
+from tests.kit.samples import begin, finish, open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 posix_only = pytest.mark.skipif(os.name == "nt", reason="file modes and signals are POSIX")
@@ -185,7 +185,7 @@ def test_impossible_path_gives_a_log_in_memory(tmp_path: Path, kind: str) -> Non
 UNPRIVILEGED = """
 import os, sys
 from pathlib import Path
-from tests.record.samples import begin, finish
+from tests.kit.samples import begin, finish
 from localspec.record.store import Store
 if os.geteuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -311,7 +311,7 @@ def test_a_folder_that_cannot_be_written_needs_no_lock(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from tests.record.samples import begin, finish
+from tests.kit.samples import begin, finish
 from localspec.record.store import Store
 store = Store.open(Path(sys.argv[1]))
 finish(store, begin(store, "finished before"))
@@ -353,7 +353,7 @@ def test_kill_9_while_writing_loses_nothing_that_was_committed(tmp_path: Path, s
 MID_REPLY = """
 import sys, time
 from pathlib import Path
-from tests.record.samples import begin
+from tests.kit.samples import begin
 from localspec.record.store import Store
 store = Store.open(Path(sys.argv[1]))
 turn = begin(store, "asked")

@@ -14,8 +14,8 @@ from sqlite_utils import Database, Migrations
 from localspec.record.export import Scope, export
 from localspec.record.schema import MIGRATIONS
 from localspec.record.store import Store
+from tests.kit.samples import LENIENT_SETTINGS, LENIENT_STATS, begin, finish
 from tests.record.old_logs import VERSION_2, VERSION_3
-from tests.record.samples import LENIENT_SETTINGS, LENIENT_STATS, begin, finish
 
 # The tables as the first version shipped them, written out: they may never change again.
 VERSION_1 = """

@@ -11,7 +11,7 @@ import pytest
 
 from localspec.record import search
 from localspec.record.store import Store
-from tests.record.samples import INFO, SETTINGS, begin, finish, open_store
+from tests.kit.samples import INFO, SETTINGS, begin, finish, open_store
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from localspec.core.errors import StoreError
 from localspec.core.turn_stats import TurnStats
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
-from tests.record.samples import (
+from tests.kit.samples import (
     INFO,
     PROVENANCE,
     SETTINGS,

@@ -30,9 +30,7 @@ from localspec.core.errors import (
 )
 from localspec.remote import child, wire
 from localspec.remote.child import ChildBackend
-from tests.kit.fakes import REPLY, FakeBackend, Script
-from tests.kit.waiting import WAIT_S, until
-from tests.remote.engines import (
+from tests.kit.engines import (
     CONTEXT_LENGTH,
     HI,
     LONG,
@@ -41,6 +39,8 @@ from tests.remote.engines import (
     forked_quickly,
     opening,
 )
+from tests.kit.fakes import REPLY, FakeBackend, Script
+from tests.kit.waiting import WAIT_S, until
 
 pytestmark = pytest.mark.slow  # starts child processes
 
@@ -495,7 +495,7 @@ PARENT = """
 import multiprocessing, sys, threading, time
 from localspec.core.backend import Message, Request
 from localspec.remote.child import ChildBackend
-from tests.remote.engines import opening
+from tests.kit.engines import opening
 notes, doing = sys.argv[1:]
 if doing == "loading":
     ChildBackend.open(opening("slow_to_open", notes=notes), lambda p: None)

@@ -20,8 +20,8 @@ from localspec.core.errors import ConfigError, LocalspecError, NotCounted
 from localspec.core.options import RemoteServer
 from localspec.remote import counters, remote_turn, server, servers
 from localspec.remote.server import ServerBackend
+from tests.kit.stub_server import Stub, reset, serve_stub
 from tests.kit.waiting import WAIT_S
-from tests.remote.stub_server import Stub, reset, serving
 
 Send = Callable[[bytes], None]
 Write = Callable[[Send], None]
@@ -38,7 +38,7 @@ DEEP = b"[" * 500 + b"]" * 500
 
 @pytest.fixture(scope="module")
 def stub_of_file() -> Iterator[Stub]:
-    with serving() as stub:
+    with serve_stub() as stub:
         yield stub
 
 

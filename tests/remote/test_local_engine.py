@@ -20,9 +20,9 @@ from localspec.core.interrupts import ENDINGS
 from localspec.core.options import LoadOptions
 from localspec.loading.local_backend import open_local_backend
 from localspec.remote.child import ChildBackend
+from tests.kit.engines import opening
+from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import agreeing_draft, tiny_llama
-from tests.machine.folders import VOCAB_SIZE, save_model
-from tests.remote.engines import opening
 
 pytestmark = pytest.mark.slow  # starts a page, and torch in the process of its engine
 REQUEST = Request(

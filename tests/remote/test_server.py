@@ -24,8 +24,8 @@ from localspec.remote.server import ServerBackend
 from localspec.web.live import live_state
 from localspec.web.talk.form import Form
 from tests.kit.fakes import session_info
+from tests.kit.stub_server import Stub, reset, serve_stub
 from tests.kit.waiting import WAIT_S, until
-from tests.remote.stub_server import Stub, reset, serving
 
 ASKED = (Message("system", "Be brief."), Message("user", "Rain?"))
 NEVER = threading.Event()
@@ -40,7 +40,7 @@ SGLANG = {
 
 @pytest.fixture(scope="module")
 def stub_of_file() -> Iterator[Stub]:
-    with serving() as stub:
+    with serve_stub() as stub:
         yield stub
 
 

@@ -10,7 +10,7 @@ import pytest
 from localspec.bench.cases import Case
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError
-from tests.bench.tiny_bench import tiny_bench
+from tests.kit.tiny_bench import tiny_bench
 from tools.identity import RANDOM, Count, Written, digests_of, replies, table
 
 CASE = Case("a", "chat", (5, 9, 5, 9, 5), seed=7)

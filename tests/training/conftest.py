@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer
 
 from localspec.training.target import Target, load_target
+from tests.kit.tiny_tokenizer import dialogue_tokenizer
 from tests.training.runs import CPU, Said, make_folder
 from tools.demo_pair import dialogues
-from tools.demo_pair.tokenizer import train_tokenizer
 
 SEED = 5
 
@@ -21,9 +21,7 @@ SEED = 5
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A tokenizer of 420 entries, learnt from generated dialogues."""
-    rng = Random(7)
-    texts = [m["content"] for _ in range(200) for m in dialogues.generate(rng).messages()]
-    return train_tokenizer(texts, 420)
+    return dialogue_tokenizer()
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,12 +17,12 @@ from localspec.record.store import Store
 from localspec.web.talk.plain_markdown import MARK
 from tests.kit import waiting
 from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
+from tests.kit.own_cookie import KEY, TOKEN
+from tests.kit.servers import HOST, serve_app
 from tests.web import witness
-from tests.web.own_cookie import KEY
 from tests.web.tabs import VIEWPORT, Tabs, new_tab
 
 THOUGHT = "They ask about **drafts**, and <b>this</b> is `code`."
-TOKEN = "a-token-of-this-launch"
 WAIT_MS = 60_000
 # Gradio shows its form before it listens to it; the first news comes when it does. Our own scripts
 # come later still: they name the button of the settings, which they close where there is no room.
@@ -123,44 +121,32 @@ def service(tmp_path: Path) -> Iterator[ChatService]:
 
 
 @contextlib.contextmanager
-def serving(
-    service: ChatService,
-    port: int = 0,
-    token: str = TOKEN,
-    refusable: list[tuple[str, int]] | None = None,
+def serve_page(
+    service: ChatService, refusable: list[tuple[str, int]] | None = None
 ) -> Iterator[int]:
     """The page over a service, in a thread of this process; gives the port. refusable: gets the
     path and the status of every answer to what a browser did not ask for our own page."""
-    from localspec.web.guard.connections import server_of
     from localspec.web.server import make_app
 
-    bound = socket.socket()
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind(("127.0.0.1", port))
-    port = bound.getsockname()[1]
-    app = make_app(service, "127.0.0.1", port, token, key=KEY)
+    def noting_page(port: int) -> Any:
+        app = make_app(service, HOST, port, TOKEN, key=KEY)
 
-    async def noted(scope: Any, receive: Any, send: Any) -> None:
-        is_ours = (b"sec-fetch-site", b"same-origin") in scope.get("headers", ())
+        async def noted(scope: Any, receive: Any, send: Any) -> None:
+            is_ours = (b"sec-fetch-site", b"same-origin") in scope.get("headers", ())
 
-        async def note(message: Any) -> None:
-            if message["type"] == "http.response.start" and refusable is not None and not is_ours:
-                refusable.append((scope["path"], message["status"]))
-            await send(message)
+            async def note(message: Any) -> None:
+                starts = message["type"] == "http.response.start"
+                if starts and refusable is not None and not is_ours:
+                    refusable.append((scope["path"], message["status"]))
+                await send(message)
 
-        await app(scope, receive, note)
+            await app(scope, receive, note)
 
-    server = server_of(noted, timeout_graceful_shutdown=1)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-    thread.start()
-    until(lambda: server.started)
-    service.start()
-    try:
-        yield port
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)
-        bound.close()
+        return noted
+
+    with serve_app(noting_page) as running:
+        service.start()
+        yield running.port
 
 
 @pytest.fixture(scope="session")
@@ -169,7 +155,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     backend = FakeBackend()
     service = ChatService(store, session_info, lambda report: backend)
     refusable: list[tuple[str, int]] = []
-    with serving(service, refusable=refusable) as port:
+    with serve_page(service, refusable=refusable) as port:
         yield Site("127.0.0.1", port, service, store, backend, refusable)
     service.close()
     store.close()

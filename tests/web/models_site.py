@@ -21,7 +21,7 @@ from localspec.core.options import LoadOptions
 from localspec.record.store import Store
 from localspec.remote.server import ServerBackend
 from tests.kit.fakes import FakeBackend, Script, session_info
-from tests.machine.hub_stub import HubStub, client_of, serving
+from tests.kit.hub_stub import HubStub, client_of, serve_hub
 
 TARGET, DRAFT, HUGE = "someone/target", "someone/draft", "someone/huge"
 PROFILE = f"""
@@ -89,7 +89,7 @@ def models_site(root: Path, script: Script | None = None) -> Iterator[ModelsSite
     """Everything but the page. The processes that fetch reach the stub by the environment."""
     write_profile(root / "home")
     with (
-        serving(write_models(root / "hub")) as hub,
+        serve_hub(write_models(root / "hub")) as hub,
         client_of(hub.endpoint, root / "cache"),
         pytest.MonkeyPatch.context() as patch,
     ):

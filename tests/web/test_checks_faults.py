@@ -23,8 +23,9 @@ from localspec.core.backend import Backend, Chunk, Request
 from localspec.core.options import LoadOptions
 from localspec.record.store import Store
 from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
+from tests.kit.own_cookie import TOKEN
 from tests.web.checks import READY, bubbles, status_of, wait_for_reply
-from tests.web.conftest import LISTENS, TOKEN, WAIT_MS, Site, Visit, serving, until
+from tests.web.conftest import LISTENS, WAIT_MS, Site, Visit, serve_page, until
 from tests.web.models_site import TARGET, models_site
 from tests.web.tabs import new_tab
 
@@ -88,7 +89,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, context: Any) -> Iterator[Pl
     made.service = ChatService(
         store, session_info, opener_for(first), options=first, opener_for=opener_for
     )
-    with serving(made.service) as port:
+    with serve_page(made.service) as port:
         site = Site("127.0.0.1", port, made.service, store, made.backend)
         made.visit = Visit(new_tab(context), site)
         made.visit.open("&c=new")
@@ -247,7 +248,7 @@ def models_page(context: Any, port: int) -> Any:
 def test_check_18_a_download_cut_at_60_percent_goes_on_by_range(
     context: Any, tmp_path: Path
 ) -> None:
-    with models_site(tmp_path, Script()) as models, serving(models.service) as port:
+    with models_site(tmp_path, Script()) as models, serve_page(models.service) as port:
         models.hub.fault = "short"
         page = models_page(context, port)
         row = page.locator(DOWNLOAD).first
@@ -273,7 +274,7 @@ def test_check_18_a_full_disk_is_said_before_anything_is_fetched(
     if sys.platform != "linux" or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("a small disk cannot be made here: mounting is not permitted")
     try:
-        with models_site(tmp_path, Script()) as models, serving(models.service) as port:
+        with models_site(tmp_path, Script()) as models, serve_page(models.service) as port:
             page = models_page(context, port)
             row = page.locator(DOWNLOAD).first
             row.get_by_text(re.compile(r"needs [\d.]+ .*B more on the disk")).wait_for()

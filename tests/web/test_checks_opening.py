@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from localspec.chat.service import ReplySettings
+from tests.kit.own_cookie import TOKEN
 from tests.kit.tally import Tally
 from tests.web.checks import ask, open_tab, recorded, status_of
-from tests.web.conftest import TOKEN, WAIT_MS, Open, Site, launch
+from tests.web.conftest import WAIT_MS, Open, Site, launch
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,6 @@ import http.client
 import http.server
 import json
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,11 @@ from typing import Any
 import pytest
 
 from localspec.web.guard.routes import OPEN
+from tests.kit.own_cookie import own_cookie
+from tests.kit.servers import serve_handler
 from tests.web.checks import ask, num_rows
 from tests.web.conftest import Site, Visit, until
 from tests.web.guard.shut_routes import SHUT
-from tests.web.own_cookie import own_cookie
 
 pytestmark = pytest.mark.slow
 
@@ -145,11 +145,8 @@ def evil(site: Site) -> Iterator[int]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
+    with serve_handler(Page) as port:
+        yield port
 
 
 def test_check_17_a_hostile_page_in_the_same_browser_gets_nothing(

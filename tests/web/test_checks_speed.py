@@ -18,7 +18,7 @@ from tests.kit.fakes import FakeBackend, Script, session_info
 from tests.kit.tally import Tally
 from tests.kit.waiting import WAIT_S
 from tests.web.checks import FOOTERS
-from tests.web.conftest import Site, Visit, serving, until
+from tests.web.conftest import Site, Visit, serve_page, until
 from tests.web.tabs import new_tab
 
 pytestmark = pytest.mark.slow
@@ -112,7 +112,7 @@ def test_check_20_a_long_reply_in_a_long_chat_keeps_pace(
     service, store, handle = long_chat
     num_tokens = tally.size(QUICK_TOKENS, NUM_TOKENS)
     plain = alone(service, 300)
-    with serving(service) as port, closing(new_tab(context)) as page:
+    with serve_page(service) as port, closing(new_tab(context)) as page:
         page.set_viewport_size({"width": 1500, "height": 900})
         visit = Visit(page, Site("127.0.0.1", port, service, store, FakeBackend()))
         visit.open(f"&c={handle}")

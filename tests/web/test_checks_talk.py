@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from tests.kit.samples import siblings
 from tests.kit.tally import Tally
-from tests.record.samples import siblings
 from tests.web.checks import READY, ask, bubbles, newest, num_rows, wait_for_reply
 from tests.web.conftest import WAIT_MS, Site, Visit, until
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.kit.fakes import REPLY
+from tests.kit.own_cookie import TOKEN
 from tests.web.checks import READY, ask, newest
-from tests.web.conftest import LISTENS, TOKEN, WAIT_MS, Site, Visit
+from tests.web.conftest import LISTENS, WAIT_MS, Site, Visit
 from tests.web.tabs import VIEWPORT, new_tab
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.kit.fakes import Script
-from tests.web.conftest import TOKEN, WAIT_MS, serving
+from tests.kit.own_cookie import TOKEN
+from tests.web.conftest import WAIT_MS, serve_page
 from tests.web.models_site import DRAFT, TARGET, ModelsSite, models_site
 from tests.web.tabs import new_tab
 
@@ -30,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsSite]:
 @pytest.fixture(scope="module")
 def page(place: ModelsSite, context: Any) -> Iterator[Any]:
     """The page on its Models tab; every request elsewhere and every console error is a failure."""
-    with serving(place.service) as port:
+    with serve_page(place.service) as port:
         opened = new_tab(context)
         wrong: list[str] = []
         opened.on(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from localspec.web import running_page as module_under_test
 from localspec.web.guard.page_key import page_key
 from localspec.web.guard.security import ticket_purpose
 from localspec.web.running_page import running_page
+from tests.kit.servers import serve_handler
 from tests.kit.waiting import until
 
 TOKEN = "token-of-the-running-launch"
@@ -35,13 +36,11 @@ class Answer(BaseHTTPRequestHandler):
 @contextmanager
 def running(home: Path, *, has_page: bool = True) -> Iterator[str]:
     """A process that serves the folder, as far as a second start sees it; gives its address."""
-    with HTTPServer(("127.0.0.1", 0), Answer) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serve_handler(Answer) as port:
         end = f"/?token={TOKEN}" if has_page else "/v1"
-        address = f"http://127.0.0.1:{server.server_port}{end}"
+        address = f"http://127.0.0.1:{port}{end}"
         with sole_use(home / "localspec.db"), announced(home, address, has_page=has_page):
             yield address
-        server.shutdown()
 
 
 def second_start(home: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> list[str]:

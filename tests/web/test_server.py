@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,13 +18,9 @@ def never(url: str, once: str) -> None:
     raise AssertionError("the page must not come up")
 
 
-def test_a_taken_port_is_said_with_the_remedy(service: ChatService) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(SetupError, match=rf"127.0.0.1:{port}.*--port {port + 1}"):
-            serve(service, "127.0.0.1", port, never)
+def test_a_taken_port_is_said_with_the_remedy(service: ChatService, taken_port: int) -> None:
+    with pytest.raises(SetupError, match=rf"127.0.0.1:{taken_port}.*--port {taken_port + 1}"):
+        serve(service, "127.0.0.1", taken_port, never)
 
 
 SERVING = """

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import WEIGHTS
-from tests.drafters.random_eagle import write_random
+from tests.kit.random_eagle import write_random
 from tests.kit.tiny import tiny_llama, with_cache
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

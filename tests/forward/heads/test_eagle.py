@@ -24,8 +24,8 @@ from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import head_kind
-from tests.drafters.random_eagle import write_random
 from tests.kit.heads import change_config
+from tests.kit.random_eagle import write_random
 from tests.kit.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from tests.training.conftest import tokenizer as tokenizer
+from tests.kit.tiny_tokenizer import dialogue_tokenizer
 from tools.demo_pair.decoder import llama_config, new_decoder
 
 SEED = 7
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """A tokenizer of 420 entries, learnt from generated dialogues."""
+    return dialogue_tokenizer()
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from localspec.core.decoding import SamplingParams
 from localspec.core.errors import LocalspecError, ModelError
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
-from tests.bench.tiny_bench import tiny_bench
 from tests.kit.tiny import on_transformers, tiny_llama
+from tests.kit.tiny_bench import tiny_bench
 from tools.peers import llama_cpp, vllm
 from tools.peers.engines import FURTHER_LENGTHS, other_engines
 from tools.peers.worker import PeerWorker

@@ -16,8 +16,8 @@ from localspec.bench.settings import BenchSettings
 from localspec.core.decoding import SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.engine.engine import Engine
-from tests.bench.tiny_bench import tiny_bench
 from tests.kit.tiny import VOCAB_SIZE, agreeing_draft, on_transformers, tiny_llama
+from tests.kit.tiny_bench import tiny_bench
 from tools.peers.engines import other_engines
 from tools.peers.transformers_peer import Modules, transformers_peer
 

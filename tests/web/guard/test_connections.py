@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import select
 import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -15,9 +14,10 @@ from uvicorn import Server
 from localspec.web.guard import bodies, connections
 from localspec.web.guard.connections import server_of
 from localspec.web.guard.security import Guard, Hosts
+from tests.kit.own_cookie import KEY, TOKEN, own_cookie
+from tests.kit.servers import HOST, serve_app
 from tests.kit.waiting import WAIT_S
-from tests.web.conftest import TOKEN, until
-from tests.web.own_cookie import KEY, own_cookie
+from tests.web.conftest import until
 
 Connect = Callable[[], socket.socket]
 
@@ -55,27 +55,16 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Connect]:
 
 @contextmanager
 def guarded(read: bodies.Bodies) -> Iterator[tuple[Connect, Server]]:
-    bound = socket.socket()
-    bound.bind(("127.0.0.1", 0))
-    port = bound.getsockname()[1]
-    hosts = Hosts(frozenset({"ours"}), port)
-    guard = Guard(inner, TOKEN, hosts, bodies=read, key=KEY)
-    server = server_of(guard, lifespan="off", timeout_graceful_shutdown=1, limit_concurrency=20)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-    thread.start()
-    until(lambda: server.started)
-    opened: list[socket.socket] = []
+    def guard(port: int) -> Guard:
+        return Guard(inner, TOKEN, Hosts(frozenset({"ours"}), port), bodies=read, key=KEY)
 
-    def make() -> socket.socket:
-        opened.append(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S))
-        return opened[-1]
+    with serve_app(guard, lifespan="off", limit_concurrency=20) as running, ExitStack() as opened:
 
-    yield make, server
-    for one in opened:
-        one.close()
-    server.should_exit = True
-    thread.join(timeout=10)
-    bound.close()
+        def make() -> socket.socket:
+            address = (HOST, running.port)
+            return opened.enter_context(socket.create_connection(address, timeout=WAIT_S))
+
+        yield make, running.server
 
 
 def head(to: socket.socket, first_line: str, **headers: str) -> bytes:
@@ -264,15 +253,11 @@ def test_a_stream_that_nobody_ends_hears_of_the_servers_end() -> None:
         await send({"type": "http.response.body", "body": b"first", "more_body": True})
         heard.append((await receive())["type"])
 
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        server = server_of(stream, lifespan="off")
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
-        thread.start()
-        until(lambda: server.started)
-        with socket.create_connection(bound.getsockname(), timeout=10) as page:
-            page.sendall(b"GET / HTTP/1.1\r\nhost: ours\r\n\r\n")
-            assert page.recv(1000).startswith(b"HTTP/1.1 200")
-            server.should_exit = True
-            thread.join(timeout=10)
+    with (
+        serve_app(lambda port: stream, lifespan="off") as running,
+        socket.create_connection((HOST, running.port), timeout=10) as page,
+    ):
+        page.sendall(b"GET / HTTP/1.1\r\nhost: ours\r\n\r\n")
+        assert page.recv(1000).startswith(b"HTTP/1.1 200")
+        running.stop()
     assert heard == ["http.disconnect"]

@@ -22,7 +22,7 @@ from localspec.web.guard.password import (
 )
 from localspec.web.guard.security import COOKIE_S, Guard
 from localspec.web.server import hosts_of, serve
-from tests.web.own_cookie import KEY, own_cookie
+from tests.kit.own_cookie import KEY, own_cookie
 
 WORDS = "correct horse battery"
 TOKEN = "the-token-of-this-launch"

@@ -13,8 +13,8 @@ from localspec.chat.service import ChatService
 from localspec.record.store import Store
 from localspec.web.guard.routes import OPEN, route_of
 from tests.kit.fakes import FakeBackend, session_info
+from tests.kit.own_cookie import KEY, own_cookie
 from tests.web.guard.shut_routes import SHUT
-from tests.web.own_cookie import KEY, own_cookie
 
 HOST = "127.0.0.1:7860"
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT")

@@ -14,7 +14,7 @@ from localspec.web.guard.policy import content_policy, script_hashes
 from localspec.web.guard.routes import MESSAGE_BYTES, SMALL_BYTES
 from localspec.web.guard.security import COOKIE_S, Guard, Hosts, ticket_purpose
 from localspec.web.server import hosts_of
-from tests.web.own_cookie import KEY, own_cookie
+from tests.kit.own_cookie import KEY, own_cookie
 
 TOKEN = "right-token"
 HOST = "127.0.0.1:7860"

@@ -20,14 +20,13 @@ from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.hardware import TorchBuild, probe
 from localspec.machine.other_programs import found_models
 from localspec.web.models.models_controller import ModelsController
-from tests.kit import waiting
+from tests.kit import samples, waiting
+from tests.kit.fake_nvml import FakeNvml
 from tests.kit.fakes import Script
 from tests.kit.gguf_files import write_gguf
+from tests.kit.hub_stub import Refusal
+from tests.kit.stub_server import serve_stub
 from tests.kit.tiny import tiny_llama
-from tests.machine.fake_nvml import FakeNvml
-from tests.machine.hub_stub import Refusal
-from tests.record import samples
-from tests.remote.stub_server import serving
 from tests.web.models_site import CONFIG, DRAFT, HUGE, TARGET, ModelsSite, models_site
 
 wait = waiting.until
@@ -412,7 +411,7 @@ def test_a_server_is_connected_named_and_left_for_a_model_of_this_machine(
     controller: ModelsController, place: ModelsSite
 ) -> None:
     place.service.start()
-    with serving() as stub:
+    with serve_stub() as stub:
         act(controller, "connect", value=stub.url, key="sesame")
         wait(lambda: "Connected:" in parts(controller)["loaded"])
         shown = controller.view()

@@ -16,8 +16,8 @@ from localspec.core.errors import ConfigError, LocalspecError, RequestError
 from localspec.core.turn_stats import TurnStats
 from localspec.web.proof.race_html import race_html
 from localspec.web.proof.race_tab import Runs
-from tests.chat.services import close, open_service
 from tests.kit.fakes import Script
+from tests.kit.services import close, open_service
 from tests.kit.waiting import WAIT_S
 from tests.web.conftest import Open, Site, Visit, until
 

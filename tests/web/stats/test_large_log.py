@@ -19,8 +19,8 @@ from localspec.record.contents import reading
 from localspec.record.store import Store
 from localspec.web.stats.selection import Selection
 from tests.kit.fakes import FakeBackend, session_info
+from tests.kit.large_log import make_large_log
 from tests.kit.tally import Tally
-from tests.record.large_log import make_large_log
 
 pytestmark = pytest.mark.slow
 

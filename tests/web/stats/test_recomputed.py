@@ -38,8 +38,8 @@ from localspec.web.stats import figures as stats
 from localspec.web.stats.log_plots import make_plots
 from localspec.web.stats.tab import PANELS
 from localspec.web.words import DASH, gain, number, percent, rate
-from tests.chat.services import close, ended, open_service
 from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.services import close, ended, open_service
 from tests.kit.waiting import until
 
 SCRIPT = Script(reply="One two three four five six seven eight nine ten. " * 6, round_s=0.001)

@@ -12,7 +12,7 @@ from localspec.chat.service import ChatService
 from localspec.core.backend import Message, Request
 from localspec.web.routes import scope_of
 from localspec.web.stats.selection import Selection, selection_of, week_begin
-from tests.chat.services import ask, close, ended, open_service
+from tests.kit.services import ask, close, ended, open_service
 
 
 class Log:

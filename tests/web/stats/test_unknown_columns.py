@@ -16,8 +16,8 @@ from localspec.web.proof.report import report_zip
 from localspec.web.stats.selection import Selection
 from localspec.web.stats.tab import fill
 from localspec.web.talk.messages import chat_messages
+from tests.kit import samples
 from tests.kit.fakes import FakeBackend, session_info
-from tests.record import samples
 
 EXPORTS: tuple[Format, ...] = ("csv", "jsonl", "markdown", "sqlite")
 

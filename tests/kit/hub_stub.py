@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +28,8 @@ from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
+
+from tests.kit.servers import serve_handler
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PIECE = 16 * 1024
@@ -82,21 +84,15 @@ class HubStub:
 
 
 @contextmanager
-def serving(models: Mapping[str, Path]) -> Iterator[HubStub]:
+def serve_hub(models: Mapping[str, Path]) -> Iterator[HubStub]:
     """The hub with `models` (folders by id), down again on leaving."""
     stub = HubStub(models)
-    handler = type("Handler", (_Handler,), {"stub": stub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    stub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield stub
-    finally:
-        stub.closing.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serve_handler(_Handler, stub=stub) as port:
+        stub.endpoint = f"http://127.0.0.1:{port}"
+        try:
+            yield stub
+        finally:
+            stub.closing.set()
 
 
 @contextmanager

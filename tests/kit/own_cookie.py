@@ -1,10 +1,11 @@
-"""The cookie of a browser that the guards of the tests let in."""
+"""The key, the token of the launch and the cookie that the guards of the tests let in."""
 
 from __future__ import annotations
 
 from localspec.web.guard.page_key import PageKey
 from localspec.web.guard.security import owner_purpose
 
+TOKEN = "a-token-of-this-launch"
 KEY = PageKey(b"the key of the tests")
 
 

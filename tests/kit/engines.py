@@ -21,7 +21,7 @@ from localspec.core.backend import Chunk, Description, Message, Request
 from localspec.core.errors import ContextOverflow, EngineLost, MemoryShortage
 from localspec.remote import child
 from localspec.remote.wire import Opening
-from tests.kit.fakes import REPLY, FakeBackend, Script
+from tests.kit.fakes import FIVE_WORDS, REPLY, FakeBackend, Script
 
 Report = Callable[[str], None]
 
@@ -43,7 +43,7 @@ def forked_quickly() -> Iterator[None]:
 
 def opening(name: str, **keywords: Any) -> Opening:
     """Of a function below."""
-    return Opening(f"tests.remote.engines:{name}", keywords)
+    return Opening(f"tests.kit.engines:{name}", keywords)
 
 
 @dataclass
@@ -209,6 +209,4 @@ class DyingAt(FakeBackend):
 
 
 def dying_at(report: Report, calls: Path, at: int) -> DyingAt:
-    from tests.endurance.session import FAST
-
-    return DyingAt(FAST, calls, at)
+    return DyingAt(FIVE_WORDS, calls, at)

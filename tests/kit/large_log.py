@@ -13,7 +13,7 @@ from pathlib import Path
 
 from localspec.record.connection import connect
 from localspec.record.store import Store
-from tests.record import samples
+from tests.kit import samples
 
 TURNS_PER_CONVERSATION = 10
 TURNS_PER_SESSION = 200

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.kit.servers import serve_handler
 
 COUNTERS = (
     "num_requests_running", "num_requests_waiting", "request_success_total",
@@ -214,21 +216,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving() -> Iterator[Stub]:
+def serve_stub() -> Iterator[Stub]:
+    """Yield a running server, to be asked at its `url`."""
     stub = Stub()
-    server = ThreadingHTTPServer(
-        ("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": stub}), bind_and_activate=True
-    )
-    server.daemon_threads = True
-    stub.port = server.server_address[1]
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    try:
+    with serve_handler(_Handler, stub=stub) as stub.port:
         yield stub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def reset(stub: Stub) -> None:

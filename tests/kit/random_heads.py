@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tests.drafters import random_eagle, random_medusa, random_mtp
+from tests.kit import random_eagle, random_medusa, random_mtp
 from tests.kit.tiny import with_cache
 
 KINDS = {"medusa": random_medusa, "mtp": random_mtp, "eagle": random_eagle}
