@@ -1,9 +1,9 @@
 """Why a download stopped, as one sentence of fact and reason and one of remedy.
 
-Contract: `fault_of` takes whatever the hub's client, the network or the disk raised and always
-answers; of the client's own text nothing is shown but, where nothing better is known, its first
-line. `code` is for the page and for tests. "Continue" in a remedy is the button of the page; on
-the command line it is the same command once more.
+`fault_of` takes whatever the hub's client, the network or the disk raised and always answers. It
+shows nothing of the client's own text but its first line, where nothing better is known. A code
+stands for a remedy; what differs inside a code is the reason. "Continue" in a remedy is the button
+of the page; on the command line it is the same command once more.
 
 Source: huggingface_hub/errors.py and utils/_http.py of 2.4.0 (which status becomes which error).
 """
@@ -14,117 +14,56 @@ import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from localspec.core.errors import ConfigError, LocalspecError, first_line
 
 # What ends a remedy of a download, and of a question, after which nothing has arrived.
 OF_DOWNLOAD = {"Again": "Continue", "again": "continue", "kept": "; what has arrived is kept"}
 OF_QUESTION = {"Again": "Try again", "again": "try again", "kept": ""}
+LOG_IN = "log in with a valid token (`hf auth login`, or set HF_TOKEN)"
 
-# By code: the fact with its reason, and the remedy. In braces: see `fault` and `fault_of`.
+# The fact with its reason, and the remedy, by code. The names in braces are values of `fault`.
 SENTENCES: Mapping[str, tuple[str, str]] = {
-    "gated": (
-        "{model_id} is given only to those who agreed to its terms, and {account}.",
-        "Agree on the model's page{and_log_in}, then {again}.",
+    "access": (
+        "The hub does not give {model_id} out: {reason}.",
+        f"Agree to its terms on the model's page if it has any, {LOG_IN}, and {{again}}.",
     ),
     "unknown_model": (
-        "The hub has no model {model_id}, or shows it to some people only (404).",
-        "Check the spelling{or_log_in}.",
+        "The hub has no model {model_id}, or shows it to some people only ({status}).",
+        f"Check the spelling, or {LOG_IN}.",
     ),
-    "unauthorised": (
-        "The hub does not accept {who} for {model_id} (401).",
-        "Log in with `hf auth login`, or set HF_TOKEN to a valid token, and start again.",
+    "hub_busy": (
+        "The hub turned the request down: {reason}.",
+        "Wait {wait} and {again}{kept}.",
     ),
-    "forbidden": (
-        "The hub refuses {model_id} to this account (403).",
-        "See on the model's page whether it asks for anything, then {again}.",
-    ),
-    "missing_file": (
-        "The hub no longer has a file of {model_id} that it listed (404).",
-        "{Again}: the list is read anew.",
-    ),
-    "too_many_requests": (
-        "The hub has been asked too often from here and wants a pause (429).",
-        "Wait {wait} and {again}; being logged in raises the limit.",
-    ),
-    "hub_down": (
-        "The hub answers with an error of its own ({status}).",
-        "{Again} in a few minutes{kept}.",
-    ),
-    "stalled": (
-        "No byte came for {timeout_s} seconds, several times over.",
-        "{Again} when the connection is better{kept}.",
-    ),
-    "dropped": (
-        "The connection to the hub keeps breaking off.",
-        "{Again} when it is better{kept}.",
-    ),
-    "certificate": (
-        "The connection to the hub is not trusted: its certificate cannot be verified.",
-        "Check the computer's clock; if a company's proxy is in between, add its certificate.",
-    ),
-    "no_network": (
-        "The model hub cannot be reached: there is no connection to it.",
+    "network": (
+        "The model hub cannot be reached: {reason}.",
         "Connect to the network (or set the proxy) and {again}{kept}.",
     ),
-    "captive_portal": (
-        "The network answered with a page of its own in place of the hub's: perhaps one that "
-        "wants a sign-in first, as in hotels and trains.",
-        "Open any web page, sign in there, and {again}.",
+    "answer": (
+        "The hub's answer cannot be used: {reason}.",
+        "Open any web page and sign in there if the network asks for it, as in hotels and trains, "
+        "then {again}; if it stays so, a proxy in between changes what the hub sends.",
     ),
-    "disk_full": (
-        "The disk of {place} is full.",
-        "Free disk space and {again}{kept}.",
+    "disk": (
+        "The disk of {place} cannot take {model_id}: {reason}.",
+        "Free disk space, choose a smaller model, or set HF_HOME to a folder with room in which "
+        "you may write; then {again}{kept}.",
     ),
-    "not_writable": (
-        "{place} cannot be written ({reason}).",
-        "Make the folder writable, or set HF_HOME to one that is, and start again.",
+    "file": (
+        "{name} cannot be used: {reason}.",
+        "{Again} later; if it stays so, a proxy in between cuts or changes files, or another copy "
+        "of the model is needed.",
     ),
-    "too_little_disk": (
-        "{model_id} needs {needed} more on the disk of {place}, and {free} can be used there.",
-        "Nothing was fetched. Free disk space, or choose a smaller model.",
-    ),
-    "no_safetensors": (
+    "format": (
         "{model_id} has no .safetensors weights, and other kinds can run code when opened.",
         "Choose a copy of the model that has them.",
     ),
-    "changed": (
-        "The hub lists one version of {name} and serves another.",
-        "{Again}: the list is read anew.",
-    ),
-    "damaged": (
-        "{name} is damaged on the hub itself: its header does not fit ({reason}).",
-        "Choose another copy of the model.",
-    ),
-    "wrong_bytes": (
-        "{name} is not what the hub says it is: {reason}. It was deleted and fetched once more, "
-        "with the same result.",
-        "{Again} later; if it stays so, a proxy in between cuts or changes files.",
-    ),
-    "wrong_size": (
-        "{name} has {expected} bytes, but the server keeps sending {got}.",
-        "{Again} later; if it stays so, a proxy in between cuts or changes files.",
-    ),
-    "strange_answer": (
-        "The hub's answer was not read: {reason}.",
-        "{Again} later; if it stays so, a proxy in between changes it.",
-    ),
-    "slow_answer": (
-        "The hub did not come to the end of its answer within {seconds} seconds.",
-        "{Again} when the connection is better{kept}.",
-    ),
-    "worker_ended": (
-        "The program that fetches ended without saying why (exit code {exit_code}).",
-        "{Again}{kept}.",
-    ),
-    "other": ("{model_id} could not be fetched: {line}.", "{Again}{kept}."),
+    "other": ("{model_id} could not be fetched: {reason}.", "{Again}{kept}."),
 }
-ON_ITS_PAGE = ("gated", "unauthorised", "forbidden", "missing_file")
-BY_STATUS = {401: "unauthorised", 403: "forbidden", 404: "missing_file", 429: "too_many_requests"}
-BY_ERRNO = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "disk_full"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "not_writable"),
-}
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True)
@@ -149,75 +88,94 @@ class DownloadError(LocalspecError):
 
 
 def fault(code: str, **values: object) -> DownloadFault:
-    """values: what stands in braces in SENTENCES, OF_QUESTION where the hub was only asked."""
+    """Return a fault. values: what stands in braces in SENTENCES, and OF_QUESTION where the hub was
+    only asked."""
     from huggingface_hub import constants
 
     text, remedy = SENTENCES[code]
-    page = f"{constants.ENDPOINT}/{values['model_id']}" if code in ON_ITS_PAGE else None
+    page = f"{constants.ENDPOINT}/{values['model_id']}" if code == "access" else None
     values = {**OF_DOWNLOAD, **values}
     return DownloadFault(code, text.format(**values), remedy.format(**values), page)
 
 
 def fault_of(error: BaseException, model_id: str, is_question: bool = False) -> DownloadFault:
-    """The fault behind an exception, or behind what the client wrapped in it."""
-    from huggingface_hub import constants, get_token
-    from huggingface_hub.errors import HfHubHTTPError
-
+    """Return the fault behind an exception, or behind what the client wrapped in it."""
     if isinstance(error, DownloadError):
         return error.fault
     if isinstance(error, ConfigError):
-        return DownloadFault("proxy", str(error), "")
-    code, below = _code_of(error), error.__cause__ or error.__context__
-    if code is None and below is not None:
+        return DownloadFault("network", str(error), "")
+    known, below = _known(error), error.__cause__ or error.__context__
+    if known is None and below is not None:
         return fault_of(below, model_id, is_question)
-    values: dict[str, object] = {
-        "model_id": model_id,
-        "timeout_s": f"{constants.HF_HUB_DOWNLOAD_TIMEOUT:.0f}",
-        "line": first_line(error).rstrip(".:"),
-        **(OF_QUESTION if is_question else {}),
-    }
-    if get_token() is not None:
-        values |= {"who": "the token it was given", "or_log_in": "", "and_log_in": ""}
-        values["account"] = "the account of your token has not agreed yet"
-    else:
-        values |= {"who": "strangers", "account": "nobody is logged in here"}
-        values["or_log_in"] = ", or log in (`hf auth login`, or set HF_TOKEN)"
-        values["and_log_in"] = " and log in (`hf auth login`, or set HF_TOKEN) and start again"
-    if isinstance(error, HfHubHTTPError):
-        after = error.response.headers.get("Retry-After", "")
-        values["wait"] = f"{after} seconds" if after.isdecimal() else "some minutes"
-        values["status"] = error.response.status_code
-    elif isinstance(error, OSError):
-        values |= {"place": error.filename or "the model cache", "reason": error.strerror}
-    return fault(code or "other", **values)
+    code, values = known or ("other", {"reason": first_line(error).rstrip(".:")})
+    ending = OF_QUESTION if is_question else {}
+    return fault(code, **{"model_id": model_id, **ending, **values})
 
 
-def _code_of(error: BaseException) -> str | None:
+def _known(error: BaseException) -> tuple[str, dict[str, Any]] | None:
+    """Return the code and its values; None for an error that says too little."""
     import httpx2
-    from huggingface_hub.errors import (
-        FileMetadataError,
-        GatedRepoError,
-        HfHubHTTPError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import constants
+    from huggingface_hub.errors import FileMetadataError, HfHubHTTPError
 
     match error:
-        case GatedRepoError():
-            return "gated"
-        case RepositoryNotFoundError():
-            return "unknown_model"
         case HfHubHTTPError():
-            return BY_STATUS.get(error.response.status_code, "hub_down")
+            return _refusal(error)
         case httpx2.TimeoutException():
-            return "stalled"
+            seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
+            reason = f"no byte came for {seconds:.0f} seconds, several times over"
         case httpx2.ConnectError() if "CERTIFICATE" in str(error).upper():
-            return "certificate"
+            reason = (
+                "its certificate cannot be verified, because the computer's clock is wrong or the "
+                "certificate of a company's proxy is missing here"
+            )
         case httpx2.ReadError() | httpx2.RemoteProtocolError():
-            return "dropped"
+            reason = "the connection keeps breaking off"
         case httpx2.TransportError():
-            return "no_network"
+            reason = "there is no connection to it"
         case FileMetadataError() | json.JSONDecodeError() | httpx2.DecodingError():
-            return "captive_portal"
+            return "answer", {"reason": "the network sent a page of its own in its place"}
         case OSError():
-            return BY_ERRNO.get(error.errno or 0)
+            return _disk(error)
+        case _:
+            return None
+    return "network", {"reason": reason}
+
+
+def _refusal(error: Any) -> tuple[str, dict[str, Any]]:
+    """Return the code and its values for a status that is an error."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    status, has_token = error.response.status_code, get_token() is not None
+    if isinstance(error, GatedRepoError):
+        agreed = "the account of your token has not agreed yet"
+        account = agreed if has_token else "nobody is logged in here"
+        return "access", {"reason": f"only those who agreed to its terms get it, and {account}"}
+    if isinstance(error, RepositoryNotFoundError):
+        return "unknown_model", {"status": status}
+    match status:
+        case 401:
+            who = "the token it was given" if has_token else "people who are not logged in"
+            return "access", {"reason": f"it does not accept {who} (401)"}
+        case 403:
+            return "access", {"reason": "this account may not have it (403)"}
+        case 404:
+            name = error.response.request.url.path.rpartition("/")[2]
+            return "file", {"name": name, "reason": "the hub no longer has it (404)"}
+    seconds = error.response.headers.get("Retry-After", "")
+    wait = f"{seconds} seconds" if seconds.isdecimal() else "some minutes"
+    reason = "it has an error of its own"
+    if status == 429:
+        reason = "it was asked too often from here, and allows more to those who are logged in"
+    return "hub_busy", {"reason": f"{reason} ({status})", "wait": wait}
+
+
+def _disk(error: OSError) -> tuple[str, dict[str, Any]] | None:
+    """Return the code and its values for an error of the disk."""
+    place = error.filename or "the model cache"
+    if error.errno in DISK_FULL:
+        return "disk", {"place": place, "reason": "it is full"}
+    if error.errno in NOT_WRITABLE:
+        return "disk", {"place": place, "reason": f"it cannot be written ({error.strerror})"}
     return None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -39,7 +40,6 @@ ONLINE: Mapping[str, str] = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_UPDATE_CHECK": "1",
     "HF_HUB_DISABLE_XET": "1",
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
 }
 SPEED_WINDOW_S = 8.0
 
@@ -145,7 +145,7 @@ class Downloads:
                 return DownloadFault(**line["fault"])
             if "survey" in line or "found" in line:
                 return line
-        return fault("worker_ended", exit_code=process.returncode, **OF_QUESTION)
+        return ended(about, process, **OF_QUESTION)
 
     def ask(self, model_id: str) -> None:
         """Queue a model, or go on with one. Harmless while it is under way."""
@@ -177,8 +177,7 @@ class Downloads:
             known = self._downloads.pop(model_id, None)
             self._keep()
         if known is not None and known.survey is not None:
-            for file in known.survey.files:
-                known.survey.part(file).unlink(missing_ok=True)
+            shutil.rmtree(known.survey.parts, ignore_errors=True)
 
     def forget(self, model_id: str) -> None:
         """Take one that is over off the list."""
@@ -254,8 +253,7 @@ class Downloads:
         with self._changed:
             known = self._downloads.get(model_id)
             if known is not None and known.state in RUNNING and not self._is_closed:
-                died = fault("worker_ended", exit_code=process.returncode)
-                self._put(stopped(known, "failed", died))
+                self._put(stopped(known, "failed", ended(model_id, process)))
 
     def _put(self, download: Download) -> None:
         self._downloads[download.model_id] = download
@@ -266,6 +264,12 @@ class Downloads:
             save_unfinished(self._path, {each.model_id: each.survey for each in unfinished})
         except OSError as error:  # the parts are kept all the same; a new click finds them
             log.warning("unfinished downloads cannot be remembered: %s", error)
+
+
+def ended(about: str, process: subprocess.Popen[str], **ending: str) -> DownloadFault:
+    """Return the fault of a process that ended without saying why."""
+    reason = f"the program that fetches ended without saying why (exit code {process.returncode})"
+    return fault("other", model_id=about, reason=reason, **ending)
 
 
 def _said_by(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:

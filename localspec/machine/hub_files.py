@@ -1,7 +1,7 @@
 """What the hub holds of a model, what of it is wanted, and where the hub's cache keeps it.
 
 Contract: `survey` asks the hub and pins the commit it found; nothing is fetched or written.
-`wanted` is the allow list: weights as safetensors, JSON, chat templates and the tokenizer's own
+WANTED_FILES is the allow list: weights as safetensors, JSON, chat templates and the tokenizer's own
 files, from the top folder only; never pickle or code. `Survey.held_bytes` says what is on this
 disk. `search` finds models by name and size.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,25 +30,23 @@ WANTED_FILES = (
     "merges.txt", "vocab.txt", "tokenizer.model",
 )  # fmt: skip
 MAX_FOUND = 20  # models, by a search
-MOST_FILES = 10_000  # of a model
 MOST_PARAMETERS = 10**15  # of a model; a larger number is no count
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 SEARCH_S = 20.0  # that a search waits for the hub's answer
 ANSWER_S = 60.0  # for the body of one answer that is no file
 API = "/api/models"  # in the path of every question, also at a mirror of the hub
 # Copies in other formats, often as large as the model itself.
-UNWANTED_FILES = ("*/*", "consolidated*.safetensors")
+UNWANTED_FILES = ("*/*", "*\\*", "consolidated*.safetensors")
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """One file at one commit. etag: the name the hub's cache keeps it by; for a large file its
-    SHA-256, for a small one the SHA-1 that git gives it. is_large: kept beside git (LFS)."""
+    """One file at one commit. is_cached: the hub's cache had it when the hub was asked, if only as
+    part of another commit."""
 
     name: str
     num_bytes: int
-    etag: str
-    is_large: bool
+    is_cached: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,13 @@ class Survey:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Survey:
-        """The inverse of `asdict`. Raises LookupError, TypeError for other data."""
-        files = tuple(HubFile(**each) for each in data["files"])
-        return cls(str(data["model_id"]), str(data["commit"]), files)
+        """The inverse of `asdict`, also for what earlier versions wrote. Raises LookupError,
+        TypeError for other data."""
+        files = (
+            HubFile(str(file["name"]), int(file["num_bytes"]), bool(file.get("is_cached")))
+            for file in data["files"]
+        )
+        return cls(str(data["model_id"]), str(data["commit"]), tuple(files))
 
     @property
     def num_bytes(self) -> int:
@@ -75,9 +77,9 @@ class Survey:
 
     def _held(self, file: HubFile) -> int:
         part = self.part(file)
-        if self.is_there(file):
-            return file.num_bytes
-        return min(part.stat().st_size, file.num_bytes) if part.is_file() else 0
+        if part.is_file():
+            return min(part.stat().st_size, file.num_bytes)
+        return file.num_bytes if file.is_cached or self.is_there(file) else 0
 
     # places in the hub's cache
 
@@ -97,52 +99,59 @@ class Survey:
     def snapshot(self) -> Path:
         return self.folder / "snapshots" / self.commit
 
-    def blob(self, file: HubFile) -> Path:
-        return self.folder / "blobs" / file.etag
+    def is_there(self, file: HubFile) -> bool:
+        return (self.snapshot / file.name).is_file()
+
+    @property
+    def parts(self) -> Path:
+        """The folder of what has arrived and is not verified yet. Nothing loads from it."""
+        return self.folder / "incomplete"
 
     def part(self, file: HubFile) -> Path:
         """What has arrived of a file. It survives a crash, and the next attempt continues it."""
-        return self.folder / "blobs" / f"{file.etag}.incomplete"
+        return self.parts / file.name
 
-    def lock(self, file: HubFile) -> Path:
-        return self.folder.parent / ".locks" / self._folder_name / f"{file.etag}.lock"
-
-    def is_there(self, file: HubFile) -> bool:
-        place = self.snapshot / file.name
-        return place.is_file() and place.stat().st_size == file.num_bytes
+    @property
+    def lock(self) -> Path:
+        return self.folder.parent / ".locks" / self._folder_name / "incomplete.lock"
 
 
 def survey(model_id: str) -> Survey:
     """Ask the hub. Raises whatever its client raises (`fault_of` puts it into words)."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
+    from huggingface_hub import HfApi, snapshot_download
 
     limit_hub_client()
-    api = HfApi()
-    with _understood():
-        commit = _hash(api.model_info(model_id, revision="main").sha)
-        listed = list[HubFile]()
-        for entry in api.list_repo_tree(model_id, revision=commit):
-            if isinstance(entry, RepoFile):
-                listed.append(_hub_file(entry))
-            if len(listed) > MOST_FILES:
-                raise ValueError(f"it lists more than {MOST_FILES:,} files")
-    return Survey(model_id, commit, wanted(listed))
+    with understood():
+        # The commit first: for a branch the dry run would already write where it leads.
+        commit = hash_of_hub(HfApi().model_info(model_id, revision="main").sha)
+        listed = snapshot_download(
+            model_id,
+            revision=commit,
+            allow_patterns=list(WANTED_FILES),
+            ignore_patterns=list(UNWANTED_FILES),
+            dry_run=True,
+        )
+        files = [_hub_file(file) for file in listed]
+    # Small ones first: they tell early that access is refused.
+    return Survey(model_id, commit, tuple(sorted(files, key=lambda f: (f.num_bytes, f.name))))
 
 
 def limit_hub_client() -> None:
-    """Let the hub's client of this process read the answers to one question within limits only.
-    Files are bounded by the size that the hub lists. Raises ConfigError where the environment
-    names a proxy that cannot be used."""
+    """Let the hub's client of this process read the answers to one question within limits only,
+    and print nothing. Files are bounded by the size that the hub lists. Raises ConfigError where
+    the environment names a proxy that cannot be used."""
     from huggingface_hub import set_client_factory
-    from huggingface_hub.utils import _http
+    from huggingface_hub.utils import _http, disable_progress_bars  # type: ignore[attr-defined]
 
     from localspec.core.http_limits import Limits
 
     require_usable_proxies()
+    disable_progress_bars()
     limits = Limits(_unreadable, ANSWER_S)
 
     def bound(response: httpx2.Response) -> None:
+        if response.is_success and "html" in response.headers.get("content-type", "").lower():
+            raise DownloadError("answer", reason="the network sent a page of its own in its place")
         if not response.is_success or API in response.request.url.path:
             limits.bound(response)
 
@@ -157,20 +166,17 @@ def limit_hub_client() -> None:
 
 
 def _unreadable(reason: str) -> NoReturn:
-    raise DownloadError("strange_answer", reason=reason)
+    raise DownloadError("answer", reason=f"it sent {reason}")
 
 
-def _hub_file(entry: Any) -> HubFile:
-    """Raise ValueError where the hub lists no file that can be kept."""
-    lfs = entry.lfs
-    num_bytes = entry.size if lfs is None else lfs.size
-    if type(num_bytes) is not int or num_bytes < 0:
-        raise ValueError(f"a file of {num_bytes!r} bytes")
-    etag = _hash(entry.blob_id if lfs is None else lfs.sha256)
-    return HubFile(str(entry.path), num_bytes, etag, lfs is not None)
+def _hub_file(file: Any) -> HubFile:
+    """Raise ValueError where the hub names no size."""
+    if file.file_size is None or file.file_size < 0:
+        raise ValueError(f"no size of {file.filename}")
+    return HubFile(file.filename, file.file_size, file.is_cached)
 
 
-def _hash(value: Any) -> str:
+def hash_of_hub(value: Any) -> str:
     """Return a hash that the hub gives. It becomes the name of a file or folder here, so nothing
     else is taken."""
     if not isinstance(value, str) or HASH.fullmatch(value) is None:
@@ -179,7 +185,7 @@ def _hash(value: Any) -> str:
 
 
 @contextmanager
-def _understood() -> Iterator[None]:
+def understood() -> Iterator[None]:
     """Raise DownloadError where the answer is in no format that is known."""
     from huggingface_hub.errors import HFValidationError
 
@@ -188,7 +194,8 @@ def _understood() -> Iterator[None]:
     except (json.JSONDecodeError, HFValidationError):
         raise  # a page of the network's own; an id that was not asked for
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DownloadError("strange_answer", reason=first_line(error)) from error
+        reason = f"it is in no form that is known ({first_line(error).rstrip('.')})"
+        raise DownloadError("answer", reason=reason) from error
 
 
 @dataclass(frozen=True)
@@ -230,7 +237,7 @@ def search(words: str, most_params: str) -> list[HubModel]:
     address, headers = f"{HfApi().endpoint}/api/models", build_hf_headers()
     answer = get_session().get(address, params=asked, headers=headers, timeout=SEARCH_S)
     hf_raise_for_status(answer)
-    with _understood():
+    with understood():
         return [_hub_model(ModelInfo(**each)) for each in answer.json()[:MAX_FOUND]]
 
 
@@ -249,19 +256,6 @@ def _hub_model(info: Any) -> HubModel:
         family=family if isinstance(family, str) else None,
         is_gated=bool(info.gated),
     )
-
-
-def wanted(files: Iterable[HubFile]) -> tuple[HubFile, ...]:
-    """Those on the allow list, the small ones first: they tell early that access is refused."""
-    from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
-
-    kept = filter_repo_objects(
-        files,
-        allow_patterns=list(WANTED_FILES),
-        ignore_patterns=list(UNWANTED_FILES),
-        key=lambda file: file.name,
-    )
-    return tuple(sorted(kept, key=lambda file: (file.num_bytes, file.name)))
 
 
 def gb(num_bytes: float) -> str:

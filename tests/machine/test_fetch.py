@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gzip
+import hashlib
 import json
 import shutil
 import threading
@@ -21,7 +22,7 @@ from localspec.machine import fetch as fetching
 from localspec.machine import hub_files
 from localspec.machine.download_faults import DownloadError, DownloadFault, fault_of
 from localspec.machine.fetch import fetch
-from localspec.machine.hub_files import Survey, survey
+from localspec.machine.hub_files import survey
 from localspec.machine.sources import cached_models, resolve
 from tests.kit.hub_stub import COMMIT, HubStub, Refusal, client_of, serve_hub
 from tests.kit.model_folders import VOCAB_SIZE, save_model
@@ -66,9 +67,8 @@ def cache(hub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def fetched(reports: list[tuple[str, int, str]] | None = None) -> Path:
-    kept: list[Survey] = []
     said = reports if reports is not None else []
-    return fetch(TARGET, kept.append, lambda *report: said.append(report))
+    return fetch(survey(TARGET), lambda *report: said.append(report))
 
 
 def fault() -> DownloadFault:
@@ -82,7 +82,12 @@ def fault() -> DownloadFault:
 
 
 def weights(cache: Path) -> list[Path]:
-    return list(cache.rglob("model.safetensors"))
+    """Those with a name that a program could load them by."""
+    return list(cache.rglob("snapshots/*/model.safetensors"))
+
+
+def kept_parts(cache: Path) -> list[Path]:
+    return [part for part in cache.rglob("incomplete/*") if part.stat().st_size]
 
 
 def test_what_is_fetched_is_what_the_hub_holds_and_nothing_else(
@@ -101,7 +106,7 @@ def test_what_is_fetched_is_what_the_hub_holds_and_nothing_else(
     assert arriving == sorted(arriving) and len(arriving) > 3
     assert arriving[-1] == (folder / WEIGHTS).stat().st_size
     assert {phase for _, _, phase in reports} == {"fetching", "checking", "done"}
-    assert not list(cache.rglob("*.incomplete"))
+    assert not kept_parts(cache)
 
 
 WEIGHTS = "model.safetensors"
@@ -129,7 +134,7 @@ def test_a_connection_lost_at_any_request_costs_no_file(
             place = fetched()
             for file in place.iterdir():
                 assert file.read_bytes() == (folder / file.name).read_bytes()
-            assert not list(cache.rglob("*.incomplete"))
+            assert not kept_parts(cache)
 
 
 def test_a_fetched_model_is_found_offline_and_listed(hub: HubStub, cache: Path) -> None:
@@ -148,8 +153,8 @@ def test_the_dry_run_fetches_and_writes_nothing(hub: HubStub, cache: Path, folde
     found = survey(TARGET)
     wanted = [f for f in folder.iterdir() if f.is_file() and f.name not in UNWANTED]
     assert found.num_bytes == sum(file.stat().st_size for file in wanted)
-    assert found.commit == COMMIT and not hub.asked_for("resolve")
-    assert sum(found.held_bytes().values()) == 0 and not weights(cache)
+    assert found.commit == COMMIT and not hub.asked_for(f"GET /{TARGET}/resolve")
+    assert sum(found.held_bytes().values()) == 0 and not cache.exists()
 
 
 @pytest.mark.slow
@@ -171,13 +176,13 @@ def test_a_fault_that_passes_is_gone_on_from_by_range(
 @pytest.mark.parametrize(
     ("kind", "code"),
     [
-        ("closed", "dropped"),
-        ("reset", "dropped"),
-        ("stalled", "stalled"),
-        ("short", "wrong_size"),
-        ("wrong", "wrong_bytes"),
-        ("page", "captive_portal"),
-        ("portal", "captive_portal"),
+        ("closed", "network"),
+        ("reset", "network"),
+        ("stalled", "network"),
+        ("short", "file"),
+        ("wrong", "file"),
+        ("page", "answer"),
+        ("portal", "answer"),
     ],
 )
 def test_a_fault_that_stays_ends_in_a_sentence_and_the_next_attempt_completes_it(
@@ -185,16 +190,16 @@ def test_a_fault_that_stays_ends_in_a_sentence_and_the_next_attempt_completes_it
 ) -> None:
     hub.fault = kind
     assert fault().code == code
-    assert not weights(cache), "nothing unverified has a name in the cache"
+    assert not list(cache.rglob("snapshots/*")), "nothing unverified has a name in the cache"
     assert cached_models() == []
     num_requests = len(hub.requests)
     assert num_requests < 80, "a fault is retried a bounded number of times"
-    parts = list(cache.rglob("*.incomplete"))
-    assert bool(parts) is (kind in ("closed", "reset", "stalled", "short"))
+    has_part = any(part.name == WEIGHTS for part in kept_parts(cache))
+    assert has_part is (kind in ("closed", "reset", "stalled", "short"))
     hub.fault = None
     hub.ranges.clear()
     assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
-    assert bool(hub.ranges) is bool(parts), "what had arrived was not fetched again"
+    assert bool(hub.ranges) is has_part, "what had arrived was not fetched again"
 
 
 def test_an_empty_file_belongs_to_its_model(folder: Path, tmp_path: Path) -> None:
@@ -219,6 +224,25 @@ def test_a_part_with_wrong_bytes_is_found_out_and_fetched_anew(
     assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
 
 
+def test_what_an_earlier_version_left_of_a_file_is_gone_on_with(
+    hub: HubStub, cache: Path, folder: Path
+) -> None:
+    """It named a part by its checksum and kept it among the blobs."""
+    content = (folder / WEIGHTS).read_bytes()
+    old = survey(TARGET).folder / "blobs" / f"{hashlib.sha256(content).hexdigest()}.incomplete"
+    old.parent.mkdir(parents=True)
+    old.write_bytes(content[:5000])
+    assert (fetched() / WEIGHTS).read_bytes() == content
+    assert "bytes=5000-" in hub.ranges and not old.exists()
+
+
+def test_what_another_commit_brought_is_not_fetched_again(hub: HubStub, cache: Path) -> None:
+    shutil.rmtree(fetched())
+    hub.requests.clear()
+    assert sum(survey(TARGET).held_bytes().values()) == survey(TARGET).num_bytes
+    assert (fetched() / WEIGHTS).is_file() and not hub.asked_for("GET /cdn")
+
+
 def test_a_part_longer_than_the_file_is_dropped(hub: HubStub, cache: Path, folder: Path) -> None:
     found = survey(TARGET)
     file = next(each for each in found.files if each.name == WEIGHTS)
@@ -231,16 +255,16 @@ def test_a_part_longer_than_the_file_is_dropped(hub: HubStub, cache: Path, folde
 @pytest.mark.parametrize(
     ("refusal", "has_token", "code", "words"),
     [
-        (Refusal(401, "GatedRepo"), False, "gated", ("terms", "log in", "page")),
-        (Refusal(403, "GatedRepo", only_files=True), True, "gated", ("agreed yet", "page")),
+        (Refusal(401, "GatedRepo"), False, "access", ("terms", "log in", "page")),
+        (Refusal(403, "GatedRepo", only_files=True), True, "access", ("agreed yet", "page")),
         (Refusal(404, "RepoNotFound"), False, "unknown_model", ("spelling", "HF_TOKEN")),
         (Refusal(401, "RepoNotFound"), False, "unknown_model", ("spelling",)),
-        (Refusal(401, "Other"), True, "unauthorised", ("token", "401")),
-        (Refusal(403, "Other", only_files=True), True, "forbidden", ("403",)),
-        (Refusal(404, "EntryNotFound", only_files=True), False, "missing_file", ("404",)),
-        (Refusal(429, "", retry_after="90"), False, "too_many_requests", ("90 seconds",)),
-        (Refusal(429, "", only_files=True), False, "too_many_requests", ("some minutes",)),
-        (Refusal(503, "Broken"), False, "hub_down", ("503",)),
+        (Refusal(401, "Other"), True, "access", ("token", "401")),
+        (Refusal(403, "Other", only_files=True), True, "access", ("403",)),
+        (Refusal(404, "EntryNotFound", only_files=True), False, "file", ("404",)),
+        (Refusal(429, "", retry_after="90"), False, "hub_busy", ("90 seconds",)),
+        (Refusal(429, "", only_files=True), False, "hub_busy", ("some minutes",)),
+        (Refusal(503, "Broken"), False, "hub_busy", ("503",)),
     ],
 )
 def test_a_refusal_is_said_with_its_remedy(
@@ -258,7 +282,7 @@ def test_a_refusal_is_said_with_its_remedy(
     found = fault()
     assert found.code == code
     assert all(word in str(found) for word in words), str(found)
-    if code == "gated":
+    if code == "access":
         assert found.page == f"{hub.endpoint}/{TARGET}"
 
 
@@ -266,7 +290,7 @@ def test_no_hub_at_all_is_said(folder: Path, tmp_path: Path) -> None:
     with serve_hub({TARGET: folder}) as stub:
         pass
     with client_of(stub.endpoint, tmp_path / "cache", is_offline=False):
-        assert fault().code == "no_network"
+        assert fault().code == "network"
 
 
 def test_a_disk_without_room_is_said_before_the_first_byte(
@@ -275,8 +299,8 @@ def test_a_disk_without_room_is_said_before_the_first_byte(
     usage = SimpleNamespace(free=fetching.SPARE_DISK_BYTES + 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     found = fault()
-    assert found.code == "too_little_disk" and "Nothing was fetched" in found.remedy
-    assert not hub.asked_for("resolve")
+    assert found.code == "disk" and "more are needed" in found.text
+    assert not hub.asked_for(f"GET /{TARGET}/resolve")
 
 
 def test_a_disk_that_fills_up_keeps_what_arrived(
@@ -287,15 +311,15 @@ def test_a_disk_that_fills_up_keeps_what_arrived(
     real = file_download.http_get
 
     def fills(url: str, stream: Any, **said: Any) -> None:
-        if said["displayed_filename"] == WEIGHTS:
+        if said.get("displayed_filename") == WEIGHTS:
             stream.write(b"x" * 1000)
             raise OSError(errno.ENOSPC, "No space left on device", stream.name)
         real(url, stream, **said)
 
     monkeypatch.setattr(file_download, "http_get", fills)
     found = fault()
-    assert found.code == "disk_full" and "is full" in found.text and "kept" in found.remedy
-    assert [part.stat().st_size for part in cache.rglob("*.incomplete")] == [1000]
+    assert found.code == "disk" and "is full" in found.text and "kept" in found.remedy
+    assert [part.stat().st_size for part in kept_parts(cache) if part.name == WEIGHTS] == [1000]
 
 
 def test_a_model_in_pickle_alone_is_refused_before_anything_is_fetched(
@@ -309,7 +333,7 @@ def test_a_model_in_pickle_alone_is_refused_before_anything_is_fetched(
         serve_hub({TARGET: folder}) as stub,
         client_of(stub.endpoint, tmp_path / "cache", is_offline=False),
     ):
-        assert fault().code == "no_safetensors" and not stub.asked_for("resolve")
+        assert fault().code == "format" and not stub.asked_for("GET /someone/target/resolve")
 
 
 def test_weights_whose_header_does_not_fit_are_refused_though_the_checksum_does(
@@ -324,8 +348,8 @@ def test_weights_whose_header_does_not_fit_are_refused_though_the_checksum_does(
         client_of(stub.endpoint, tmp_path / "cache", is_offline=False),
     ):
         found = fault()
-        assert found.code == "damaged" and f"{WEIGHTS} is damaged on the hub itself" in found.text
-        assert sum(WEIGHTS in asked for asked in stub.requests if asked.startswith("GET")) == 1
+        assert found.code == "file" and "it is damaged on the hub itself" in found.text
+        assert sum(WEIGHTS in asked for asked in stub.requests if asked.startswith("GET /cdn")) == 1
         assert not weights(tmp_path / "cache")
 
 
@@ -353,6 +377,10 @@ REVISION, TREE = (f"/api/models/{TARGET}/{part}" for part in ("revision/main", f
 JSON = {"Content-Type": "application/json"}
 
 
+HEAD = f"/{TARGET}/resolve/{COMMIT}/{WEIGHTS}"
+KNOWN = {"X-Repo-Commit": COMMIT, "X-Linked-Size": "4", "ETag": f'"{"a" * 40}"'}
+
+
 def listed(**changes: Any) -> list[bytes]:
     entry = {"type": "file", "path": WEIGHTS, "size": 4, "oid": "a" * 40}
     return [json.dumps([{**entry, **changes}]).encode()]
@@ -365,15 +393,15 @@ def listed(**changes: Any) -> list[bytes]:
         (TREE, JSON, [b"[" * 900 + b"]" * 900], "lists inside each other"),
         (TREE, JSON, [b"[" * 10**5], "lists inside each other"),
         (TREE, {"Content-Encoding": "gzip"}, [gzip.compress(b"[]")], "a packed answer"),
-        (TREE, JSON, listed(oid="../../../.profile"), "in place of a hash"),
-        (TREE, JSON, listed(lfs={"oid": "../x", "size": 4, "pointerSize": 9}), "place of a hash"),
-        (TREE, JSON, listed(size=-1), "a file of -1 bytes"),
-        (TREE, JSON, listed(size="many"), "a file of 'many' bytes"),
-        (TREE, JSON, [b'{"files": 3}'], "was not read"),
-        (TREE, JSON, [b'"\xff"'], "was not read"),
+        (TREE, JSON, listed(path="C:config.json"), "cannot be an absolute"),
+        (HEAD, {**KNOWN, "ETag": '"../../../.profile"'}, [], "in place of a hash"),
+        (HEAD, {**KNOWN, "X-Linked-Size": "-1"}, [], "no size of"),
+        (HEAD, {**KNOWN, "X-Linked-Size": "many"}, [], "no size of"),
+        (TREE, JSON, [b'{"files": 3}'], "in no form that is known"),
+        (TREE, JSON, [b'"\xff"'], "in no form that is known"),
         (REVISION, JSON, [b'{"id": "a", "sha": "../../elsewhere", "siblings": []}'], "of a hash"),
         (REVISION, JSON, [b'{"id": "a", "siblings": []}'], "in place of a hash"),
-        (REVISION, JSON, [b"[]"], "was not read"),
+        (REVISION, JSON, [b"[]"], "in no form that is known"),
     ],
 )
 def test_a_list_of_files_that_cannot_be_read_is_a_sentence(
@@ -388,8 +416,8 @@ def test_a_list_of_files_that_cannot_be_read_is_a_sentence(
     monkeypatch.setattr(http_limits, "ANSWER_BYTES", 2**18)
     hub.answers[path] = headers, parts
     found = fault()
-    assert found.code == "strange_answer" and words in found.text
-    assert not list(cache.parent.rglob("*.incomplete"))
+    assert found.code == "answer" and words in found.text
+    assert not kept_parts(cache.parent)
 
 
 @pytest.mark.parametrize("count", ["1e999", "-5", "NaN", '"many"', "true", "1" + "0" * 99])
@@ -411,11 +439,47 @@ def test_a_list_of_files_that_comes_too_slowly_is_given_up(
     assert "no whole answer within 0 s" in fault().text
 
 
-def test_more_files_than_a_model_has_are_not_listed(
+def test_a_list_of_files_without_end_is_given_up(
     hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_files, "MOST_FILES", 2)
-    assert "more than 2 files" in fault().text
+    monkeypatch.setattr(http_limits, "ANSWER_BYTES", 2**14)
+    further = f'<{hub.endpoint}{TREE}?cursor=more>; rel="next"'
+    hub.answers[TREE] = {**JSON, "Link": further}, listed(path="a" * 2**12)
+    assert "more than 0.015625 MiB" in fault().text
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"oid": "../../../.profile"},
+        {"lfs": {"oid": "../x", "size": 4, "pointerSize": 9}},
+        {"size": -1},
+        {"size": "many"},
+        {"path": "other.json"},
+    ],
+)
+def test_a_file_that_is_listed_otherwise_at_its_check_gets_no_name(
+    hub: HubStub, cache: Path, changes: dict[str, Any]
+) -> None:
+    known = survey(TARGET)
+    hub.answers[TREE] = JSON, listed(**changes)
+    with pytest.raises(DownloadError) as caught:
+        fetch(known, lambda *report: None)
+    assert caught.value.fault.code == "file" and "checksum" in caught.value.fault.text
+    assert not list(cache.rglob("snapshots/*")) and not list(cache.rglob("blobs/*"))
+
+
+def test_the_limits_hold_for_a_session_that_the_client_makes_anew(
+    hub: HubStub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It makes one after each connection that fails."""
+    from huggingface_hub import close_session, get_session
+
+    hub_files.limit_hub_client()
+    close_session()
+    hub.answers[TREE] = JSON, [b"[" * 900 + b"]" * 900]
+    with pytest.raises(DownloadError, match="lists inside each other"):
+        get_session().get(hub.endpoint + TREE)
 
 
 def test_a_file_without_end_stops_at_the_length_that_the_hub_listed(
@@ -423,8 +487,8 @@ def test_a_file_without_end_stops_at_the_length_that_the_hub_listed(
 ) -> None:
     hub.fault = "endless"
     found = fault()
-    assert found.code == "wrong_size"
-    num_bytes = sum(file.stat().st_size for file in cache.rglob("*.incomplete"))
+    assert found.code == "file"
+    num_bytes = sum(part.stat().st_size for part in kept_parts(cache))
     assert num_bytes < 2**20
     hub.fault = None
     assert (fetched() / WEIGHTS).is_file()
@@ -442,4 +506,4 @@ def test_a_question_that_takes_too_long_is_given_up() -> None:
         patch.setattr(fetching, "QUESTION_S", 0.0)
         with fetching.within_time(give_up):
             assert is_late.wait(WAIT_S)
-    assert faults[0].fault.code == "slow_answer"
+    assert faults[0].fault.code == "answer"

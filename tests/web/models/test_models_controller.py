@@ -84,7 +84,7 @@ def test_a_dry_run_replaces_the_estimate_by_the_exact_size(
     assert not card(controller, TARGET).is_exact
     assert act(controller, "size", TARGET) is None
     found = card(controller, TARGET)
-    assert found.is_exact and not place.hub.asked_for("resolve")
+    assert found.is_exact and not place.hub.asked_for(f"GET /{TARGET}/resolve")
     size = sum(f.stat().st_size for each in place.hub.models.values() for f in each.iterdir())
     assert found.download_bytes == size
 
@@ -186,7 +186,7 @@ def test_a_search_that_fails_or_finds_nothing_says_so(
     act(controller, "search", value="x", size="")
     said = parts(controller)["results"]
     assert "ls-mfault" in said and len(place.hub.searches) == num_before + 1
-    assert "Try again in a few minutes." in said and "arrived" not in said
+    assert "Wait some minutes and try again." in said and "arrived" not in said
     with pytest.raises(RequestError):
         act(controller, "search", value="x", size="all")
 
