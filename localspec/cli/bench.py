@@ -119,15 +119,20 @@ def bench(
     if asked.setup_peers and others is not None:
         _set_up(others, options.home, as_json)
         return
+    from localspec.bench.compare import run_bench
+    from localspec.bench.heads import gains, named_results, render_gains, settings_of
+    from localspec.bench.report import render
     from localspec.bench.settings import suite_settings
 
-    settings = asked.changed(suite_settings(asked.suite, options.home, others), arms)
-    options = replace(options, parallel=1)
-    from localspec.bench.compare import run_bench
-    from localspec.bench.report import render
-
+    options, named = named_results(replace(options, parallel=1))
+    is_of_heads = bool(named) and arms is None and asked.suite is None
+    usual = suite_settings(asked.suite, options.home, others)
+    settings = asked.changed(settings_of(named, options.home) if is_of_heads else usual, arms)
     result = run_bench(options, settings, to_stderr, others, kept)
-    _tell(result, render(result), kept, as_json)
+    if named:
+        result["heads"] = gains(result, named)
+    text = "\n".join([render(result), render_gains(result.get("heads", ()))])
+    _tell(result, text.rstrip(), kept, as_json)
 
 
 def _arms(named: str | None, drafter: str | None) -> tuple[str, ...] | None:

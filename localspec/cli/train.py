@@ -1,4 +1,4 @@
-"""`train` and its subcommands: a draft or a head for a target, `accepted` and `report`.
+"""`train` and its subcommands: a draft or a head for a target, and `accepted`.
 
 Contract: as of localspec.cli.main: parse flags, call one function, print its result. A person's own
 conversations are read only with --from-chats, from the local log, and everything made of them stays
@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from localspec.cli.flags import JsonFlag, SeedFlag, finish, loading_only, taking
+from localspec.core.errors import ConfigError
 from localspec.core.options import LoadOptions
 from localspec.training.request import (
     COMMANDS,
@@ -24,7 +25,6 @@ from localspec.training.request import (
     ONLY_FOR,
     MadeUpFlag,
     PromptsFlag,
-    ThreadsFlag,
     TrainRequest,
 )
 
@@ -79,19 +79,14 @@ def accepted(
     finish(result, text, as_json)
 
 
-@app.command()
-@loading_only(*TARGET, "device")
-def report(
-    folders: Annotated[
-        list[Path] | None, typer.Argument(help="Folders of results; none: all in HOME.")
-    ] = None,
-    threads: ThreadsFlag = None,
-    *,
-    options: LoadOptions,
-    as_json: JsonFlag = False,
-) -> None:
-    """Say what a trained head or draft would gain or lose on this machine."""
-    from localspec.cli.train_run import report_gains
-
-    result, text = report_gains(folders or (), options, threads)
-    finish(result, text, as_json)
+@app.command(
+    hidden=True,
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def report() -> None:
+    """Name the command that took its place."""
+    raise ConfigError(
+        "`train report` is part of bench now. What the draft or head in a folder gains here: "
+        "python -m localspec bench --heads DIR"
+    )

@@ -1,10 +1,9 @@
-"""What `train distil|medusa|eagle|mtp`, `train accepted` and `train report` do, from flags to a
-registered result.
+"""What `train distil|medusa|eagle|mtp` and `train accepted` do, from flags to a result.
 
 Contract: finds the target, the device, the prompts, the person's own conversations (only when
 asked for) and what drafts so far, then trains. Returns JSON data and the text to print.
 
-Not here: training itself (run), whether the result is offered (registration), flags (request).
+Not here: training itself (run), whether the result is offered (offering), flags (request).
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from localspec.core.config import Settings, settings_for
 from localspec.core.errors import ConfigError, ModelError, StoreError
 from localspec.core.flag_values import listed_numbers, require_threads
 from localspec.core.options import LoadOptions
-from localspec.forward.fingerprint import NOTE
 from localspec.forward.heads.files import head_kind
 from localspec.forward.heads.mtp import ships_mtp
 from localspec.forward.model import kv_shape
@@ -34,31 +32,31 @@ from localspec.machine.hardware import hardware_for, probe
 from localspec.machine.sources import Source, resolve
 from localspec.record.log_file import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
+from localspec.training.artifact import slug
+from localspec.training.offering import summary
 from localspec.training.prompt_files import TrainingPrompt, read_prompts, shipped_prompts
-from localspec.training.registration import describe, register, slug, summary
-from localspec.training.report import measure_gains, render
 from localspec.training.request import DRAFT, TrainRequest
 from localspec.training.run import TrainSettings, train
-from localspec.training.work_folder import OWNER, require_writable, resumable
+from localspec.training.work_folder import require_writable, resumable
 
 
 def run_training(request: TrainRequest) -> tuple[dict[str, Any], str]:
-    """Train and register. Raises LocalspecError."""
+    """Train and keep the result. Raises LocalspecError."""
     _require_numbers(request)
     settings = settings_for(request.load.home)
     prompts = _prompts(request, settings)
     source, place = _target(request.load, request.threads)
     start = _start(request, source)
-    name = _folder_name(settings, source)
-    out = (request.out or _default_out(request, settings.home, name)).expanduser()
-    work = (request.work or settings.home / "training" / name).expanduser()
-    _require_places(request, out, work, settings.profile_folders[0])
+    out = None if request.out is None else request.out.expanduser()
+    work = (request.work or settings.home / "training").expanduser()
+    _require_places(request, settings.home, out, work)
     train_settings = TrainSettings(
         request,
         source.target,
         source.target_name,
         place,
         prompts,
+        settings.home,
         out,
         work,
         start,
@@ -66,46 +64,14 @@ def run_training(request: TrainRequest) -> tuple[dict[str, Any], str]:
     )
     with resumable(work, to_stderr):
         trained = train(train_settings, to_stderr)
-    profile, notice = register(settings, source.target_name, source.target, trained)
     result = {
         **asdict(trained.artifact),
-        "out": str(trained.folder),
+        "out": str(out or trained.folder),
+        "folder": str(trained.folder),
         "rivals": [rival.as_dict() for rival in trained.rivals],
-        "profile": profile,
-        "notice": notice,
+        "notice": trained.artifact.refusal or None,
     }
-    return result, summary(trained, profile, notice)
-
-
-def report_gains(
-    folders: Sequence[Path], load: LoadOptions, threads: int | None
-) -> tuple[dict[str, Any], str]:
-    """Measure what results would gain here. Without folders every result in HOME is measured, and
-    one that cannot be is left out with its reason. Raises LocalspecError."""
-    source, place = _target(load, threads)
-    named = [folder.expanduser() for folder in folders]
-    found = named or _all_results(settings_for(load.home), source)
-    measured, left_out = measure_gains(source.target, place, found, to_stderr, not named)
-    where = {"device": place.hardware.device_name, "dtype": place.precision}
-    result = {**where, "gains": [gain.as_dict() for gain in measured], "left_out": left_out}
-    heading = f"Measured on {place.hardware.device_name}, {place.precision}."
-    return result, "\n\n".join([heading, *map(render, measured), *left_out])
-
-
-def _all_results(settings: Settings, source: Source) -> list[Path]:
-    """Every result in HOME for this target. Raises ConfigError where there is none."""
-    name = _folder_name(settings, source)
-    found = sorted(
-        note.parent
-        for each in ("drafts", "heads")
-        for note in (settings.home / each / name).glob(f"*/{NOTE}")
-    )
-    if not found:
-        raise ConfigError(
-            f"Nothing was trained for {source.target_name} in {settings.home} yet. Train "
-            "something, or name its folder."
-        )
-    return found
+    return result, summary(trained)
 
 
 def measure_acceptance(
@@ -126,7 +92,7 @@ def measure_acceptance(
             "with a number of the prompts that ship."
         )
     own = settings_for(load.home)
-    place = out or own.home / "accepted" / f"{_folder_name(own, resolve(load))}.json"
+    place = out or own.home / "accepted" / f"{slug(resolve(load).target_name)}.json"
     settings = AcceptedSettings(load, prompts, numbers, max_tokens, place.expanduser())
     origin, measured = measure_accepted(settings, to_stderr)
     result = {**asdict(origin), "drafters": measured, "out": str(settings.out)}
@@ -151,18 +117,12 @@ def _require_numbers(request: TrainRequest) -> None:
         raise ConfigError(f"--answer-minutes is {request.answer_minutes}, but must be 0 or more.")
 
 
-def _default_out(request: TrainRequest, home: Path, name: str) -> Path:
-    if request.kind == DRAFT:
-        return home / "drafts" / name / ("personal" if request.from_chats else "distilled")
-    return home / "heads" / name / f"{request.kind}{'-personal' * request.from_chats}"
-
-
-def _require_places(request: TrainRequest, out: Path, work: Path, profiles: Path) -> None:
+def _require_places(request: TrainRequest, home: Path, out: Path | None, work: Path) -> None:
     """Raises StoreError for a folder that could not be written when it is needed."""
-    part = out.parent / f".{out.name}.part"  # a result is written beside its place first
-    require_writable(out, part, "--home" if request.out is None else "--out")
-    require_writable(work, work / OWNER, "--home" if request.work is None else "--work")
-    require_writable(profiles, profiles / "some.toml", "--home")
+    require_writable(home, home / "trained" / "result", "--home")
+    if out is not None:
+        require_writable(out, out.parent / f".{out.name}.part", "--out")
+    require_writable(work, work / "target", "--home" if request.work is None else "--work")
 
 
 def _prompts(request: TrainRequest, settings: Settings) -> list[TrainingPrompt]:
@@ -231,11 +191,6 @@ def _start(request: TrainRequest, source: Source) -> Path | None:
     if start is not None:
         require_compatible(source.target, start)
     return start
-
-
-def _folder_name(settings: Settings, source: Source) -> str:
-    """The target's name for folders in HOME; no other target's results lie under it."""
-    return slug(describe(settings, source.target_name, source.target).model_id)
 
 
 def _in_use(request: TrainRequest, source: Source) -> tuple[Path, ...]:

@@ -306,7 +306,7 @@ def _with_room(folder: Path, places: Sequence[Place]) -> tuple[Place, str]:
 def heads_of(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:
     """The first folder of each kind, and a status for each that is no head or another target's. A
     target that ships modules of its own brings them along."""
-    from localspec.forward.fingerprint import require_trained_for
+    from localspec.formats.fingerprint import require_trained_for
     from localspec.forward.heads.files import head_kind
     from localspec.forward.heads.mtp import ships_mtp
 
@@ -326,7 +326,7 @@ def heads_of(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]
 def marks_of(source: Source, heads: Mapping[str, Path]) -> dict[str, str]:
     """A short hash of the weights of the target, of each draft and of each kind of head: what was
     learnt with others is not theirs. A part that cannot be read has none; its status says why."""
-    from localspec.forward.fingerprint import weights_mark
+    from localspec.formats.fingerprint import weights_mark
 
     models = {"target": source.target, "draft": source.draft, "foreign": source.foreign}
     found = dict[str, str]()

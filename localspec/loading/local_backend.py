@@ -158,7 +158,7 @@ def _opened(
     beside_page: bool,
 ) -> LocalBackend:
     from localspec.engine.engine import Engine
-    from localspec.forward.fingerprint import fingerprint
+    from localspec.formats.fingerprint import fingerprint
 
     template_process()  # starts beside the import of torch
     torch = quiet_torch(report, options.kernels)

@@ -36,11 +36,13 @@ from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import (
     CachedModel,
     KnownModel,
+    cached_folder,
     cached_models,
     find_model,
     named_path,
     shape_from_entry,
 )
+from localspec.machine.trained import trained_drafts
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,12 @@ class Catalogue:
         hardware = on_device(self.probe(), self.asked.device)
         cached, disk = cached_models(), free_disk(cache_folder())
         models, notices = self._models(cached)
-        more, others = of_other_programs()
+        more, others = of_other_programs(self.settings.home)
         models += more
         fault = None
         if folder:
             try:
-                models.append(folder_model(named_path(folder)))
+                models.append(folder_model(named_path(folder), home=self.settings.home))
             except ModelError as error:
                 fault = str(error)
         known = hardware
@@ -138,12 +140,12 @@ class Catalogue:
         except ConfigError as error:  # one of the person's own; the message names it
             return [], [str(error)]
         wrong = list[str]()
-        models = profile_models(profiles, wrong)
+        models = profile_models(profiles, wrong, self.settings.home)
         known = {model.id for model in models}
         for each in cached:
             if each.id not in known:
                 try:
-                    models.append(cached_model(each))
+                    models.append(cached_model(each, self.settings.home))
                 except ModelError as error:
                     wrong.append(str(error))
         return models, wrong
@@ -155,8 +157,11 @@ def _without_memory(hardware: Hardware) -> Hardware:
     return replace(hardware, gpu=replace(hardware.gpu, free_bytes=0))
 
 
-def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[AvailableModel]:
-    """The models to offer as targets; sentences about entries that cannot be used go to `wrong`."""
+def profile_models(
+    profiles: Mapping[str, Profile], wrong: list[str], home: Path | None = None
+) -> list[AvailableModel]:
+    """The models to offer as targets; sentences about entries that cannot be used go to `wrong`.
+    home: where drafts that were trained for them lie, None for none."""
     shapes = dict[str, ModelShape]()
     listed = [entry for profile in profiles.values() for entry in profile.models.values()]
     for entry in listed:
@@ -169,7 +174,10 @@ def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[Av
         AvailableModel(
             shape=shapes[entry.id],
             license=entry.license,
-            drafts=tuple(DraftCandidate(shapes[d]) for d in entry.drafts if d in shapes),
+            drafts=(
+                *_trained(home, entry.folder or cached_folder(entry.id)),
+                *(DraftCandidate(shapes[d]) for d in entry.drafts if d in shapes),
+            ),
             gated=entry.gated,
             terms=entry.terms,
             page=None if entry.folder is not None else entry.page,
@@ -181,18 +189,27 @@ def profile_models(profiles: Mapping[str, Profile], wrong: list[str]) -> list[Av
     ]
 
 
-def cached_model(cached: CachedModel) -> AvailableModel:
+def _trained(home: Path | None, target: Path | None) -> tuple[DraftCandidate, ...]:
+    """The draft that was trained for the model in a folder, under the path to load it by."""
+    drafts = () if home is None else trained_drafts(home, target)
+    with suppress(ModelError):
+        return tuple(DraftCandidate(shape_to_load(Path(each), each)) for each in drafts)
+    return ()
+
+
+def cached_model(cached: CachedModel, home: Path | None = None) -> AvailableModel:
     """A model of the cache that no profile knows: its page states its licence."""
     return AvailableModel(
         shape=shape_to_load(cached.folder, cached.id),
         license=None,
+        drafts=_trained(home, cached.folder),
         origin="from the cache",
         page=f"https://huggingface.co/{cached.id}",
         note="No profile knows this model: no draft model is known for it.",
     )
 
 
-def folder_model(folder: Path, name: str | None = None) -> AvailableModel:
+def folder_model(folder: Path, name: str | None = None, home: Path | None = None) -> AvailableModel:
     """A folder or GGUF file that was named. name: to show, None for the path. Raises ModelError for
     one that cannot be loaded."""
     file, shown = gguf_of(folder), name or str(folder)
@@ -202,13 +219,14 @@ def folder_model(folder: Path, name: str | None = None) -> AvailableModel:
     return AvailableModel(
         shape=shape,
         license=None,
+        drafts=_trained(home, folder),
         note=note,
         place=str(file or folder),
         num_bytes=sum(each.stat().st_size for each in files),
     )
 
 
-def of_other_programs() -> tuple[list[AvailableModel], list[OtherModel]]:
+def of_other_programs(home: Path) -> tuple[list[AvailableModel], list[OtherModel]]:
     """What other programs keep: what can be loaded, and the rest with its reason."""
     models, rest = [], []
     for each in found_models():
@@ -217,7 +235,7 @@ def of_other_programs() -> tuple[list[AvailableModel], list[OtherModel]]:
             rest.append(replace(each, reason=gone))
             continue
         try:
-            found = folder_model(each.place, each.name)
+            found = folder_model(each.place, each.name, home)
             models.append(replace(found, origin=f"from {each.program}"))
         except ModelError as error:
             rest.append(replace(each, reason=str(error)))

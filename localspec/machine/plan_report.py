@@ -39,6 +39,7 @@ from localspec.machine.plans import (
 )
 from localspec.machine.recommend import expected_gain, is_slow, worth_of
 from localspec.machine.sources import KnownModel, compatibility_of, find_model
+from localspec.machine.trained import trained_drafts
 
 # What a desktop with a browser takes of a card, in bytes: drivers report 10.5 to 11.3 GiB free of
 # 12, of which this is the middle.
@@ -101,7 +102,8 @@ def make_plans(
     context = options.context
     if context is not None and context < 1:
         raise ConfigError(f"A context of {context} tokens holds nothing. Ask for 1024 or more.")
-    profiles = load_profiles((settings or settings_for()).profile_folders)
+    settings = settings or settings_for()
+    profiles = load_profiles(settings.profile_folders)
     wanted = list(profiles.values())
     if options.profile is not None:
         wanted = [find_profile(options.profile, profiles)]
@@ -111,6 +113,9 @@ def make_plans(
     only = None if asked in FULL_BYTES else asked
     full = full_precision(None if only else options.dtype, hardware)
     other = other_device(hardware, options.draft_device)
+
+    def drafts_of(target: KnownModel) -> tuple[str, ...]:
+        return (*trained_drafts(settings.home, target.folder), *target.drafts)
 
     def request_for(target: KnownModel, drafts: Sequence[str]) -> PlanRequest:
         found = [find_model(name, profiles) for name in drafts]
@@ -124,7 +129,7 @@ def make_plans(
         for name in offered_ids(wanted):
             try:
                 target = find_model(name, profiles)
-                requests.append(request_for(target, target.drafts[:1]))
+                requests.append(request_for(target, drafts_of(target)[:1]))
             except ModelError as error:  # a profile's folder that is not there
                 refused.append(Refusal(OFF, str(error)))
         report = _of_many(requests, refused, room.device)
@@ -132,7 +137,8 @@ def make_plans(
         # Only a draft was named: the profile's default is the target, else the demo pair's.
         default = find_profile(options.profile or "demo", profiles).default
         target = find_model(options.model or default, profiles)
-        report = plan(request_for(target, (options.draft,) if options.draft else target.drafts))
+        drafts = (options.draft,) if options.draft else drafts_of(target)
+        report = plan(request_for(target, drafts))
     return _of_drafter(report, options.drafter)
 
 

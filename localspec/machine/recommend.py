@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from localspec.core.decoding import OFF
 from localspec.core.options import LoadOptions
@@ -288,6 +289,8 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
 def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> CardPart:
     if model.page is None:  # it ships with the program, or is in a folder
         return CardPart(shape.name, model.num_bytes, True, True)
+    if Path(shape.name).is_absolute():  # a draft that was trained here
+        return CardPart(shape.name, shape.published_bytes, True, True)
     if shape.name in snapshot.cached:
         return CardPart(shape.name, snapshot.cached[shape.name], True, True)
     if shape.name in snapshot.exact:

@@ -2,8 +2,9 @@
 
 Contract: `find_model` gives the shape, the folder if it is here and the known drafts of what a
 person named, and fetches nothing. `resolve` turns LoadOptions into folders on this disk: a hub id
-is looked for in the hub's cache first and fetched only when it is not whole there. Errors say what
-to do and name the nearest known model.
+is looked for in the hub's cache first and fetched only when it is not whole there. What was trained
+for these very weights comes before the drafts and heads of a profile, and after those that were
+named. Errors say what to do and name the nearest known model.
 
 Not here: opening the folders (forward.weights), downloads of the page (downloads).
 """
@@ -33,6 +34,7 @@ from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf, sh
 from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
 from localspec.machine.hub_files import survey
 from localspec.machine.shapes import ModelShape
+from localspec.machine.trained import DRAFT, offered_results, trained_drafts
 
 DEMO = "localspec/demo"
 AWQ_GROUP = 128  # weights with one scale, in the copies that profiles name
@@ -238,14 +240,18 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Source:
             "name a model with --model."
         )
     own = tuple(_own_head(folder) for folder in options.heads)
-    source = Source(_folder(target, entry, options, say), _name(target, entry), heads=own)
-    draft = options.draft
+    folder = _folder(target, entry, options, say)
+    home = settings_for(options.home).home
+    trained = offered_results(home, folder)
+    draft = options.draft or next(iter(trained_drafts(home, folder)), None)
+    heads = (*own, *(each for kind, each in trained.items() if kind != DRAFT))
+    source = Source(folder, _name(target, entry), heads=heads)
     if entry is not None:
-        is_as_measured = not own and options.draft in (None, *entry.drafts[:1])
+        is_as_measured = not heads and draft in (None, *entry.drafts[:1])
         source = replace(
             source,
             foreign=_first_here(entry.foreign, profiles),
-            heads=(*own, *entry.heads),
+            heads=(*heads, *entry.heads),
             accepted=entry.accepted if is_as_measured else None,
         )
         draft = draft or next(iter(entry.drafts), None)

@@ -1,108 +1,93 @@
-"""The result of a training: a folder with the weights and a note of how it was trained.
+"""Keeps the result of a training in HOME, in a folder that is named by its content.
 
-Contract: made.json marks a folder as a result and holds its held-out figures. A result is written
-beside its place and swapped in as a whole. A folder that holds anything else, also the result of
-another target, is refused before the training begins and never written over.
+A result is written beside its place and appears there whole or not at all. The same content has the
+same name, so a training that is repeated adds nothing, and no result is ever written over.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from itertools import count
+from dataclasses import asdict
 from pathlib import Path
 
-from localspec.core.errors import ConfigError, ModelError, StoreError
-from localspec.forward.fingerprint import NOTE
+from localspec.core.errors import ConfigError, StoreError
+from localspec.core.files import replacing
+from localspec.formats.fingerprint import NOTE
+from localspec.machine.trained import MAKER, Artifact, shelf_of
 
-MAKER = "python -m localspec train"
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """The note in made.json. target: its name. mark: its fingerprint. acceptance: held out, by
-    draft position. before: the same of what it started from, None for a fresh one."""
-
-    kind: str
-    target: str
-    mark: str
-    acceptance: tuple[float, ...]
-    before: tuple[float, ...] | None
-    num_tokens: int
-    num_steps: int
-    minutes: float
-    is_personal: bool = False
+DIGITS = 12  # hex digits of the content's hash in a folder's name
 
 
-def require_free(folder: Path, kind: str, mark: str) -> None:
-    """Raise ConfigError unless the folder is absent, empty, or an earlier result of this kind for
-    this target. mark: the target's fingerprint."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is a file. Name a folder with --out.")
-    if not any(folder.iterdir()):
-        return
-    found = read_artifact(folder) if (folder / NOTE).is_file() else None
-    if found is None or found.kind != kind:
-        what = "other files" if found is None else f"a trained {found.kind}"
-        raise ConfigError(f"{folder} holds {what}, which would be lost. Name another --out.")
-    if found.mark != mark:
-        raise ConfigError(
-            f"{folder} holds a {kind} that was trained for another target, or for earlier weights "
-            f"of {found.target}, and would be lost. Name another --out, or move that folder away."
-        )
-
-
-def place_beside(folder: Path, artifact: Artifact) -> Path:
-    """The first free folder name after `folder`, or the one that holds this very result."""
-    for number in count(2):
-        place = folder.with_name(f"{folder.name}-{number}")
-        if not place.exists() or ((place / NOTE).is_file() and read_artifact(place) == artifact):
-            return place
-    raise AssertionError("numbers do not end")
-
-
-def deliver(folder: Path, artifact: Artifact, save: Callable[[Path], None]) -> None:
-    """Write a result beside its place and swap it in. Raises StoreError; what was there stays."""
-    part, old = (folder.parent / f".{folder.name}.{end}" for end in ("part", "old"))
+def keep(home: Path, work: Path, note: Artifact, save: Callable[[Path], None]) -> Path:
+    """Save a result and return its folder. work: the folder that this training holds alone.
+    Raises StoreError."""
+    shelf = shelf_of(home, note.mark)
+    part = shelf / f".{hashlib.sha256(str(work).encode()).hexdigest()[:DIGITS]}.part"
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)  # what a killed training left
+        part.mkdir(parents=True)
         save(part)
-        note = json.dumps({"made_by": MAKER, **asdict(artifact)}, indent=2)
-        (part / NOTE).write_text(note + "\n", encoding="utf-8")
-        shutil.rmtree(old, ignore_errors=True)
+        name = f"{slug(note.target)}-{note.kind}{'-personal' * note.is_personal}"
+        folder = shelf / f"{name}-{content_hash(part)}"
+        _write_note(folder if folder.exists() else part, note)
         if folder.exists():
-            folder.rename(old)
-        part.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
+            shutil.rmtree(part)
+        else:
+            part.rename(folder)
     except OSError as error:
         raise StoreError(
-            f"{folder} cannot be written ({error.strerror or error}). Free disk space there and "
+            f"{shelf} cannot be written ({error.strerror or error}). Free disk space there and "
             "run the command again: the training itself is kept and is not repeated."
         ) from error
+    return folder
 
 
-def read_artifact(folder: Path) -> Artifact:
-    """The note of a result. Raises ModelError."""
+def _write_note(folder: Path, note: Artifact) -> None:
+    with replacing(folder / NOTE) as part:
+        text = json.dumps({"made_by": MAKER, **asdict(note)}, indent=2)
+        part.write_text(text + "\n", encoding="utf-8")
+
+
+def content_hash(folder: Path) -> str:
+    """Return a short hash of a result's files and their names, without its note."""
+    digest = hashlib.sha256()
+    for place in sorted(each for each in folder.rglob("*") if each != folder / NOTE):
+        digest.update(f"{place.relative_to(folder).as_posix()}\0".encode())
+        if place.is_file():
+            with place.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:DIGITS]
+
+
+def slug(name: str) -> str:
+    """Return a name that is fit for a folder on every system."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"
+
+
+def require_free(out: Path, home: Path, mark: str) -> None:
+    """Raise ConfigError unless a copy may be written to `out`: it is absent, empty, or a copy of a
+    result that HOME holds. mark: the target's fingerprint."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file. Name a folder with --out.")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not any(shelf_of(home, mark).glob(f"*-{content_hash(out)}")):
+        raise ConfigError(f"{out} holds other files, which would be lost. Name another --out.")
+
+
+def copy_to(out: Path, folder: Path) -> None:
+    """Put a copy of a result into the place of `out`. Raises StoreError."""
+    part = out.parent / f".{out.name}.part"
     try:
-        row = json.loads((folder / NOTE).read_text(encoding="utf-8"))
-        before = row["before"]
-        return Artifact(
-            str(row["kind"]),
-            str(row["target"]),
-            str(row["mark"]),
-            tuple(map(float, row["acceptance"])),
-            None if before is None else tuple(map(float, before)),
-            int(row["num_tokens"]),
-            int(row["num_steps"]),
-            float(row["minutes"]),
-            bool(row["is_personal"]),
-        )
-    except FileNotFoundError as error:
-        raise ModelError(f"{folder} was not made by `{MAKER}`: it has no {NOTE}.") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{folder / NOTE} is damaged. Train it again.") from error
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(folder, part)
+        shutil.rmtree(out, ignore_errors=True)
+        part.rename(out)
+    except (OSError, shutil.Error) as error:
+        raise StoreError(
+            f"{out} cannot be written ({error}). The result is in {folder}; copy it from there."
+        ) from error

@@ -1,12 +1,10 @@
 """From a target and prompts to a trained draft or head: the stages in order.
 
-Contract: `train` leaves the result in `out` and all it can resume from in `work`; a run killed at
-any moment is continued by the same call. Nothing in `out` changes before the training is over. An
-earlier result there is replaced by one that is at least as good on the same held-out rows; a worse
-one is put beside it. The answers are shared by all kinds; those to a person's own conversations lie
-in a file of their own.
+`train` leaves the result in HOME, a copy of it in `out`, and all it can resume from in a folder of
+the target below `work`; a run killed at any moment is continued by the same call. The answers are
+shared by all kinds of training; those to a person's own conversations lie in a file of their own.
 
-Not here: which model is meant and what is free (cli.train_run), profiles (registration).
+Not here: which model is meant and what is free (cli.train_run), what is offered (offering).
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -23,21 +22,23 @@ from localspec.chat.template import ChatTemplate
 from localspec.core.backend import Report
 from localspec.core.errors import MemoryShortage
 from localspec.core.units import gib
-from localspec.forward.fingerprint import NOTE, fingerprint
+from localspec.formats.fingerprint import fingerprint
 from localspec.forward.weights import read_config
 from localspec.loading.placement import Place, refuse_shortage
 from localspec.machine.hardware import free_bytes_now
-from localspec.training.artifact import Artifact, deliver, place_beside, require_free
+from localspec.machine.trained import Artifact
+from localspec.training.artifact import copy_to, keep, require_free
 from localspec.training.collect import AnswerLog, CollectPlan, collect
 from localspec.training.draft import DraftRecipe, fresh_draft, load_draft, num_layer_weights
 from localspec.training.judging import Judgement, Rival, judge_rival
+from localspec.training.offering import why_not_offered
 from localspec.training.prompt_files import TrainingPrompt
 from localspec.training.recipe import Recipe, head_plan, make_recipe
 from localspec.training.request import DRAFT, TrainRequest
 from localspec.training.rows import SplitRows, split_rows
 from localspec.training.target import Target, load_target, sizes_of
 from localspec.training.train_loop import LoopSettings, Schedule, TrainLoop
-from localspec.training.work_folder import alone_in, claim, require_own
+from localspec.training.work_folder import alone_in, work_folder
 
 FRESH_RATE, CONTINUED_RATE = 1e-3, 2e-4  # peak learning rates
 ANSWERS, OWN_ANSWERS = "answers.jsonl", "answers-own-chats.jsonl"
@@ -50,16 +51,18 @@ DISK_BYTES_PER_WEIGHT = 32  # itself, the best, two moments, twice while the che
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """A request with everything found that it names. place: of the target. start_from: a draft
-    that is trained further. in_use: what drafts in its place so far. num_steps: instead of the
-    request's minutes."""
+    """A request with everything found that it names. place: of the target. out: where a copy of the
+    result goes, None for none. work: the folder below which the target has its own. start_from: a
+    draft that is trained further. in_use: what drafts in its place so far. num_steps: instead of
+    the request's minutes."""
 
     request: TrainRequest
     target: Path
     target_name: str
     place: Place
     prompts: Sequence[TrainingPrompt]
-    out: Path
+    home: Path
+    out: Path | None
     work: Path
     start_from: Path | None = None
     in_use: tuple[Path, ...] = ()
@@ -73,8 +76,8 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """folder: where it lies. judgement: of the weights as saved. rivals: what it was compared with
-    on the same rows."""
+    """folder: where it lies in HOME. judgement: of the weights as saved. rivals: what it was
+    compared with on the same rows."""
 
     artifact: Artifact
     folder: Path
@@ -86,13 +89,16 @@ def train(settings: TrainSettings, report: Report) -> TrainResult:
     """Collect, train, save. Raises LocalspecError with what is wrong and what to do."""
     num_weights = _num_new_weights(settings)
     mark = fingerprint(settings.target)
-    require_free(settings.out, settings.kind, mark)
-    require_own(settings.work, mark)
+    if settings.out is not None:
+        require_free(settings.out, settings.home, mark)
     refuse_shortage(settings.target, settings.place)
+    settings = replace(settings, work=work_folder(settings.work, mark))
     with alone_in(settings.work):
-        claim(settings.work, mark, settings.target_name)
         _require_room(num_weights, 0, settings)
-        return _train(settings, mark, report)
+        result = _train(settings, mark, report)
+    if settings.out is not None:
+        copy_to(settings.out, result.folder)
+    return result
 
 
 def _train(settings: TrainSettings, mark: str, report: Report) -> TrainResult:
@@ -110,19 +116,21 @@ def _train(settings: TrainSettings, mark: str, report: Report) -> TrainResult:
     loop.train()
     judgement = _judge_as_saved(loop)
     first = loop.progress.first if settings.start_from is not None else None
+    before = None if first is None else first.acceptance
     artifact = Artifact(
         settings.kind,
         settings.target_name,
         mark,
         judgement.acceptance,
-        None if first is None else first.acceptance,
+        before,
         loop.progress.num_tokens,
         loop.progress.step,
         round(loop.progress.trained_seconds / 60.0, 2),
         settings.request.from_chats,
+        datetime.now(UTC).isoformat(),
+        why_not_offered(judgement, before, rivals),
     )
-    folder = _place(settings.out, artifact, judgement, rivals)
-    deliver(folder, artifact, loop.recipe.save)
+    folder = keep(settings.home, settings.work, artifact, loop.recipe.save)
     return TrainResult(artifact, folder, judgement, rivals)
 
 
@@ -178,12 +186,10 @@ def _loop(
 
 
 def _rivals(settings: TrainSettings, loop: TrainLoop) -> tuple[Rival, ...]:
-    """What is in use and what lies in `out`, measured as the new one will be."""
-    old = (settings.out,) if (settings.out / NOTE).is_file() else ()
-    folders = {folder.resolve(): folder for folder in (*settings.in_use, *old)}
+    """What is in use, measured as the new result will be."""
     return tuple(
         judge_rival(settings.kind, folder, loop.target, settings.place, loop.measure)
-        for folder in folders.values()
+        for folder in settings.in_use
     )
 
 
@@ -193,12 +199,6 @@ def _judge_as_saved(loop: TrainLoop) -> Judgement:
     for weight in loop.recipe.module.parameters():
         weight.copy_(weight.to(torch.bfloat16))
     return loop.measure(loop.recipe)
-
-
-def _place(out: Path, artifact: Artifact, judgement: Judgement, rivals: Sequence[Rival]) -> Path:
-    """`out`, unless what lies there is better or could not be measured: it is kept."""
-    old = next((rival for rival in rivals if rival.folder.resolve() == out.resolve()), None)
-    return place_beside(out, artifact) if old is not None and old.stays_before(judgement) else out
 
 
 def _num_new_weights(settings: TrainSettings) -> int:

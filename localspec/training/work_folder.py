@@ -1,24 +1,23 @@
 """The folders that a training writes to: checked before hours of work, and locked against a second
 training.
 
-Contract: `require_writable` asks the system for a place before anything is begun. `alone_in` holds
-a folder while its block runs; the system releases the lock when the process dies, in whatever way.
-`resumable` says after Ctrl-C what is kept. A work folder belongs to one target: `require_own`
-refuses one that holds another target's training or other files, `claim` writes the owner's note.
+`require_writable` asks the system for a place before anything is begun. `alone_in` holds a folder
+while its block runs; the system releases the lock when the process dies, in whatever way.
+`resumable` says after Ctrl-C what is kept. Each target has a work folder of its own.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from localspec.core.errors import ConfigError, StoreError
-from localspec.core.files import replacing, try_lock, why_not_writable
+from localspec.core.files import read_json, try_lock, why_not_writable
+from localspec.machine.trained import MARK_LENGTH
 
-LOCK, OWNER = ".training.lock", "target.json"
-UNOWNED = (LOCK, f".{OWNER}")  # what may lie in a work folder before it has an owner
+LOCK = ".training.lock"
+OWNER = "target.json"  # the note in which earlier versions kept the fingerprint of the target
 
 
 def require_writable(place: Path, file: Path, flag: str) -> None:
@@ -60,38 +59,11 @@ def resumable(folder: Path, report: Callable[[str], None]) -> Iterator[None]:
         raise
 
 
-def require_own(work: Path, mark: str) -> None:
-    """Raise ConfigError where the work folder is another target's, or no work folder. mark: the
-    target's fingerprint."""
-    owner = work / OWNER
-    if owner.is_file():
-        try:
-            found = json.loads(owner.read_text(encoding="utf-8"))
-            other, other_name = str(found["mark"]), str(found["name"])
-        except (ValueError, KeyError, TypeError):
-            other, other_name = "", "an unreadable note"
-        if other != mark:
-            raise ConfigError(
-                f"{work} holds the training for another target ({other_name}), or for earlier "
-                "weights of this one. Name another --work, or delete that folder to begin anew."
-            )
-        return
-    if work.exists() and not work.is_dir():
-        raise ConfigError(f"{work} is a file. Name a folder as --work.")
-    if work.is_dir() and any(not one.name.startswith(UNOWNED) for one in work.iterdir()):
-        raise ConfigError(f"{work} holds other files. Name another --work.")
-
-
-def claim(work: Path, mark: str, name: str) -> None:
-    """Make the work folder this target's. Raises ConfigError where it has become another's."""
-    require_own(work, mark)
-    if (work / OWNER).is_file():
-        return
-    try:
-        with replacing(work / OWNER) as part:
-            part.write_text(json.dumps({"mark": mark, "name": name}) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise StoreError(
-            f"{work} cannot be written ({error.strerror}). Free disk space there, or name another "
-            "--work."
-        ) from error
+def work_folder(base: Path, mark: str) -> Path:
+    """Return the folder below `base` in which this target is trained for: named by the target's
+    fingerprint, or, of an earlier version, the one whose note names it. mark: the fingerprint."""
+    for note in (base / OWNER, *sorted(base.glob(f"*/{OWNER}"))):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            if read_json(note)["mark"] == mark:
+                return note.parent
+    return base / mark[:MARK_LENGTH]

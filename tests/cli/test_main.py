@@ -53,7 +53,7 @@ def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
     assert ended.value.code == "No disk. Free some."
 
 
-TRAINED = [f"train {name}" for name in ("distil", "medusa", "eagle", "mtp", "report")]
+TRAINED = [f"train {name}" for name in ("distil", "medusa", "eagle", "mtp", "accepted")]
 
 
 @pytest.mark.slow

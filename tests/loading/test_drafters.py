@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from localspec.core.backend import Message, Request
 from localspec.core.errors import ModelError
 from localspec.core.options import LoadOptions
-from localspec.forward.fingerprint import fingerprint
+from localspec.formats.fingerprint import fingerprint
 from localspec.loading.local_backend import open_local_backend
 from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.random_medusa import write_random

@@ -21,8 +21,8 @@ from localspec.core.config import PROJECT_FOLDER
 from localspec.core.decoding import OFF, SamplingParams
 from localspec.core.errors import ModelError
 from localspec.core.options import LoadOptions
+from localspec.formats.fingerprint import fingerprint
 from localspec.formats.folder_files import notices_of, weight_files
-from localspec.forward.fingerprint import fingerprint
 from localspec.loading.local_backend import open_local_backend
 from localspec.loading.placement import Place, needed_bytes
 from localspec.machine.compatibility import read_token_map

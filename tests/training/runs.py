@@ -28,8 +28,8 @@ def settings(target: Path, prompts: Path, folder: Path, **changes: Any) -> Train
     }  # fmt: skip
     usual: dict[str, Any] = {
         "target": target, "target_name": "tiny", "place": PLACE,
-        "prompts": read_prompts(prompts), "out": folder / "out", "work": folder / "work",
-        "num_steps": 4, "row_length": 96,
+        "prompts": read_prompts(prompts), "home": folder / "home", "out": folder / "out",
+        "work": folder / "work", "num_steps": 4, "row_length": 96,
     }  # fmt: skip
     own = {each.name for each in fields(TrainSettings)} - {"request"}
     flags |= {name: value for name, value in changes.items() if name not in own}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from localspec.machine.trained import offered_results, read_artifact
 from localspec.training.judging import Judgement, Rival, judge_rival
 from localspec.training.recipe import Recipe
 from localspec.training.run import train
@@ -32,28 +33,32 @@ def test_every_kind_is_trained_and_what_was_saved_is_judged_as_it_was_before_sav
         assert rival.judgement.loss == pytest.approx(first.judgement.loss, abs=1e-6)
 
 
-def test_a_worse_result_is_put_beside_the_better_one(
+def test_a_worse_result_has_a_folder_of_its_own_and_is_not_offered(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
+    home = tmp_path / "home"
     better = train(settings(target_folder, prompts, tmp_path, num_steps=24), said)
-    before = (better.folder / "model.safetensors").read_bytes()
-    worse = settings(target_folder, prompts, tmp_path, num_steps=1, hidden_size=4)
+    worse = settings(target_folder, prompts, tmp_path, num_steps=1, hidden_size=4,
+                     in_use=(better.folder,))  # fmt: skip
     found = train(worse, said)
-    assert found.folder == tmp_path / "out-2" and (found.folder / "config.json").is_file()
-    assert (better.folder / "model.safetensors").read_bytes() == before
+    assert found.folder != better.folder and (found.folder / "config.json").is_file()
     assert found.judgement.expected_tokens < better.judgement.expected_tokens
+    assert "not offered" in read_artifact(found.folder).refusal
+    assert offered_results(home, target_folder) == {"draft": better.folder}
     assert train(worse, said).folder == found.folder, "the very same is not kept twice"
-    (tmp_path / "out-2" / "made.json").unlink()
-    assert train(worse, said).folder == tmp_path / "out-3"
+    assert len(list(found.folder.parent.iterdir())) == 2
 
 
-def test_a_better_result_takes_the_earlier_one_s_place(
+def test_a_better_result_is_offered_in_the_earlier_one_s_place(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    train(settings(target_folder, prompts, tmp_path, num_steps=1, hidden_size=4), said)
-    found = train(settings(target_folder, prompts, tmp_path, num_steps=24), said)
-    assert found.folder == tmp_path / "out"
-    assert not (tmp_path / "out-2").exists()
+    first = train(
+        settings(target_folder, prompts, tmp_path, num_steps=1, hidden_size=4, out=None), said
+    )
+    better = settings(target_folder, prompts, tmp_path, num_steps=24, in_use=(first.folder,))
+    found = train(better, said)
+    assert offered_results(tmp_path / "home", target_folder) == {"draft": found.folder}
+    assert (first.folder / "config.json").is_file(), "nothing is lost"
 
 
 def test_heads_that_no_chat_could_use_are_no_rivals_and_said(
@@ -64,7 +69,7 @@ def test_heads_that_no_chat_could_use_are_no_rivals_and_said(
     (first.folder / "made.json").write_text(json.dumps(note | {"mark": "another"}), "utf-8")
     places = (first.folder, tmp_path / "gone")
     found = train(
-        settings(target_folder, prompts, tmp_path, kind="medusa", out=tmp_path / "b", in_use=places,
+        settings(target_folder, prompts, tmp_path, kind="medusa", out=None, in_use=places,
                  work=tmp_path / "work-b"),
         said,
     )  # fmt: skip

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from localspec.core.errors import StoreError
+from localspec.machine.trained import Artifact
 from localspec.training import artifact as made_file
-from localspec.training.artifact import Artifact
 from localspec.training.collect import AnswerLog
 from localspec.training.run import train
 from localspec.training.train_loop import TrainLoop
@@ -79,6 +79,10 @@ def between_the_renames(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(Path, "rename", dies_at(1, Path.rename))
 
 
+def while_it_is_copied(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.setattr(Path, "rename", dies_at(2, Path.rename))
+
+
 def while_the_result_is_written(patch: pytest.MonkeyPatch, folder: Path) -> None:
     patch.setattr(made_file, "asdict", dies_at(1, made_file.asdict))
 
@@ -95,7 +99,7 @@ def undisturbed(
     "arrange",
     [
         after_an_answer, inside_a_step, while_judging, inside_a_checkpoint, before_the_swap,
-        while_the_result_is_written, between_the_renames,
+        while_the_result_is_written, between_the_renames, while_it_is_copied,
     ],
 )  # fmt: skip
 def test_a_killed_run_ends_as_an_undisturbed_one(
@@ -111,8 +115,12 @@ def test_a_killed_run_ends_as_an_undisturbed_one(
         with pytest.raises(Killed):
             train(settings(target_folder, prompts, tmp_path), said)
     assert not (tmp_path / "out").exists(), "nothing appears before it is whole"
-    made = train(settings(target_folder, prompts, tmp_path), said).artifact
+    if arrange is not while_it_is_copied:
+        assert not list((tmp_path / "home").glob("trained/*/[!.]*"))
+    result = train(settings(target_folder, prompts, tmp_path), said)
+    made = replace(result.artifact, made_at_utc=undisturbed.made_at_utc)
     assert (tmp_path / "out" / "model.safetensors").is_file()
+    assert [*result.folder.parent.iterdir()] == [result.folder], "no half result is left"
     if arrange is not after_an_answer:  # answers that are drawn anew are other answers
         assert replace(made, minutes=undisturbed.minutes) == undisturbed
 
@@ -124,7 +132,7 @@ def test_only_the_answers_under_way_are_lost(
         after_an_answer(patch, tmp_path)
         with pytest.raises(Killed):
             train(settings(target_folder, prompts, tmp_path), said)
-    path = tmp_path / "work" / "answers.jsonl"
+    (path,) = (tmp_path / "work").rglob("answers.jsonl")
     kept = path.read_bytes()
     assert kept.count(b"\n") == 8
     path.write_bytes(kept + b'{"key": "half a li')
@@ -155,7 +163,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_unpickled(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     train(settings(target_folder, prompts, tmp_path), said)
-    path = tmp_path / "work" / "draft" / "checkpoint.pt"
+    (path,) = (tmp_path / "work").rglob("checkpoint.pt")
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(StoreError, match="Delete it to begin the training anew"):
         train(settings(target_folder, prompts, tmp_path), said)
@@ -179,13 +187,13 @@ def test_a_process_killed_outright_is_continued_by_another(
 ) -> None:
     command = [sys.executable, "-c", SCRIPT, str(target_folder), str(prompts), str(tmp_path)]
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL)
-    checkpoint, until = tmp_path / "work" / "draft" / "checkpoint.pt", time.monotonic() + 120
-    while time.monotonic() < until and not checkpoint.is_file():
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not list((tmp_path / "work").rglob("checkpoint.pt")):
         assert process.poll() is None, "it ended before it could be killed"
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert checkpoint.is_file()
+    assert list((tmp_path / "work").rglob("checkpoint.pt"))
     train(settings(target_folder, prompts, tmp_path), said)
     assert any("Continuing from the checkpoint" in line for line in said)
     assert (tmp_path / "out" / "config.json").is_file()

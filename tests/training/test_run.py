@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +16,13 @@ from tokenizers import Tokenizer
 
 from localspec.core.errors import ConfigError, DraftMismatch, MemoryShortage
 from localspec.core.speculation import expected_tokens
+from localspec.formats.fingerprint import NOTE, fingerprint
 from localspec.forward.weights import load_model
+from localspec.machine.trained import Artifact, read_artifact
 from localspec.training import run as run_file
-from localspec.training.artifact import Artifact, read_artifact
 from localspec.training.run import train
 from localspec.training.train_loop import TrainLoop
-from localspec.training.work_folder import alone_in
+from localspec.training.work_folder import alone_in, work_folder
 from tests.training.runs import Said, make_folder, settings
 
 pytestmark = pytest.mark.slow  # trains
@@ -69,62 +72,77 @@ def test_a_draft_learns_on_from_another_and_is_never_made_worse(
     assert tokens[1] >= tokens[0] - 1e-3
 
 
+def answers_of(folder: Path) -> Path:
+    (found,) = (folder / "work").rglob("answers.jsonl")
+    return found
+
+
 def test_a_second_run_asks_nothing_twice_and_says_the_same(
     finished: Artifact, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    answers = (tmp_path / "work" / "answers.jsonl").read_bytes()
-    second = train(settings(target_folder, prompts, tmp_path), said).artifact
-    assert (tmp_path / "work" / "answers.jsonl").read_bytes() == answers
-    assert second == finished
+    answers = answers_of(tmp_path).read_bytes()
+    second = train(settings(target_folder, prompts, tmp_path), said)
+    assert answers_of(tmp_path).read_bytes() == answers
+    assert replace(second.artifact, made_at_utc=finished.made_at_utc) == finished
+    assert [second.folder] == [*second.folder.parent.iterdir()], "the same content is kept once"
+    assert read_artifact(tmp_path / "out") == second.artifact
 
 
-def test_a_work_folder_of_another_target_is_refused_untouched(
+def test_another_target_in_one_work_folder_goes_its_own_way(
     finished: Artifact, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
 ) -> None:
-    answers = (tmp_path / "work" / "answers.jsonl").read_bytes()
-    retrained = make_folder(tmp_path / "retrained", tokenizer, seed=6)
-    with pytest.raises(ConfigError, match="another target"):
-        train(settings(retrained, prompts, tmp_path, out=tmp_path / "new"), said)
-    assert (tmp_path / "work" / "answers.jsonl").read_bytes() == answers
-
-
-def test_a_work_folder_with_a_stranger_s_files_is_refused(
-    target_folder: Path, prompts: Path, tmp_path: Path, said: Said
-) -> None:
-    (tmp_path / "work").mkdir()
+    """Answers of one target would teach another its own weights do not write."""
+    before, first = answers_of(tmp_path), answers_of(tmp_path).read_bytes()
     (tmp_path / "work" / "thesis.tex").write_text("mine")
-    with pytest.raises(ConfigError, match="other files"):
-        train(settings(target_folder, prompts, tmp_path), said)
+    retrained = make_folder(tmp_path / "retrained", tokenizer, seed=6)
+    train(settings(retrained, prompts, tmp_path, out=None), said)
+    assert before.read_bytes() == first
+    assert len(list((tmp_path / "work").rglob("answers.jsonl"))) == 2
+    assert (tmp_path / "work" / "thesis.tex").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["letter.txt", "head.json"])
+def test_a_training_of_an_earlier_version_goes_on_where_it_lies(
+    finished: Artifact, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
+) -> None:
+    """Its folder had any name, and a note of its target."""
+    old = tmp_path / "training" / "tiny"
+    old.parent.mkdir()
+    shutil.move(answers_of(tmp_path).parent, old)
+    mark = fingerprint(target_folder)
+    (old / "target.json").write_text(json.dumps({"mark": mark, "name": "tiny"}))
+    answers = (old / "answers.jsonl").read_bytes()
+    train(settings(target_folder, prompts, tmp_path, work=tmp_path / "training"), said)
+    assert (old / "answers.jsonl").read_bytes() == answers
+    assert [*(tmp_path / "training").iterdir()] == [old]
+    assert work_folder(old, mark) == old, "also as it was named with --work"
+    assert work_folder(old, "f" * 64) == old / ("f" * 16)
+
+
+@pytest.mark.parametrize("name", ["letter.txt", "head.json", NOTE])
 def test_an_out_folder_with_something_else_in_it_is_left_alone(
     name: str, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("mine")
-    with pytest.raises(ConfigError, match="would be lost"):
+    with pytest.raises(ConfigError, match=r"would be lost.*another --out"):
         train(settings(target_folder, prompts, tmp_path), said)
     assert (tmp_path / "out" / name).read_text() == "mine"
     assert not (tmp_path / "work").exists()
 
 
-def test_another_kind_s_result_is_not_written_over(
+def test_a_copy_in_out_gives_way_only_where_home_holds_it_too(
     finished: Artifact, target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
-    with pytest.raises(ConfigError, match="a trained draft"):
-        train(settings(target_folder, prompts, tmp_path, kind="medusa"), said)
-
-
-def test_another_target_s_result_is_not_written_over(
-    finished: Artifact, prompts: Path, tmp_path: Path, tokenizer: Tokenizer, said: Said
-) -> None:
-    before = (tmp_path / "out" / "model.safetensors").read_bytes()
-    other = make_folder(tmp_path / "other" / "tiny", tokenizer, seed=6)
-    with pytest.raises(ConfigError, match=r"for another target.*another --out"):
-        train(settings(other, prompts, tmp_path, work=tmp_path / "new"), said)
-    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
-    assert not (tmp_path / "new").exists()
+    again = settings(target_folder, prompts, tmp_path, kind="medusa")
+    assert train(again, said).artifact == read_artifact(tmp_path / "out")
+    assert {read_artifact(each).kind for each in (tmp_path / "home").glob("trained/*/*")} == {
+        "draft", "medusa",
+    }  # fmt: skip
+    shutil.rmtree(tmp_path / "home")
+    before = (tmp_path / "out" / NOTE).read_bytes()
+    with pytest.raises(ConfigError, match="would be lost"):
+        train(settings(target_folder, prompts, tmp_path, kind="eagle"), said)
+    assert (tmp_path / "out" / NOTE).read_bytes() == before
 
 
 def test_an_unfinished_training_with_other_options_is_not_lost(
@@ -166,7 +184,7 @@ def test_a_draft_larger_than_its_target_is_refused_before_it_is_trained(
 ) -> None:
     with pytest.raises(DraftMismatch, match="could never be faster"):
         train(settings(target_folder, prompts, tmp_path, layers=8), said)
-    assert not (tmp_path / "out").exists() and not (tmp_path / "work" / "answers.jsonl").exists()
+    assert not (tmp_path / "out").exists() and not list((tmp_path / "work").rglob("answers.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -202,7 +220,7 @@ def test_a_second_training_in_one_work_folder_is_refused(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     with (
-        alone_in(tmp_path / "work"),
+        alone_in(work_folder(tmp_path / "work", fingerprint(target_folder))),
         pytest.raises(ConfigError, match="Another training is running"),
     ):
         train(settings(target_folder, prompts, tmp_path), said)

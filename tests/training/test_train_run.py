@@ -1,4 +1,4 @@
-"""The commands of `train`, from flags to a profile that offers what was made."""
+"""The commands of `train`, from flags to a result that is loaded with its target."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from localspec.cli.main import app
-from localspec.core.config import load_profiles, settings_for
 from localspec.core.errors import LocalspecError
+from localspec.core.options import LoadOptions
 from localspec.core.turn_stats import TurnStats
+from localspec.loading.local_backend import open_local_backend
+from localspec.machine.sources import resolve
+from localspec.machine.trained import offered_results
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
 from tests.kit.tiny import agreeing_draft, tiny_llama
 from tests.training.runs import make_folder
@@ -82,9 +85,6 @@ def chat(home: Path, *texts: str) -> None:
 def test_what_is_accepted_is_measured_and_a_profile_brings_it_to_a_first_chat(
     target: Path, tmp_path: Path
 ) -> None:
-    from localspec.core.options import LoadOptions
-    from localspec.loading.local_backend import open_local_backend
-
     home, file = tmp_path / "home", tmp_path / "accepted.json"
     (tmp_path / "asked.jsonl").write_text('{"prompt": "cats"}\n{"prompt": "cats and cats"}\n')
     made = run(
@@ -118,49 +118,54 @@ def test_measuring_what_is_accepted_needs_something_to_ask(target: Path, tmp_pat
     assert not (tmp_path / "accepted").exists()
 
 
-def offered_drafts(home: Path, profile: str) -> list[str]:
-    """Folders of the drafts of a profile's default model, best first."""
-    found = load_profiles(settings_for(home).profile_folders)[profile]
-    entries = found.models
-    drafts = entries[found.default].drafts
-    return [str(entries[each].folder) if each in entries else each for each in drafts]
-
-
 def test_a_personal_draft_is_one_command_and_then_on_offer(target: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     chat(home, "cats", "dogs", "rain", "tea")
     log = (home / "localspec.db").read_bytes()
-    made = run("distil", "--from-chats", "--model", str(target), "--home", str(home), *QUICK)
-    assert made["out"] == str(home / "drafts" / "tiny" / "personal") and made["is_personal"]
+    words = ("distil", "--from-chats", "--model", str(target), "--home", str(home), *QUICK)
+    made = run(*words)
+    assert made["is_personal"] and made["notice"] is None
+    assert Path(made["out"]).name.startswith("tiny-draft-personal-")
     assert (home / "localspec.db").read_bytes() == log
-    assert offered_drafts(home, "tiny") == [made["out"]]
-    again = run("distil", "--from-chats", "--profile", "tiny", "--home", str(home), *QUICK)
-    assert again["before"] is not None, "the profile's own draft learns on"
+    source = resolve(LoadOptions(model=str(target), home=home))
+    assert (source.draft, source.draft_name) == (Path(made["out"]), Path(made["out"]).name)
+    assert run(*words)["before"] is not None, "the draft in use learns on"
 
 
-def test_a_draft_is_reported_own_chats_are_not_read_unasked_and_a_stale_result_is_left_out(
+def test_own_chats_are_not_read_unasked_and_the_result_drafts_in_the_next_chat(
     target: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
     chat(home, "a secret", "another secret")
-    words = ["--model", str(target), "--home", str(home)]
-    made = run("distil", "--made-up", "6", *words, *QUICK)
+    made = run("distil", "--made-up", "6", "--model", str(target), "--home", str(home),
+               "--out", str(tmp_path / "copy"), *QUICK)  # fmt: skip
     assert made["before"] is None and made["notice"] is None
+    assert made["out"] == str(tmp_path / "copy") and (tmp_path / "copy" / "made.json").is_file()
     written = [path for path in (home / "training").rglob("*") if path.is_file()]
     assert written and not any(path.name.startswith("answers-own") for path in written)
-    stale = home / "heads" / "tiny" / "medusa"
-    stale.mkdir(parents=True)
-    note = json.loads((Path(made["out"]) / "made.json").read_text("utf-8"))
-    (stale / "made.json").write_text(json.dumps(note | {"mark": "another"}), "utf-8")
-    usual = ["--dtype", "float32", "--device", "cpu", "--json"]
-    found = run("report", *words, *usual)
-    (gain,) = found["gains"]
-    assert gain["folder"] == made["out"] and gain["acceptance"] == made["acceptance"]
-    assert gain["pays"] == (gain["best"]["speedup"] >= 1.03)
-    assert len(found["left_out"]) == 1 and str(stale) in found["left_out"][0]
-    assert "other weights" in refused("report", str(stale), *words, *usual)
-    (Path(made["out"]) / "made.json").unlink()
-    assert "other weights" in refused("report", *words, *usual)
+    load = LoadOptions(model=str(target), dtype="float32", context=128, home=home)
+    backend = open_local_backend(load, None, lambda phrase: None)
+    ready = {each.name for each in backend.describe().drafters if each.is_available}
+    assert "draft_model" in ready and backend.describe().draft == Path(made["folder"]).name
+
+
+def test_the_report_of_a_result_is_a_comparison_with_it(target: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    made = run("medusa", "--num-heads", "2", "--made-up", "6", "--model", str(target),
+               "--home", str(home), *QUICK)  # fmt: skip
+    words = ["bench", "--model", str(target), "--dtype", "float32", "--limit", "1", "--warm", "0",
+             "--max-tokens", "12", "--context", "200", "--json"]  # fmt: skip
+    result = CliRunner().invoke(app, [*words, "--heads", made["out"]], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout.splitlines()[-1])
+    arms = {row["arm"] for row in found["rows"] if row["num_prompts"]}
+    lengths = len(made["acceptance"])
+    assert arms == {"off", "auto", "medusa", *(f"medusa@{n}" for n in range(1, lengths + 1))}
+    (gain,) = found["heads"]
+    assert (gain["folder"], gain["acceptance"]) == (made["out"], made["acceptance"])
+    assert gain["pays"] == (gain["best"]["ratio_to_off"] >= 1.03)
+    assert f"medusa in {made['out']}" in result.stdout and "pay" in result.stdout
+    assert "bench --heads DIR" in refused("report", made["out"], "--threads", "2")
 
 
 def names_a_draft(target: Path, home: Path, draft: Path) -> Path:
@@ -181,8 +186,9 @@ def test_a_worse_draft_is_kept_and_not_offered(target: Path, tmp_path: Path) -> 
     before = profile.read_bytes()
     made = run("distil", "--made-up", "6", "--hidden-size", "4", "--model", "own/tiny",
                "--home", str(home), *QUICK)  # fmt: skip
-    assert made["profile"] is None and profile.read_bytes() == before
-    assert str(tmp_path / "good") in made["notice"] and f"--draft {made['out']}" in made["notice"]
+    assert profile.read_bytes() == before
+    assert resolve(LoadOptions(model="own/tiny", home=home)).draft == tmp_path / "good"
+    assert str(tmp_path / "good") in made["notice"]
     assert made["notice"].count("tokens a round") == 1 and "this one 1." in made["notice"]
     assert (Path(made["out"]) / "model.safetensors").is_file()
     (rival,) = made["rivals"]
@@ -193,27 +199,24 @@ def test_a_draft_that_is_damaged_keeps_no_new_one_from_being_offered(
     target: Path, tmp_path: Path
 ) -> None:
     home, damaged = tmp_path / "home", tmp_path / "damaged"
-    profile = names_a_draft(target, home, damaged)
+    names_a_draft(target, home, damaged)
     (damaged / "model.safetensors").write_bytes(b"damaged")
     command = ["train", "distil", "--made-up", "6", "--model", "own/tiny", "--home", str(home)]
     result = CliRunner().invoke(app, [*command, *QUICK], catch_exceptions=False)
     assert f"{damaged} could not be compared with it" in result.stdout
     made = json.loads(result.stdout.splitlines()[-1])
-    assert made["profile"] == str(profile)
-    assert offered_drafts(home, "own") == [made["out"], str(damaged)]
+    assert resolve(LoadOptions(model="own/tiny", home=home)).draft == Path(made["out"])
 
 
-def test_heads_go_into_their_target_s_profile_and_targets_of_one_name_stay_apart(
+def test_heads_go_with_their_target_and_targets_of_one_name_stay_apart(
     target: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     home, other = tmp_path / "home", make_folder(tmp_path / "b" / "tiny", tokenizer, 6)
     words = ["medusa", "--num-heads", "2", "--made-up", "6", "--home", str(home), *QUICK]
     made = {folder: run(*words, "--model", str(folder)) for folder in (target, other)}
-    profiles = load_profiles(settings_for(home).profile_folders)
     for folder, result in made.items():
-        profile = profiles[Path(result["profile"]).stem]
-        (entry,) = profile.models.values()
-        assert (entry.folder, entry.heads) == (folder, (Path(result["out"]),))
+        offered = {} if result["notice"] else {"medusa": Path(result["out"])}
+        assert offered_results(home, folder) == offered
         assert len(result["acceptance"]) in (2, 3)
     assert len({result["out"] for result in made.values()}) == 2
 
@@ -326,8 +329,3 @@ def test_a_draft_that_is_not_there_is_said_and_a_stop_by_hand_says_how_to_go_on(
     result = CliRunner().invoke(app, ["train", *words])
     assert "in use so far cannot be compared: There is no model folder at" in result.stderr
     assert result.exit_code == 130 and "the same command continues there" in result.stderr
-
-
-def test_a_report_on_nothing_says_so(target: Path, tmp_path: Path) -> None:
-    words = ["report", "--model", str(target), "--home", str(tmp_path)]
-    assert "Nothing was trained for tiny" in refused(*words)

@@ -1,17 +1,16 @@
 """Identifies weights: hashes of a model's or head's files, and the note of what it was trained for.
 
-Contract: `fingerprint` tells one target from another of the same shape, `weights_mark` one set of
-weights from another whatever its settings are. Of large files pieces spread evenly are read, so
-that both cost little beside loading. `require_trained_for` reads the note that a training leaves
-beside its result; a head without one, such as a published one, is accepted.
-
-Not here: the rest of that note (training.artifact), sizes (heads.files).
+`fingerprint` tells one target from another of the same shape, `weights_mark` one set of weights
+from another whatever its settings are. Of large files pieces spread evenly are read, so that both
+cost little beside loading. `require_trained_for` reads the note that a training leaves beside its
+result; a head without a note, such as a published one, is accepted.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,27 +23,43 @@ if TYPE_CHECKING:
 NOTE = "made.json"
 SAMPLED_PLACES, SAMPLED_BYTES = 64, 65536  # of each weight file
 MARK_LENGTH = 12  # hex digits: enough to tell the parts of one computer apart
+# Targets whose fingerprint is remembered while their files keep their size and time.
+MOST_REMEMBERED = 256
+
+Stamps = tuple[tuple[Path, int, int], ...]  # files, each with its bytes and its time in ns
 
 
 def fingerprint(folder: Path) -> str:
-    """A hash over a model's config, tokenizer and weights. Raises ModelError."""
+    """Return a hash over a model's config, tokenizer and weights. Raises ModelError."""
+    small = [folder / name for name in ("config.json", "tokenizer.json")]
+    return _fingerprint(
+        _stamps(file for file in small if file.is_file()), _stamps(weight_files(folder))
+    )
+
+
+@lru_cache(maxsize=MOST_REMEMBERED)
+def _fingerprint(small: Stamps, weights: Stamps) -> str:
     digest = hashlib.sha256()
-    for name in ("config.json", "tokenizer.json"):
-        if (folder / name).is_file():
-            digest.update((folder / name).read_bytes())
-    _add(digest, weight_files(folder))
+    for file, _, _ in small:
+        digest.update(file.read_bytes())
+    _add(digest, (file for file, _, _ in weights))
     return digest.hexdigest()
 
 
+def _stamps(files: Iterable[Path]) -> Stamps:
+    stats = ((file, file.stat()) for file in files)
+    return tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats)
+
+
 def weights_mark(files: Iterable[Path]) -> str:
-    """A short hash over weight files alone."""
+    """Return a short hash over weight files alone."""
     digest = hashlib.sha256()
     _add(digest, files)
     return digest.hexdigest()[:MARK_LENGTH]
 
 
 def require_trained_for(folder: Path, target: Path) -> None:
-    """Raises ModelError where the note in `folder` names other weights than the target's."""
+    """Raise ModelError where the note in `folder` names other weights than the target's."""
     if not (folder / NOTE).is_file():
         return
     damaged = "Train it again."

@@ -1,0 +1,134 @@
+"""`bench --heads DIR`: what a trained draft or head gains on this machine, by draft length.
+
+The folders that were named become arms beside plain decoding and `auto`: each drafter at every
+length that its held-out answers know, and at the length that the controller chooses. The gain of a
+drafter is that of its best arm, measured on the prompts of the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from localspec.bench.results import ALL
+from localspec.bench.settings import BenchSettings, suite_settings
+from localspec.bench.tables import interval
+from localspec.core.decoding import AUTO, OFF
+from localspec.core.errors import ConfigError
+from localspec.core.options import LoadOptions
+from localspec.formats.fingerprint import NOTE, require_trained_for
+from localspec.forward.heads.files import head_kind
+from localspec.machine.sources import resolve
+from localspec.machine.trained import DRAFT, Artifact, read_artifact
+
+MIN_SPEEDUP = 1.03  # times plain decoding; smaller gains are within the error of measuring
+USUAL_LENGTHS = 4  # draft lengths to compare of a head without a note of its training
+
+
+@dataclass(frozen=True)
+class NamedResult:
+    """A folder that was named. drafter: what drafts with it. note: of its training, None of a
+    published head."""
+
+    folder: Path
+    drafter: str
+    note: Artifact | None
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        known = 0 if self.note is None else len(self.note.acceptance)
+        return (f"{self.drafter}@1-{known or USUAL_LENGTHS}", self.drafter)
+
+
+def named_results(options: LoadOptions) -> tuple[LoadOptions, list[NamedResult]]:
+    """Return what `--heads` names, and the options that load it: a draft is loaded as one. Raises
+    ConfigError for two of a kind, ModelError for a folder that is none or another target's."""
+    named = [_named(Path(folder).expanduser()) for folder in options.heads]
+    for place, result in enumerate(named):
+        other = next((each for each in named[:place] if each.drafter == result.drafter), None)
+        if other is not None:
+            raise ConfigError(
+                f"{other.folder} and {result.folder} are both for {result.drafter}, and one can be "
+                "loaded at a time. Compare each by itself with plain decoding."
+            )
+    drafts = [str(each.folder) for each in named if each.drafter == "draft_model"]
+    if drafts and options.draft is not None:
+        raise ConfigError(f"--draft and --heads {drafts[0]} both name a draft. Leave one out.")
+    heads = tuple(str(each.folder) for each in named if each.drafter != "draft_model")
+    options = replace(options, heads=heads, draft=next(iter(drafts), options.draft))
+    if named:
+        target = resolve(options).target
+        for each in named:
+            require_trained_for(each.folder, target)
+    return options, named
+
+
+def _named(folder: Path) -> NamedResult:
+    note = read_artifact(folder) if (folder / NOTE).is_file() else None
+    if note is not None and note.kind == DRAFT:
+        return NamedResult(folder, "draft_model", note)
+    return NamedResult(folder, head_kind(folder), note)
+
+
+def settings_of(named: Sequence[NamedResult], home: Path | None) -> BenchSettings:
+    """Return what is compared where nothing else was asked for: few prompts, greedily."""
+    arms = (arm for each in named for arm in each.arms)
+    return replace(suite_settings("quick", home), arms=(OFF, *arms, AUTO))
+
+
+def gains(result: Mapping[str, Any], named: Sequence[NamedResult]) -> list[dict[str, Any]]:
+    """Return for each folder its held-out acceptance and the arm that gained most, as JSON data.
+    best: None where no arm could be measured."""
+    return [
+        {
+            "folder": str(each.folder),
+            "drafter": each.drafter,
+            "target": None if each.note is None else each.note.target,
+            "acceptance": None if each.note is None else each.note.acceptance,
+            "before": None if each.note is None else each.note.before,
+            "best": (best := _best(result, each.drafter)),
+            "pays": None if best is None else best["ratio_to_off"] >= MIN_SPEEDUP,
+        }
+        for each in named
+    ]
+
+
+def _best(result: Mapping[str, Any], drafter: str) -> dict[str, Any] | None:
+    """Of all temperatures, by the median of the ratios paired by prompt."""
+    rows = (
+        row
+        for row in result["rows"]
+        if row["arm"].partition("@")[0] == drafter and row["task"] == ALL
+    )
+    known = [row for row in rows if row["ratio_to_off"] is not None]
+    names = ("arm", "temperature", "ratio_to_off", "ratio_low", "ratio_high")
+    best = max(known, key=lambda row: row["ratio_to_off"], default=None)
+    return None if best is None else {name: best[name] for name in names}
+
+
+def render_gains(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return what is said of each folder below the tables of the comparison."""
+    return "\n".join(line for gain in found for line in ("", *_lines(gain)))
+
+
+def _lines(gain: Mapping[str, Any]) -> list[str]:
+    lines = [f"{gain['drafter']} in {gain['folder']}"]
+    for name, words in (("acceptance", "Accepted by position"), ("before", "Before the training")):
+        if gain[name]:
+            lines.append(f"{words} (held out): " + ", ".join(f"{rate:.0%}" for rate in gain[name]))
+    best = gain["best"]
+    if best is None:
+        lines.append("What it gains here is not known: it wrote no reply that can be compared.")
+        return lines
+    limits = interval(best["ratio_low"], best["ratio_high"])
+    speed = f"{best['ratio_to_off']:.2f} times the speed of plain decoding ({limits})"
+    if gain["pays"]:
+        lines.append(f"It pays here: {speed} as {best['arm']}, T {best['temperature']:g}.")
+    else:
+        lines.append(
+            f"It does not pay here: at best {speed}, as {best['arm']}. Automatic choice will leave "
+            "it off."
+        )
+    return lines
