@@ -40,6 +40,7 @@ from localspec.forward.weights import load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
 from localspec.machine.memory import CUBLAS_WORKSPACE_BYTES, Arrangement, Room, bytes_of
+from localspec.machine.model import Model
 from localspec.machine.shapes import shape_from_config
 from tests.kit.fake_card import (
     CUDA,
@@ -342,7 +343,8 @@ def test_the_plan_counts_what_reading_a_prompt_takes(context: int) -> None:
         module = Qwen3ForCausalLM(config)
     room = Room("cuda", 24 * 2**30)
     shape = shape_from_config(config.to_dict(), "a model")
-    planned = bytes_of(Arrangement(shape, "bf16", context), room).activations
+    model = Model("m", known_shape=shape)
+    planned = bytes_of(Arrangement(model, "bf16", context), room).activations
     planned -= CUBLAS_WORKSPACE_BYTES
     with fake_card(), memory_of_card() as memory:
         fake_module(module, DTYPE)
@@ -363,8 +365,9 @@ def test_the_plan_counts_the_weights_in_nf4_that_a_long_piece_unpacks(
     monkeypatch.setattr(ops, "gemm_4bit", SimpleNamespace(default=kernel))  # as for many rows
     num_in, num_out = QWEN3_8B["hidden_size"], 2 * QWEN3_8B["intermediate_size"]
     shape = shape_from_config({**Qwen3Config(**QWEN3_8B).to_dict()}, "a model")
+    model = Model("m", known_shape=shape)
     full, quantised = (
-        bytes_of(Arrangement(shape, precision, 8192), Room("cuda", 24 * 2**30)).activations
+        bytes_of(Arrangement(model, precision, 8192), Room("cuda", 24 * 2**30)).activations
         for precision in ("bf16", "4-bit")
     )
     with fake_card(), memory_of_card() as memory, torch.inference_mode():

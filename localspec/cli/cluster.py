@@ -27,7 +27,6 @@ from localspec.machine.cluster import (
     ClusterCommand,
     Method,
     Program,
-    ServedModel,
     Wanted,
     command_for,
 )
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from localspec.core.speculation import Measurement
-    from localspec.machine.sources import KnownModel
+    from localspec.machine.model import Model
 
 DEFAULT_LENGTHS = {"draft_model": 3, "eagle": 3, "eagle3": 3, "ngram": 5, "off": 0}
 LOOK_S = 0.5
@@ -70,10 +69,11 @@ def cluster(
 ) -> None:
     """Write the command that serves a model with vLLM or SGLang, or run it."""
     from localspec.controller.controller import measurements
-    from localspec.core.config import load_profiles, settings_for
+    from localspec.core.config import settings_for
     from localspec.machine.hardware import probe
     from localspec.machine.memory import full_precision
     from localspec.machine.plans import DEFAULT_CONTEXT
+    from localspec.machine.profiles import load_profiles
     from localspec.machine.sources import find_model
     from localspec.record.log_file import learnt_states
 
@@ -90,12 +90,12 @@ def cluster(
     length, why = _length_of(target, chosen, num_draft_tokens, learnt)
     wanted = Wanted(
         program=program,
-        target=_part(model, target),
+        target=target,
         method=chosen,
         num_draft_tokens=length,
         context_length=min(context, target.shape.context_length),
         precision=full_precision(dtype, hardware),
-        drafter=None if draft is None else _part(draft, find_model(draft, profiles)),
+        drafter=None if draft is None else find_model(draft, profiles),
         num_sequences=sequences,
         host=host,
         port=port,
@@ -110,19 +110,15 @@ def cluster(
     finish(_as_dict(made, notes), "\n".join([made.line, "", *notes, _next_step(made)]), as_json)
 
 
-def _part(name: str, model: KnownModel) -> ServedModel:
-    return ServedModel(name if model.folder is None else str(model.folder), model.shape)
-
-
 def _length_of(
-    target: KnownModel, method: str, asked: int | None, learnt: Sequence[Measurement]
+    target: Model, method: str, asked: int | None, learnt: Sequence[Measurement]
 ) -> tuple[int, str]:
     """γ, and why."""
     if asked is not None:
         return asked, f"γ is {asked}, as asked."
     for one in learnt:
         found = one.expected_speedup(method)
-        if one.target == target.shape.name and found is not None:
+        if one.target == target.name and found is not None:
             return found.num_draft_tokens, (
                 f"γ is {found.num_draft_tokens}: by what was learnt here that is {found.value:.2f} "
                 "times plain decoding for one reply. With many at the same time a shorter one, or "
@@ -130,7 +126,7 @@ def _length_of(
             )
     length = DEFAULT_LENGTHS[method]
     return length, (
-        f"γ is {length}, a usual length: nothing was learnt here yet of {target.shape.name} with "
+        f"γ is {length}, a usual length: nothing was learnt here yet of {target.name} with "
         f"{method}."
     )
 

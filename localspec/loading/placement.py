@@ -45,6 +45,7 @@ from localspec.machine.memory import (
     room_for,
     shortage_of,
 )
+from localspec.machine.model import Model
 from localspec.machine.plans import DEFAULT_CONTEXT, PlanRequest
 from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import Source
@@ -234,7 +235,7 @@ def _would_fit(folder: Path, place: Place, free: int) -> str:
         if shorter is not None:
             remedies.append(f"a context of {shorter.context_length} tokens")
         in_4_bits = _arrangement(shape, replace(place, bits=4))
-        precisions = PlanRequest(shape, room_for(place.hardware)).precisions
+        precisions = PlanRequest(_model(shape), room_for(place.hardware)).precisions
         if "4-bit" in precisions and shortage_of(in_4_bits, room) is None:
             remedies.append("4-bit weights")
     if remedies:
@@ -251,7 +252,12 @@ def _shape(folder: Path) -> ModelShape | None:
 
 
 def _arrangement(shape: ModelShape, place: Place) -> Arrangement:
-    return Arrangement(shape, PRECISIONS[place.precision], place.context_length, place.full)
+    model, precision = _model(shape), PRECISIONS[place.precision]
+    return Arrangement(model, precision, place.context_length, place.full)
+
+
+def _model(shape: ModelShape) -> Model:
+    return Model(shape.name, known_shape=shape)
 
 
 def _room(place: Place, free: int) -> Room:

@@ -15,13 +15,14 @@ from localspec import __version__
 from localspec.chat.backend_lifecycle import Opener
 from localspec.chat.service import ChatService
 from localspec.core.backend import Backend, Description
-from localspec.core.config import load_profiles, settings_for
+from localspec.core.config import settings_for
 from localspec.core.decoding import AUTO
 from localspec.core.options import LoadOptions, Offer
 from localspec.core.workloads import load_workloads, workload_folders
 from localspec.machine.catalogue import smaller_offer
 from localspec.machine.doctor import version_of
 from localspec.machine.hardware import on_device, probe
+from localspec.machine.profiles import load_profiles
 from localspec.record.opening import sole_use
 from localspec.record.store import STATE_KEY, SessionInfo, Store
 from localspec.remote.child import ChildBackend

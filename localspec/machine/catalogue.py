@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from localspec.core.config import Profile, Settings, load_profiles
+from localspec.core.config import Settings
 from localspec.core.errors import ConfigError, LocalspecError, ModelError
 from localspec.core.files import free_disk
 from localspec.core.options import LoadOptions, Offer
@@ -28,19 +28,18 @@ from localspec.machine.gguf_models import gguf_of
 from localspec.machine.hardware import Device, Hardware, on_device, probe
 from localspec.machine.hub_files import Survey
 from localspec.machine.memory import Room, full_precision, other_device, room_for
-from localspec.machine.other_programs import OtherModel, found_models
-from localspec.machine.plan_report import offered_ids
-from localspec.machine.plans import DraftCandidate, PlanRequest
-from localspec.machine.recommend import AvailableModel, Recommendation, Snapshot, recommend
+from localspec.machine.model import Model, on_this_machine, page_of
+from localspec.machine.other_programs import found_models
+from localspec.machine.plans import PlanRequest
+from localspec.machine.profiles import Profile, load_profiles, offered_ids
+from localspec.machine.recommend import Recommendation, Snapshot, recommend
 from localspec.machine.shapes import ModelShape
 from localspec.machine.sources import (
-    CachedModel,
-    KnownModel,
     cached_folder,
     cached_models,
     find_model,
     named_path,
-    shape_from_entry,
+    with_shape,
 )
 from localspec.machine.trained import trained_drafts
 
@@ -59,7 +58,7 @@ class CatalogueState:
     notices: tuple[str, ...] = ()
     folder: str | None = None
     folder_fault: str | None = None
-    others: tuple[OtherModel, ...] = ()
+    others: tuple[Model, ...] = ()
     free_bytes: int | None = None
 
 
@@ -84,7 +83,7 @@ class Catalogue:
         """freed_bytes: what the loaded model would give back."""
         hardware = on_device(self.probe(), self.asked.device)
         cached, disk = cached_models(), free_disk(cache_folder())
-        models, notices = self._models(cached)
+        models, notices = self._models({model.id: model for model in cached})
         more, others = of_other_programs(self.settings.home)
         models += more
         fault = None
@@ -105,8 +104,6 @@ class Catalogue:
             room=replace(room, free_bytes=room.free_bytes + freed_bytes),
             full=full_precision(None, hardware),
             disk_free_bytes=disk,
-            cached={each.id: each.num_bytes for each in cached},
-            exact=dict(self._exact),
             measurements=tuple(self.measured(context_length)),
             other=other_device(known, self.asked.draft_device),
         )
@@ -133,21 +130,21 @@ class Catalogue:
     def close(self) -> None:
         self.downloads.close()
 
-    def _models(self, cached: Sequence[CachedModel]) -> tuple[list[AvailableModel], list[str]]:
+    def _models(self, cached: Mapping[str, Model]) -> tuple[list[Model], list[str]]:
         """What the profiles know, then what else is in the cache; and what is wrong with either."""
         try:
             profiles = load_profiles(self.settings.profile_folders)
         except ConfigError as error:  # one of the person's own; the message names it
             return [], [str(error)]
         wrong = list[str]()
-        models = profile_models(profiles, wrong, self.settings.home)
+        listed = profile_models(profiles, wrong, self.settings.home)
+        models = [on_this_machine(model, cached, self._exact) for model in listed]
         known = {model.id for model in models}
-        for each in cached:
-            if each.id not in known:
-                try:
-                    models.append(cached_model(each, self.settings.home))
-                except ModelError as error:
-                    wrong.append(str(error))
+        for model in (each for each in cached.values() if each.id not in known):
+            try:
+                models.append(cached_model(model, self.settings.home))
+            except ModelError as error:
+                wrong.append(str(error))
         return models, wrong
 
 
@@ -159,87 +156,81 @@ def _without_memory(hardware: Hardware) -> Hardware:
 
 def profile_models(
     profiles: Mapping[str, Profile], wrong: list[str], home: Path | None = None
-) -> list[AvailableModel]:
-    """The models to offer as targets; sentences about entries that cannot be used go to `wrong`.
-    home: where drafts that were trained for them lie, None for none."""
-    shapes = dict[str, ModelShape]()
-    listed = [entry for profile in profiles.values() for entry in profile.models.values()]
-    for entry in listed:
+) -> list[Model]:
+    """The models to offer as targets, with the shapes of their drafts; sentences about those that
+    cannot be used go to `wrong`. home: where drafts that were trained for them lie, None for
+    none."""
+    known = dict[str, Model]()
+    for model in (model for profile in profiles.values() for model in profile.models.values()):
         try:
-            shapes[entry.id] = shape_from_entry(entry)
-        except (ConfigError, ModelError) as error:
+            known[model.id] = with_shape(model)
+        except ModelError as error:
             wrong.append(str(error))
-    offered = shapes.keys() & offered_ids(profiles.values())
+    offered = [known[id] for id in offered_ids(profiles.values()) if id in known]
     return [
-        AvailableModel(
-            shape=shapes[entry.id],
-            license=entry.license,
+        replace(
+            model,
             drafts=(
-                *_trained(home, entry.folder or cached_folder(entry.id)),
-                *(DraftCandidate(shapes[d]) for d in entry.drafts if d in shapes),
+                *_trained(home, model.path or cached_folder(model.id)),
+                *(known[draft.id] for draft in model.drafts if draft.id in known),
             ),
-            gated=entry.gated,
-            terms=entry.terms,
-            page=None if entry.folder is not None else entry.page,
-            note=entry.note,
-            packed=shape_from_entry(entry.packed) if entry.packed else None,
         )
-        for entry in listed
-        if entry.id in offered
+        for model in offered
     ]
 
 
-def _trained(home: Path | None, target: Path | None) -> tuple[DraftCandidate, ...]:
-    """The draft that was trained for the model in a folder, under the path to load it by."""
+def _trained(home: Path | None, target: Path | None) -> tuple[Model, ...]:
+    """The draft that was trained for the model in a folder."""
     drafts = () if home is None else trained_drafts(home, target)
     with suppress(ModelError):
-        return tuple(DraftCandidate(shape_to_load(Path(each), each)) for each in drafts)
+        return tuple(folder_model(draft.folder, draft.name) for draft in drafts)
     return ()
 
 
-def cached_model(cached: CachedModel, home: Path | None = None) -> AvailableModel:
+def cached_model(model: Model, home: Path | None = None) -> Model:
     """A model of the cache that no profile knows: its page states its licence."""
-    return AvailableModel(
-        shape=shape_to_load(cached.folder, cached.id),
-        license=None,
-        drafts=_trained(home, cached.folder),
+    return replace(
+        model,
+        known_shape=shape_to_load(model.folder, model.id),
+        drafts=_trained(home, model.path),
         origin="from the cache",
-        page=f"https://huggingface.co/{cached.id}",
+        page=page_of(model.id),
         note="No profile knows this model: no draft model is known for it.",
     )
 
 
-def folder_model(folder: Path, name: str | None = None, home: Path | None = None) -> AvailableModel:
-    """A folder or GGUF file that was named. name: to show, None for the path. Raises ModelError for
+def folder_model(folder: Path, title: str = "", home: Path | None = None) -> Model:
+    """A folder or GGUF file that was named. title: to show, "" for the path. Raises ModelError for
     one that cannot be loaded."""
-    file, shown = gguf_of(folder), name or str(folder)
+    file, shown = gguf_of(folder), title or str(folder)
     shape = shape_to_load(folder, shown) if file is None else shape_of_gguf(file, shown)
-    note = f"Its weights are kept as {shape.stored_as}." if shape.stored_as else ""
     files = weight_files(folder) if file is None else parts_of(file)
-    return AvailableModel(
-        shape=shape,
-        license=None,
+    return Model(
+        id=str(file or folder),
+        title=shown,
+        path=file or folder,
+        known_shape=shape,
         drafts=_trained(home, folder),
-        note=note,
-        place=str(file or folder),
         num_bytes=sum(each.stat().st_size for each in files),
+        note=f"Its weights are kept as {shape.stored_as}." if shape.stored_as else "",
     )
 
 
-def of_other_programs(home: Path) -> tuple[list[AvailableModel], list[OtherModel]]:
-    """What other programs keep: what can be loaded, and the rest with its reason."""
-    models, rest = [], []
-    for each in found_models():
-        if not each.place.exists():
-            gone = f"Its file is not there any more. Fetch it again with {each.program}."
-            rest.append(replace(each, reason=gone))
+def of_other_programs(home: Path) -> tuple[list[Model], list[Model]]:
+    """What other programs keep: what can be loaded, and what cannot, with the fault."""
+    models, faulty = list[Model](), list[Model]()
+    for model in found_models():
+        assert model.path is not None, "it was found there"
+        if not model.path.exists():
+            gone = f"Its file is not there any more. Fetch it again with {model.origin}."
+            faulty.append(replace(model, fault=gone))
             continue
         try:
-            found = folder_model(each.place, each.name, home)
-            models.append(replace(found, origin=f"from {each.program}"))
+            found = folder_model(model.path, model.name, home)
+            models.append(replace(found, origin=f"from {model.origin}"))
         except ModelError as error:
-            rest.append(replace(each, reason=str(error)))
-    return models, rest
+            faulty.append(replace(model, fault=str(error)))
+    return models, faulty
 
 
 def cache_folder() -> Path:
@@ -264,14 +255,14 @@ def smaller_offer(
     target, precision: of what is loaded, as a description names them. None where nothing smaller
     is known that is on this machine.
     """
-    named, found = options.model or target, dict[str, KnownModel]()
+    named, found = options.model or target, dict[str, Model]()
     for each in (named, *offered_ids(profiles.values())):
         with suppress(LocalspecError):  # a folder that is gone
             found[each] = find_model(each, profiles)
     if named not in found:  # nothing is known to be smaller
         return None
     shape = found[named].shape
-    planned = PlanRequest(shape, Room(device, free_bytes=0)).precisions
+    planned = PlanRequest(found[named], Room(device, free_bytes=0)).precisions
     if "4-bit" in planned and not precision.startswith("4-bit"):
         text = f"{target} in 4-bit weights takes far less memory; answers change a little."
         return Offer(text, replace(options, dtype="4-bit"))
@@ -285,8 +276,8 @@ def smaller_offer(
     return Offer(text, less)
 
 
-def _next_smaller(than: ModelShape, models: Iterable[KnownModel]) -> str | None:
+def _next_smaller(than: ModelShape, models: Iterable[Model]) -> str | None:
     """The largest of those on this machine with fewer parameters."""
-    here = [known.shape for known in models if known.folder is not None]
-    smaller = [shape for shape in here if shape.num_params < than.num_params]
-    return max(smaller, key=lambda shape: shape.num_params).name if smaller else None
+    smaller = [m for m in models if m.is_here and m.shape.num_params < than.num_params]
+    largest = max(smaller, key=lambda model: model.shape.num_params, default=None)
+    return None if largest is None else largest.id

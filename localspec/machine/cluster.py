@@ -24,6 +24,7 @@ from typing import Any, Literal
 from localspec.core.errors import ConfigError, MemoryShortage
 from localspec.core.precisions import TORCH_NAMES, Precision
 from localspec.core.units import gib
+from localspec.machine.model import Model
 from localspec.machine.nvml import Gpu
 from localspec.machine.shapes import ModelShape
 
@@ -45,26 +46,18 @@ LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """A model to be served. place: its folder or hub id."""
-
-    place: str
-    shape: ModelShape
-
-
-@dataclass(frozen=True)
 class Wanted:
     """What is to be served. drafter: a draft model or a head, where the method has one.
     num_draft_tokens: γ. num_sequences: at full context at the same time. python: of the environment
     that has the program."""
 
     program: Program
-    target: ServedModel
+    target: Model
     method: Method
     num_draft_tokens: int
     context_length: int
     precision: Precision = "bf16"
-    drafter: ServedModel | None = None
+    drafter: Model | None = None
     num_sequences: int = 1
     host: str = "127.0.0.1"
     port: int = 8000
@@ -129,12 +122,12 @@ def layout_for(wanted: Wanted, gpus: Sequence[Gpu]) -> GpuLayout:
                 pipeline,
                 draft_split,
                 min(MOST_SHARE, *map(_share, chosen)),
-                f"{wanted.target.shape.name} and what drafts need {gib(needed)} on each of "
+                f"{wanted.target.name} and what drafts need {gib(needed)} on each of "
                 f"{len(chosen)}, and {gib(free)} is free on the fullest.",
             )
     all_free = sum(gpu.free_bytes or 0 for gpu in usable)
     raise MemoryShortage(
-        f"{wanted.target.shape.name} with a context of {wanted.context_length:,} does not fit on "
+        f"{wanted.target.name} with a context of {wanted.context_length:,} does not fit on "
         f"{len(usable)} GPUs with {gib(all_free, floor)} free together, however it is split. "
         "Shorten --context, ask for fewer --sequences, or choose a smaller or quantised model."
     )
@@ -213,7 +206,7 @@ def _notes(wanted: Wanted, layout: GpuLayout) -> Iterator[str]:
 
 def _vllm(wanted: Wanted, layout: GpuLayout) -> Iterator[str]:
     yield from (wanted.python, "-m", "vllm.entrypoints.openai.api_server")
-    yield from ("--model", wanted.target.place, "--served-model-name", wanted.target.shape.name)
+    yield from ("--model", wanted.target.place, "--served-model-name", wanted.target.name)
     yield from ("--host", wanted.host, "--port", str(wanted.port))
     yield from ("--dtype", TORCH_NAMES[wanted.precision])
     yield from ("--max-model-len", str(wanted.context_length))
@@ -243,7 +236,7 @@ def _sglang(wanted: Wanted, layout: GpuLayout) -> Iterator[str]:
         "--model-path",
         wanted.target.place,
         "--served-model-name",
-        wanted.target.shape.name,
+        wanted.target.name,
     )
     yield from ("--host", wanted.host, "--port", str(wanted.port), "--enable-metrics")
     yield from ("--dtype", TORCH_NAMES[wanted.precision])

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from localspec.core.config import PROJECT_FOLDER, Settings, load_profiles, settings_for
+from localspec.core.config import PROJECT_FOLDER, Settings, settings_for
 from localspec.core.errors import ConfigError, first_line
 from localspec.core.files import free_disk, why_not_writable
 from localspec.core.units import gib
@@ -23,6 +23,7 @@ from localspec.core.workloads import load_workloads, workload_folders
 from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
 from localspec.machine.memory import full_precision
 from localspec.machine.nvml import NO_LIBRARY
+from localspec.machine.profiles import load_profiles
 from localspec.machine.sources import is_whole
 
 PACKAGES = ("torch", "transformers", "safetensors", "gradio", "sqlite-utils")

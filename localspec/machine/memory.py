@@ -23,6 +23,7 @@ from localspec.machine.hardware import (
     margin_for,
     on_device,
 )
+from localspec.machine.model import Model
 from localspec.machine.shapes import ModelShape
 
 # Context lengths that are tried below the wanted one.
@@ -174,12 +175,12 @@ class Arrangement:
     None: beside the target.
     """
 
-    target: ModelShape
+    target: Model
     precision: Precision
     context_length: int
     full: Precision = "bf16"
     drafter: str = OFF
-    draft: ModelShape | None = None
+    draft: Model | None = None
     self_draft: Precision | None = None
     draft_on: OtherDevice | None = None
 
@@ -187,8 +188,8 @@ class Arrangement:
 def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     """Return the bytes of an arrangement on the target's device. A self-draft shares embeddings,
     norms and the cache."""
-    target, full = plan.target, plan.full
-    draft = plan.draft if plan.draft_on is None else None
+    target, full = plan.target.shape, plan.full
+    draft = plan.draft.shape if plan.draft is not None and plan.draft_on is None else None
     weights, cache = target.loaded_bytes(plan.precision, full, plan.context_length, room.device)
     draft_weights, draft_cache = 0, 0
     if draft is not None:

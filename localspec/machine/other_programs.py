@@ -15,11 +15,12 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from localspec.core.files import read_json, read_text
 from localspec.machine.gguf_models import is_model_file, title_of
+from localspec.machine.model import Model
 
 MODEL_LAYER = "application/vnd.ollama.image.model"
 OF_THE_SERVICE = Path("/usr/share/ollama/.ollama/models")  # where Linux runs it as a service
@@ -31,30 +32,23 @@ FILE_BYTES = 2**20
 DIGEST = re.compile(r"sha256:[0-9a-f]+")
 
 
-@dataclass(frozen=True)
-class OtherModel:
-    """place: the folder or the file to load it from. reason: why it cannot be loaded, where it was
-    tried."""
-
-    program: str
-    name: str
-    num_bytes: int
-    place: Path
-    reason: str = ""
-
-
-def found_models(home: Path | None = None) -> tuple[OtherModel, ...]:
-    """By program and name. home: of the person, None for that of this process."""
+def found_models(home: Path | None = None) -> tuple[Model, ...]:
+    """By program and name, without their shapes. home: of the person, None for that of this
+    process."""
     home = home or Path.home()
     named = os.environ.get("OLLAMA_MODELS")
     ollama = [Path(named)] if named else [home / ".ollama" / "models", OF_THE_SERVICE]
     found = [each for place in _lm_studio_folders(home) for each in _of_lm_studio(place)]
-    by_place = {each.place: each for each in found}
-    for each in (each for place in ollama for each in _of_ollama(place)):
-        known = by_place.get(each.place)  # several tags may name one file
-        name = each.name if known is None else f"{known.name}, {each.name}"
-        by_place[each.place] = replace(each, name=name)
-    return tuple(by_place.values())[:MAX_FOUND]
+    models = {model.id: model for model in found}
+    for model in (model for place in ollama for model in _of_ollama(place)):
+        known = models.get(model.id)  # several tags may name one file
+        title = model.title if known is None else f"{known.title}, {model.title}"
+        models[model.id] = replace(model, title=title)
+    return tuple(models.values())[:MAX_FOUND]
+
+
+def _model(program: str, title: str, num_bytes: int, path: Path) -> Model:
+    return Model(str(path), title, path, num_bytes=num_bytes, origin=program)
 
 
 def _lm_studio_folders(home: Path) -> list[Path]:
@@ -70,26 +64,26 @@ def _lm_studio_folders(home: Path) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _of_lm_studio(place: Path) -> Iterator[OtherModel]:
+def _of_lm_studio(place: Path) -> Iterator[Model]:
     for folder in _children(place, depth=2):
         name = f"{folder.parent.name}/{folder.name}"
         weights = [each for each in _children(folder) if each.suffix == ".safetensors"]
         if weights and (folder / "config.json").is_file():
-            yield OtherModel("LM Studio", name, sum(map(_size, weights)), folder)
+            yield _model("LM Studio", name, sum(map(_size, weights)), folder)
             continue
         for file in _children(folder):
             if file.suffix == ".gguf" and is_model_file(file):
-                yield OtherModel("LM Studio", f"{name}/{title_of(file)}", _size(file), file)
+                yield _model("LM Studio", f"{name}/{title_of(file)}", _size(file), file)
 
 
-def _of_ollama(place: Path) -> Iterator[OtherModel]:
+def _of_ollama(place: Path) -> Iterator[Model]:
     for manifest in _children(place / "manifests", depth=4):
         found = _layer(manifest)
         if found is not None:
             digest, num_bytes = found
             name = _name_in_ollama(*manifest.parts[-4:])
             blob = place / "blobs" / digest.replace(":", "-")
-            yield OtherModel("Ollama", name, num_bytes, blob)
+            yield _model("Ollama", name, num_bytes, blob)
 
 
 def _name_in_ollama(host: str, user: str, model: str, tag: str) -> str:

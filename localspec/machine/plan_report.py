@@ -11,14 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import ceil, inf
 
-from localspec.core.config import (
-    Profile,
-    Settings,
-    find_profile,
-    load_profiles,
-    nearest,
-    settings_for,
-)
+from localspec.core.config import Settings, nearest, settings_for
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError, ModelError
 from localspec.core.options import LoadOptions
@@ -27,18 +20,19 @@ from localspec.core.speculation import Measurement
 from localspec.core.units import compared, gib
 from localspec.machine.hardware import Hardware, on_device, probe
 from localspec.machine.memory import GIB, full_precision, other_device, room_for
+from localspec.machine.model import Model
 from localspec.machine.nvml import Gpu
 from localspec.machine.planner import plan, preference
 from localspec.machine.plans import (
     DEFAULT_CONTEXT,
-    DraftCandidate,
     Plan,
     PlanReport,
     PlanRequest,
     Refusal,
 )
+from localspec.machine.profiles import find_profile, load_profiles, offered_ids
 from localspec.machine.recommend import expected_gain, is_slow, worth_of
-from localspec.machine.sources import KnownModel, compatibility_of, find_model
+from localspec.machine.sources import compatibility_of, find_model
 from localspec.machine.trained import trained_drafts
 
 # What a desktop with a browser takes of a card, in bytes: drivers report 10.5 to 11.3 GiB free of
@@ -114,15 +108,14 @@ def make_plans(
     full = full_precision(None if only else options.dtype, hardware)
     other = other_device(hardware, options.draft_device)
 
-    def drafts_of(target: KnownModel) -> tuple[str, ...]:
-        return (*trained_drafts(settings.home, target.folder), *target.drafts)
+    def drafts_of(target: Model) -> tuple[Model, ...]:
+        return (*trained_drafts(settings.home, target.path), *target.drafts)
 
-    def request_for(target: KnownModel, drafts: Sequence[str]) -> PlanRequest:
-        found = [find_model(name, profiles) for name in drafts]
-        candidates = tuple(DraftCandidate(e.shape, compatibility_of(target, e)) for e in found)
-        known = tuple(measurements)
-        places = (room, context, candidates, full, only, known, other, target.packed)
-        return PlanRequest(target.shape, *places, is_here=target.folder is not None)
+    def request_for(target: Model, named: Iterable[Model]) -> PlanRequest:
+        found = [find_model(draft.id, profiles) for draft in named]
+        drafts = tuple(replace(e, compatibility=compatibility_of(target, e)) for e in found)
+        with_drafts = replace(target, drafts=drafts)
+        return PlanRequest(with_drafts, room, context, full, only, tuple(measurements), other)
 
     if options.model is None and options.draft is None:
         requests, refused = [], list[Refusal]()
@@ -137,16 +130,9 @@ def make_plans(
         # Only a draft was named: the profile's default is the target, else the demo pair's.
         default = find_profile(options.profile or "demo", profiles).default
         target = find_model(options.model or default, profiles)
-        drafts = (options.draft,) if options.draft else drafts_of(target)
+        drafts = (Model(options.draft),) if options.draft else drafts_of(target)
         report = plan(request_for(target, drafts))
     return _of_drafter(report, options.drafter)
-
-
-def offered_ids(profiles: Iterable[Profile]) -> list[str]:
-    """Models to offer as targets. What ships in a folder only to draft for another is none."""
-    entries = [entry for profile in profiles for entry in profile.models.values()]
-    helpers = {id for each in entries if each.folder for id in (*each.drafts, *each.foreign)}
-    return [entry.id for entry in entries if entry.id not in helpers]
 
 
 def _of_many(requests: Sequence[PlanRequest], refused: list[Refusal], device: str) -> PlanReport:
@@ -160,7 +146,7 @@ def _of_many(requests: Sequence[PlanRequest], refused: list[Refusal], device: st
         for each in first.values():
             is_short = each.context_length < (request.context_length or DEFAULT_CONTEXT) / 2
             is_for_code = "Coder" in each.target.name
-            worth = (-worth_of(each, device, request.is_here), is_for_code, -number)
+            worth = (-worth_of(each, device, request.target.is_here), is_for_code, -number)
             found.append(((is_short, is_slow(each, device), *worth), each))
         refused += [each for each in report.refused if each.drafter not in first]
     found.sort(key=lambda each: each[0])

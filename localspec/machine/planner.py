@@ -38,10 +38,10 @@ from localspec.machine.memory import (
     longest_fitting,
     shortage_of,
 )
+from localspec.machine.model import Model
 from localspec.machine.plans import (
     DRAFT_MODEL,
     SELF_QUANT,
-    DraftCandidate,
     Plan,
     PlanReport,
     PlanRequest,
@@ -81,20 +81,21 @@ def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrang
     """For each drafter its arrangements, from the fullest precision to the smallest, or a sentence
     on why there is none. A draft_model comes once for each draft."""
     base = [request.arranged(precision) for precision in request.precisions]
-    if request.target.is_recurrent and request.target.family in TOKEN_BY_TOKEN:
-        reason = no_drafts_for(request.target.family)
+    shape = request.target.shape
+    if shape.is_recurrent and shape.family in TOKEN_BY_TOKEN:
+        reason = no_drafts_for(shape.family)
         yield from ((drafter, reason) for drafter in preference() if drafter != OFF)
         yield OFF, base
         return
-    if not request.drafts:
+    if not request.target.drafts:
         yield (
             DRAFT_MODEL,
             f"No draft model is known for {request.target.name}. Name one with --draft, or add "
             "it to the model's profile.",
         )
-    for candidate in request.drafts:
-        with_draft = [replace(each, drafter=DRAFT_MODEL, draft=candidate.shape) for each in base]
-        objection, other = _draft_objection(request, candidate), request.other
+    for draft in request.target.drafts:
+        with_draft = [replace(each, drafter=DRAFT_MODEL, draft=draft) for each in base]
+        objection, other = _draft_objection(request, draft), request.other
         if objection is not None or other is None or not other.is_asked:
             yield DRAFT_MODEL, objection or with_draft
         if objection is not None or other is None:
@@ -112,42 +113,43 @@ def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrang
         yield drafter, [replace(each, drafter=drafter) for each in base]
 
 
-def _draft_objection(request: PlanRequest, candidate: DraftCandidate) -> str | None:
-    draft, target = candidate.shape, request.target
-    if candidate.compatibility.is_compatible is False:
+def _draft_objection(request: PlanRequest, draft: Model) -> str | None:
+    target = request.target
+    num_params, num_of_target = draft.shape.num_params, target.shape.num_params
+    if draft.compatibility.is_compatible is False:
         return (
-            f"{draft.name} cannot draft for {target.name}: {candidate.compatibility.reason}. "
+            f"{draft.name} cannot draft for {target.name}: {draft.compatibility.reason}. "
             "Another draft of the target's own family would do."
         )
-    if draft.is_recurrent:
+    if draft.shape.is_recurrent:
         return (
             f"{draft.name} keeps a state that cannot take back a rejected token, so it cannot "
             f"draft for {target.name}. A draft with full attention would do."
         )
-    if draft.num_params >= target.num_params:
+    if num_params >= num_of_target:
         return (
-            f"{draft.name} ({billions(draft.num_params)} parameters) is not smaller than "
-            f"{target.name} ({billions(target.num_params)}), so it cannot save time. A smaller "
+            f"{draft.name} ({billions(num_params)} parameters) is not smaller than "
+            f"{target.name} ({billions(num_of_target)}), so it cannot save time. A smaller "
             "draft would."
         )
-    if draft.context_length < request.wanted_context:
+    if draft.shape.context_length < request.wanted_context:
         return (
-            f"{draft.name} holds {draft.context_length} tokens, {request.wanted_context} are "
-            f"wanted: context {draft.context_length} would do."
+            f"{draft.name} holds {draft.shape.context_length} tokens, {request.wanted_context} are "
+            f"wanted: context {draft.shape.context_length} would do."
         )
     return None
 
 
 def _self_draft_objection(request: PlanRequest) -> str | None:
-    name = request.target.name
-    if request.target.is_recurrent:
-        return chains_for(request.target.family)
+    name, shape = request.target.name, request.target.shape
+    if shape.is_recurrent:
+        return chains_for(shape.family)
     if request.room.device == "mps":
         return (
             "bitsandbytes has no proven path on Apple GPUs, so no quantised copy can be made "
             "there. On the CPU it can."
         )
-    if request.target.num_experts:
+    if shape.num_experts:
         return (
             f"The experts of {name} lie in fused tensors that bitsandbytes leaves at full "
             "precision, so a quantised copy would cost as much as the target. A draft model "
@@ -218,7 +220,7 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
         tier = 1
     else:
         tier = 0 if speedup > 1.0 else 3
-    drafts = [candidate.shape for candidate in request.drafts]
+    drafts = [draft.id for draft in request.target.drafts]
     gains = speedup > 1.0 if speedup is not None else each.drafter == DRAFT_MODEL
     is_quick = gains and request.room.device != "cpu"
     return (
@@ -230,7 +232,7 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
         each.draft_on is not None,
         -(speedup or 0.0),
         preference().index(each.drafter),
-        drafts.index(each.draft) if each.draft else 0,
+        drafts.index(each.draft.id) if each.draft else 0,
     )
 
 
@@ -241,7 +243,8 @@ def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
     needed = bytes_of(arrangement, request.room)
     speedup, gain = _gain(request, arrangement)
     target = arrangement.target
-    because = target.not_native and f"forward, which is slower, because {target.not_native}."
+    not_native = target.shape.not_native
+    because = not_native and f"forward, which is slower, because {not_native}."
     parts = (
         _what_drafts(request, arrangement, needed),
         gain,
@@ -274,17 +277,17 @@ def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByt
             f"{capital(REGISTRY[arrangement.drafter].summary)}. It loads nothing and takes no "
             "memory worth counting."
         )
-    candidate = next(each for each in request.drafts if each.shape == draft)
     held = draft_bytes_of(arrangement) or needed
     size = gib(held.draft_weights + held.draft_kv, ceil)
     said = f"{draft.name} drafts for {size}, its own cache included; "
-    said += f"{candidate.compatibility.reason}.{_where(request, arrangement)}"
-    share = draft.num_params / target.num_params
+    said += f"{draft.compatibility.reason}.{_where(request, arrangement)}"
+    num_params, num_of_target = draft.shape.num_params, target.shape.num_params
+    share = num_params / num_of_target
     if share <= LARGE_DRAFT_SHARE:
         return said
     return (
-        f"{said} The draft has {billions(draft.num_params)} parameters, {share:.0%} of its "
-        f"target's {billions(target.num_params)}: beyond a tenth it may cost more than it saves."
+        f"{said} The draft has {billions(num_params)} parameters, {share:.0%} of its "
+        f"target's {billions(num_of_target)}: beyond a tenth it may cost more than it saves."
     )
 
 
@@ -333,40 +336,42 @@ def _is_of(measured: Measurement, arrangement: Arrangement) -> bool:
 def _concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]:
     """What a plan gives up, a sentence each."""
     target, asked = arrangement.target, request.context_length
-    if asked is not None and asked > target.context_length:
-        yield f"{target.name} holds {target.context_length} tokens, not the {asked} asked."
+    shape = target.shape
+    if asked is not None and asked > shape.context_length:
+        yield f"{target.name} holds {shape.context_length} tokens, not the {asked} asked."
     if arrangement.context_length < request.wanted_context:
         asked_for = f"{request.wanted_context} tokens"
         yield f"The context is cut to {arrangement.context_length} of {asked_for} to fit."
     if target.copy_of:
         yield (
             f"{target.name} is {target.copy_of} published in 4 bits: about "
-            f"{gib(target.published_bytes)} to fetch. The 16-bit files, "
-            f"{gib(request.target.published_bytes)}, would be quantised here."
+            f"{gib(shape.published_bytes)} to fetch. The 16-bit files, "
+            f"{gib(request.target.shape.published_bytes)}, would be quantised here."
         )
-    if target.stored_as:
-        yield f"Its weights are kept as {target.stored_as}, and {_done(request, arrangement)}."
+    if shape.stored_as:
+        yield f"Its weights are kept as {shape.stored_as}, and {_done(request, arrangement)}."
     if arrangement.precision == "4-bit-head":
         yield (
             "4-bit weights change the answers a little, and a 4-bit output head, on a GPU with the "
             "embedding, more."
         )
-    elif arrangement.precision not in (arrangement.full, target.kept_as):
+    elif arrangement.precision not in (arrangement.full, shape.kept_as):
         yield (
             f"{arrangement.precision} weights change the answers a little; embeddings and output "
             f"head stay in {arrangement.full}."
         )
-    if target.num_experts:
+    if shape.num_experts:
         yield "Its experts cannot be quantised here, so there is no 8-bit or 4-bit plan."
 
 
 def _done(request: PlanRequest, arrangement: Arrangement) -> str:
     """What is done to weights that the files keep in another way than they are computed in."""
-    if arrangement.target.kept_as is not None:
+    if arrangement.target.shape.kept_as is not None:
         return "loaded as they are"
     if arrangement.precision == arrangement.full:
         return "unpacked while loading"
-    is_kept = arrangement.target.count_in_groups(request.room.device, arrangement.full)
+    shape = arrangement.target.shape
+    is_kept = shape.count_in_groups(request.room.device, arrangement.full)
     if is_kept and arrangement.precision != "8-bit":
         return "left in their 4 bits where the layout allows it"
     return "unpacked and quantised a second time while loading"

@@ -12,9 +12,8 @@ from typing import Any
 
 from localspec.core.precisions import Precision
 from localspec.core.speculation import Measurement
-from localspec.machine.compatibility import UNKNOWN, Compatibility
 from localspec.machine.memory import Arrangement, OtherDevice, PlanBytes, Room
-from localspec.machine.shapes import ModelShape
+from localspec.machine.model import Model
 
 # Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
 DRAFT_MODEL, SELF_QUANT = "draft_model", "self_quant"
@@ -23,36 +22,26 @@ DEFAULT_CONTEXT = 8192
 
 
 @dataclass(frozen=True)
-class DraftCandidate:
-    shape: ModelShape
-    compatibility: Compatibility = UNKNOWN
-
-
-@dataclass(frozen=True)
 class PlanRequest:
-    """drafts: best first. full: what unquantised weights and caches are kept in.
-    only_precision: None plans for all that the device and the model allow. other: a second device,
-    for a draft. packed: the target's copy in 4 bits, where its own files are not here. is_here:
-    whether they are."""
+    """target: with the drafts to plan for, and with its copy in 4 bits where that may be fetched
+    instead. full: what unquantised weights and caches are kept in. only_precision: None plans for
+    all that the device and the model allow. other: a second device, for a draft."""
 
-    target: ModelShape
+    target: Model
     room: Room
     context_length: int | None = None
-    drafts: tuple[DraftCandidate, ...] = ()
     full: Precision = "bf16"
     only_precision: Precision | None = None
     measurements: tuple[Measurement, ...] = ()
     other: OtherDevice | None = None
-    packed: ModelShape | None = None
-    is_here: bool = False
 
-    def files_for(self, precision: Precision) -> ModelShape:
+    def files_for(self, precision: Precision) -> Model:
         """The copy of the target to fetch for a precision: the one in 4 bits where these stay as
         they are, since it is a third of the download and is not quantised here."""
-        is_packed = precision in ("4-bit", "4-bit-head") and self.packed is not None
-        if is_packed and self.packed and self.packed.count_in_groups(self.room.device, self.full):
-            return self.packed
-        return self.target
+        packed, device = self.target.packed, self.room.device
+        if packed is None or precision not in ("4-bit", "4-bit-head"):
+            return self.target
+        return packed if packed.shape.count_in_groups(device, self.full) else self.target
 
     def arranged(self, precision: Precision) -> Arrangement:
         """The target alone in a precision, at the wanted context."""
@@ -60,16 +49,17 @@ class PlanRequest:
 
     @property
     def wanted_context(self) -> int:
-        return min(self.context_length or DEFAULT_CONTEXT, self.target.context_length)
+        return min(self.context_length or DEFAULT_CONTEXT, self.target.shape.context_length)
 
     @property
     def precisions(self) -> tuple[Precision, ...]:
         """Of the target, fullest first."""
-        if self.target.kept_as is not None:
-            return (self.target.kept_as,)
+        shape = self.target.shape
+        if shape.kept_as is not None:
+            return (shape.kept_as,)
         if self.only_precision is not None:
             return (self.only_precision,)
-        if self.room.device == "mps" or self.target.num_experts:
+        if self.room.device == "mps" or shape.num_experts:
             # bitsandbytes has no proven path on Apple GPUs and leaves fused experts as they are.
             return (self.full,)
         # 8 bits take more memory than 4, so they are planned where they are asked for. On CUDA

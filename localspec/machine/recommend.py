@@ -19,9 +19,8 @@ Not here: reading the machine or the disk (catalogue), words of the page (web).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from localspec.core.decoding import OFF
 from localspec.core.options import LoadOptions
@@ -29,13 +28,11 @@ from localspec.core.precisions import FULL_BYTES, TORCH_NAMES, Precision
 from localspec.core.speculation import Measurement, best_speedup
 from localspec.drafters.registry import REGISTRY
 from localspec.machine.memory import OtherDevice, Room
+from localspec.machine.model import Model
 from localspec.machine.planner import plan
-from localspec.machine.plans import DRAFT_MODEL, SELF_QUANT, DraftCandidate, Plan, PlanRequest
-from localspec.machine.shapes import ModelShape
+from localspec.machine.plans import DRAFT_MODEL, SELF_QUANT, Plan, PlanRequest
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")
-# The tokenizer and configurations beside the weights.
-SMALL_FILES_BYTES = 12_000_000
 # A processor reads each weight once a token: at the 20 GB/s that common memory gives, this many
 # bytes allow some five tokens a second. An assumption, not a measurement.
 MOST_BYTES_ON_CPU = 4_000_000_000
@@ -52,52 +49,15 @@ MOST_LOOKUP_GAIN = 2.0
 
 
 @dataclass(frozen=True)
-class AvailableModel:
-    """A model that can be loaded or downloaded. origin: where it was found, "" for what a profile
-    lists or a person named. page: on the hub, None for what ships or is in a folder. place: the
-    path to load it by, where its name is none, and num_bytes of its weights. packed: its copy in 4
-    bits on the hub."""
-
-    shape: ModelShape
-    license: str | None
-    origin: str = ""
-    drafts: tuple[DraftCandidate, ...] = ()
-    gated: bool | None = None
-    terms: str | None = None
-    page: str | None = None
-    note: str = ""
-    place: str = ""
-    num_bytes: int = 0
-    packed: ModelShape | None = None
-
-    @property
-    def id(self) -> str:
-        return self.place or self.shape.name
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """What the machine has now. room: the memory, that of the loaded model included.
-    other: a second device, for a draft. cached: bytes on disk of each model that is whole here.
-    exact: bytes to fetch, from the hub."""
+    other: a second device, for a draft."""
 
     room: Room
     full: Precision
     disk_free_bytes: int | None = None
-    cached: Mapping[str, int] = field(default_factory=dict)
-    exact: Mapping[str, int] = field(default_factory=dict)
     measurements: tuple[Measurement, ...] = ()
     other: OtherDevice | None = None
-
-
-@dataclass(frozen=True)
-class CardPart:
-    """A model of a card and its download. is_exact: as the hub says; else by its shape."""
-
-    id: str
-    num_bytes: int
-    is_exact: bool
-    is_here: bool
 
 
 @dataclass(frozen=True)
@@ -117,9 +77,8 @@ class Card:
     free_bytes: memory that there is. refusal: why it does not fit and what would, None where it
     fits. disk_left_bytes: after the download, None when the disk's room is not known."""
 
-    model: AvailableModel
     plan: Plan
-    parts: tuple[CardPart, ...]
+    parts: tuple[Model, ...]
     free_bytes: int
     gain: ExpectedGain | None
     disk_left_bytes: int | None
@@ -130,8 +89,12 @@ class Card:
         return self.model.id
 
     @property
+    def model(self) -> Model:
+        return self.plan.target
+
+    @property
     def name(self) -> str:
-        return self.model.shape.name
+        return self.model.name
 
     @property
     def spare_bytes(self) -> int:
@@ -140,7 +103,12 @@ class Card:
 
     @property
     def download_bytes(self) -> int:
-        return sum(part.num_bytes for part in self.parts if not part.is_here)
+        return sum(part.stored_bytes for part in self.parts if not part.is_here)
+
+    @property
+    def disk_bytes(self) -> int:
+        """On disk, as far as they were counted: what ships with the program is not."""
+        return sum(part.num_bytes or 0 for part in self.parts)
 
     @property
     def is_here(self) -> bool:
@@ -154,7 +122,7 @@ class Card:
         """What to ask of the engine: exactly this plan, and nothing that is not here."""
         return LoadOptions(
             model=self.id,
-            draft=self.plan.draft_name,
+            draft=None if self.plan.draft is None else self.plan.draft.id,
             draft_device=self.plan.draft_device,
             context=self.plan.context_length,
             dtype=TORCH_NAMES.get(self.plan.precision, self.plan.precision),
@@ -176,9 +144,7 @@ class Recommendation:
     reasons: tuple[str, ...] = ()
 
 
-def recommend(
-    snapshot: Snapshot, models: Sequence[AvailableModel], context_length: int
-) -> Recommendation:
+def recommend(snapshot: Snapshot, models: Sequence[Model], context_length: int) -> Recommendation:
     every = [card_of(snapshot, model, context_length) for model in models]
     # A copy in 4 bits is both a profile's and in the cache: the profile knows its drafts.
     cards = list({card.id: card for card in reversed(every)}.values())[::-1]
@@ -229,7 +195,7 @@ def is_slow(plan: Plan, device: str) -> bool:
 
 def _is_for_anyone(card: Card) -> bool:
     """Of open licence, without an agreement, and not made for code alone."""
-    is_open = card.model.license in OPEN_LICENSES and card.model.gated is not True
+    is_open = card.model.license in OPEN_LICENSES and card.model.is_gated is not True
     return is_open and "Coder" not in card.id
 
 
@@ -237,28 +203,26 @@ def worth_of(plan: Plan, device: str, is_here: bool) -> float:
     """What a plan is worth beside those of other models. Sizes alike to two digits are equal.
     is_here: the target's files are on this machine."""
     is_pair = plan.drafter == DRAFT_MODEL and device != "cpu"
-    is_quantised = plan.precision not in FULL_BYTES and not plan.target.stored_as
-    worth = (DRAFT_WORTH if is_pair else 1.0) * float(f"{plan.target.num_params:.1e}")
+    is_quantised = plan.precision not in FULL_BYTES and not plan.target.shape.stored_as
+    worth = (DRAFT_WORTH if is_pair else 1.0) * float(f"{plan.target.shape.num_params:.1e}")
     return worth * QUANTISED_WORTH if is_quantised and not is_here else worth
 
 
 # -- one card -------------------------------------------------------------------------------
 
 
-def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> Card:
+def card_of(snapshot: Snapshot, model: Model, context_length: int) -> Card:
     """The best plan of a model, or the least it would need where nothing fits."""
     room = snapshot.room
     request = PlanRequest(
-        target=model.shape,
+        target=model,
         room=room,
         context_length=context_length,
-        drafts=model.drafts,
         full=snapshot.full,
         # Quantised weights are seldom faster than whole ones on a processor.
         only_precision=snapshot.full if room.device == "cpu" else None,
         measurements=snapshot.measurements,
         other=snapshot.other,
-        packed=None if model.shape.name in snapshot.cached else model.packed,
     )
     report = plan(request)
     if report.plans:
@@ -269,14 +233,9 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
         wished = plan(replace(request, room=unlimited)).plans
         chosen = min(wished, key=lambda each: each.bytes.total)
         refusal = next(each.reason for each in report.refused if each.drafter == OFF)
-    if chosen.target is not model.shape:
-        page = f"https://huggingface.co/{chosen.target.name}"
-        model = replace(model, shape=chosen.target, page=page)
-    shapes = (model.shape,) if chosen.draft is None else (model.shape, chosen.draft)
-    parts = tuple(_part(snapshot, shape, model) for shape in shapes)
-    missing, disk = sum(p.num_bytes for p in parts if not p.is_here), snapshot.disk_free_bytes
+    parts = (chosen.target,) if chosen.draft is None else (chosen.target, chosen.draft)
+    missing, disk = sum(p.stored_bytes for p in parts if not p.is_here), snapshot.disk_free_bytes
     return Card(
-        model=model,
         plan=chosen,
         parts=parts,
         free_bytes=room.free_bytes,
@@ -284,18 +243,6 @@ def card_of(snapshot: Snapshot, model: AvailableModel, context_length: int) -> C
         disk_left_bytes=None if disk is None else disk - missing,
         refusal=refusal,
     )
-
-
-def _part(snapshot: Snapshot, shape: ModelShape, model: AvailableModel) -> CardPart:
-    if model.page is None:  # it ships with the program, or is in a folder
-        return CardPart(shape.name, model.num_bytes, True, True)
-    if Path(shape.name).is_absolute():  # a draft that was trained here
-        return CardPart(shape.name, shape.published_bytes, True, True)
-    if shape.name in snapshot.cached:
-        return CardPart(shape.name, snapshot.cached[shape.name], True, True)
-    if shape.name in snapshot.exact:
-        return CardPart(shape.name, snapshot.exact[shape.name], True, False)
-    return CardPart(shape.name, shape.published_bytes + SMALL_FILES_BYTES, False, False)
 
 
 # -- the gain -------------------------------------------------------------------------------
@@ -336,10 +283,11 @@ def _draft_costs(plan: Plan, device: str) -> tuple[float, float]:
     that are read, and on a GPU that waits for launches its share of the layers."""
     if plan.draft is None:
         assert plan.self_draft is not None, "what needs no model was answered before"
-        share = plan.target.weight_bytes(plan.self_draft, plan.full) / plan.bytes.target_weights
+        copied = plan.target.shape.weight_bytes(plan.self_draft, plan.full)
+        share = copied / plan.bytes.target_weights
         return share, share
     share = plan.draft_weights / plan.bytes.target_weights
-    layers = plan.draft.num_layers / plan.target.num_layers
+    layers = plan.draft.shape.num_layers / plan.target.shape.num_layers
     return share, share if device == "cpu" else max(share, layers)
 
 

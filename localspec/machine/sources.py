@@ -15,30 +15,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.core.config import (
-    ModelEntry,
-    Profile,
-    find_profile,
-    load_profiles,
-    settings_for,
-    suggestion,
-)
+from localspec.core.config import settings_for, suggestion
 from localspec.core.errors import ConfigError, ModelError
 from localspec.core.options import LoadOptions
 from localspec.formats.folder_files import name_of, require_whole
-from localspec.formats.native import SIZED
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.fetch import fetch
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf, shape_to_load
 from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
 from localspec.machine.hub_files import survey
-from localspec.machine.shapes import ModelShape
+from localspec.machine.model import Model
+from localspec.machine.profiles import Profile, find_profile, load_profiles
 from localspec.machine.trained import DRAFT, offered_results, trained_drafts
 
 DEMO = "localspec/demo"
-AWQ_GROUP = 128  # weights with one scale, in the copies that profiles name
-AWQ = f"AWQ, 4-bit, groups of {AWQ_GROUP}"
 UNKNOWN_MODEL = (
     " Fetch it in the Models tab or name its folder; `plan` without --model lists what is known."
 )
@@ -47,17 +38,6 @@ Say = Callable[[str], None]
 
 
 # -- what the profiles know -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class KnownModel:
-    """folder: where its files are, or a GGUF file; None when only the shape is known. drafts: ids.
-    packed: its copy in 4 bits, where the model's own files are not here and there is one."""
-
-    shape: ModelShape
-    folder: Path | None
-    drafts: tuple[str, ...]
-    packed: ModelShape | None = None
 
 
 def named_path(name: str) -> Path:
@@ -78,40 +58,41 @@ def named_path(name: str) -> Path:
         ) from error
 
 
-def find_entry(name: str, profiles: Mapping[str, Profile]) -> ModelEntry | None:
+def in_profiles(name: str, profiles: Mapping[str, Profile]) -> Model | None:
     """A profile's model or its copy in 4 bits, named by its id, by its folder or by the id's last
     part."""
-    entries = [entry for profile in profiles.values() for entry in profile.models.values()]
-    entries += [entry.packed for entry in entries if entry.packed is not None]
-    exact = next((entry for entry in entries if entry.id == name), None)
+    models = [model for profile in profiles.values() for model in profile.models.values()]
+    models += [model.packed for model in models if model.packed is not None]
+    exact = next((model for model in models if model.id == name), None)
     folder = named_path(name)
     if exact is not None:
         return exact
     if folder.is_dir():
         place = folder.resolve()
-        return next((e for e in entries if e.folder and e.folder.resolve() == place), None)
+        return next((each for each in models if each.path and each.path.resolve() == place), None)
     wanted = name.lower()
-    spelt = ((entry, entry.id.lower()) for entry in entries)
-    return next((entry for entry, id in spelt if wanted in (id, id.rpartition("/")[2])), None)
+    spelt = ((model, model.id.lower()) for model in models)
+    return next((model for model, id in spelt if wanted in (id, id.rpartition("/")[2])), None)
 
 
-def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
-    """The model of a folder or an id. Raises ConfigError for an unknown name,
+def find_model(name: str, profiles: Mapping[str, Profile]) -> Model:
+    """The model of a folder or an id, with its shape. Raises ConfigError for an unknown name,
     ModelError for a folder that cannot be read."""
-    entry = find_entry(name, profiles)
-    if entry is not None:
-        here = entry.folder or cached_folder(entry.id)
-        packed = None if here or not entry.packed else shape_from_entry(entry.packed)
-        return KnownModel(shape_from_entry(entry), here, entry.drafts, packed)
-    folder = named_path(name)
-    file = gguf_of(folder)
+    model = in_profiles(name, profiles)
+    if model is not None:
+        here = model.path or cached_folder(model.id)
+        packed = None if here else model.packed
+        return replace(with_shape(model), path=here, packed=packed)
+    path = named_path(name)
+    file = gguf_of(path)
     if file is not None:
-        return KnownModel(shape_of_gguf(file, title_of(file)), file, ())
-    if folder.is_dir():
-        return KnownModel(shape_to_load(folder), folder, ())
+        title = title_of(file)
+        return Model(str(file), title, file, shape_of_gguf(file, title))
+    if path.is_dir():
+        return Model(str(path), name_of(path), path, shape_to_load(path))
     cached = cached_folder(name)
     if cached is not None:
-        return KnownModel(shape_from_folder(cached, name), cached, ())
+        return Model(name, path=cached, known_shape=shape_from_folder(cached, name))
     known = [id for profile in profiles.values() for id in profile.models]
     raise ConfigError(
         f"'{name}' is neither a model folder nor a model the profiles know, so its size is not "
@@ -119,27 +100,20 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> KnownModel:
     )
 
 
-def shape_from_entry(entry: ModelEntry) -> ModelShape:
-    if entry.folder is not None:
-        return shape_from_folder(entry.folder, entry.id)
-    family = entry.shape["family"]
-    if family not in SIZED:
-        raise ConfigError(
-            f"The profile of {entry.id} names the family '{family}', which is not known."
-            f"{suggestion(family, SIZED)}"
-        )
-    shape = ModelShape(name=entry.id, **entry.shape)
-    if not entry.copy_of:
-        return shape
-    return replace(shape, copy_of=entry.copy_of, stored_as=AWQ, group_size=AWQ_GROUP)
+def with_shape(model: Model) -> Model:
+    """Return the model with its shape, read from its folder where its profile does not say it.
+    Raises ModelError."""
+    if model.known_shape is None and model.path is not None:
+        return replace(model, known_shape=shape_from_folder(model.path, model.id))
+    return replace(model, known_shape=model.shape)
 
 
-def compatibility_of(target: KnownModel, draft: KnownModel) -> Compatibility:
+def compatibility_of(target: Model, draft: Model) -> Compatibility:
     """The full comparison when both tokenizers are on this machine, else unknown."""
-    if target.folder is None or draft.folder is None:
+    if target.path is None or draft.path is None:
         return UNKNOWN
     try:
-        return compare_folders(target.folder, draft.folder)
+        return compare_folders(target.path, draft.path)
     except ModelError as error:
         return Compatibility(False, str(error).rstrip("."))
 
@@ -147,17 +121,9 @@ def compatibility_of(target: KnownModel, draft: KnownModel) -> Compatibility:
 # -- the hub's cache ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CachedModel:
-    """folder: the snapshot to load from. num_bytes: on disk."""
-
-    id: str
-    folder: Path
-    num_bytes: int
-
-
-def cached_models() -> list[CachedModel]:
-    """Models of which everything is here, by name. An absent or unreadable cache is empty."""
+def cached_models() -> list[Model]:
+    """Models of which everything is here, by name, without their shapes. An absent or unreadable
+    cache is empty."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -172,8 +138,9 @@ def cached_models() -> list[CachedModel]:
         main = [each for each in repo.revisions if "main" in each.refs]
         newest = max(main or repo.revisions, key=lambda each: each.last_modified, default=None)
         if newest is not None and is_whole(newest.snapshot_path):
-            models.append(CachedModel(repo.repo_id, newest.snapshot_path, newest.size_on_disk))
-    return sorted(models, key=lambda each: each.id.lower())
+            path, num_bytes = newest.snapshot_path, newest.size_on_disk
+            models.append(Model(repo.repo_id, path=path, num_bytes=num_bytes))
+    return sorted(models, key=lambda model: model.id.lower())
 
 
 def cached_folder(hub_id: str) -> Path | None:
@@ -233,8 +200,8 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Source:
     target = options.model or DEMO
     if options.model is None and options.profile is not None:
         target = find_profile(options.profile, profiles).default
-    entry = find_entry(target, profiles)
-    if target == DEMO and (entry is None or not _is_there(entry.folder)):
+    entry = in_profiles(target, profiles)
+    if target == DEMO and (entry is None or not _is_there(entry.path)):
         raise ModelError(
             "The demo pair is missing from assets/demo. Restore the folder from the project, or "
             "name a model with --model."
@@ -243,21 +210,22 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Source:
     folder = _folder(target, entry, options, say)
     home = settings_for(options.home).home
     trained = offered_results(home, folder)
-    draft = options.draft or next(iter(trained_drafts(home, folder)), None)
+    draft = options.draft or next((each.id for each in trained_drafts(home, folder)), None)
     heads = (*own, *(each for kind, each in trained.items() if kind != DRAFT))
     source = Source(folder, _name(target, entry), heads=heads)
     if entry is not None:
-        is_as_measured = not heads and draft in (None, *entry.drafts[:1])
+        usual = [each.id for each in entry.drafts[:1]]
+        is_as_measured = not heads and draft in (None, *usual)
         source = replace(
             source,
             foreign=_first_here(entry.foreign, profiles),
             heads=(*heads, *entry.heads),
             accepted=entry.accepted if is_as_measured else None,
         )
-        draft = draft or next(iter(entry.drafts), None)
+        draft = draft or next(iter(usual), None)
     if draft is None:
         return source
-    draft_entry = find_entry(draft, profiles)
+    draft_entry = in_profiles(draft, profiles)
     try:
         folder = _folder(draft, draft_entry, options, say)
         if not _is_there(folder):
@@ -281,17 +249,17 @@ def _is_there(folder: Path | None) -> bool:
     return folder is not None and (folder / "config.json").is_file()
 
 
-def _first_here(places: tuple[str, ...], profiles: Mapping[str, Profile]) -> Path | None:
+def _first_here(models: tuple[Model, ...], profiles: Mapping[str, Profile]) -> Path | None:
     """The first of these models that needs no download: nothing is fetched unasked."""
-    for place in places:
-        entry = find_entry(place, profiles)
-        folder = entry.folder if entry is not None else named_path(place)
+    for model in models:
+        entry = in_profiles(model.id, profiles)
+        folder = entry.path if entry is not None else named_path(model.id)
         if folder is not None and _is_there(folder):
             return folder
     return None
 
 
-def _name(place: str, entry: ModelEntry | None) -> str:
+def _name(place: str, entry: Model | None) -> str:
     path = named_path(place)
     file = gguf_of(path)
     if file is not None:
@@ -301,9 +269,9 @@ def _name(place: str, entry: ModelEntry | None) -> str:
     return place if entry is None else entry.id
 
 
-def _folder(place: str, entry: ModelEntry | None, options: LoadOptions, say: Say) -> Path:
-    if entry is not None and entry.folder is not None:
-        return entry.folder
+def _folder(place: str, entry: Model | None, options: LoadOptions, say: Say) -> Path:
+    if entry is not None and entry.path is not None:
+        return entry.path
     path = named_path(place)
     file = gguf_of(path)
     if file is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from localspec.core.errors import ModelError
 from localspec.core.files import read_json
 from localspec.formats.fingerprint import NOTE, fingerprint
+from localspec.machine.model import Model
 
 MAKER = "python -m localspec train"
 DRAFT = "draft"  # the kind of a result that is a draft model; the others are heads
@@ -88,8 +89,9 @@ def offered_results(home: Path, target: Path) -> dict[str, Path]:
     return {notes[folder].kind: folder for folder in oldest_first}
 
 
-def trained_drafts(home: Path, target: Path | None) -> tuple[str, ...]:
-    """Return the folder of the draft that is offered for a target, as a name to load it by; empty
-    without one, and for a target that is not on this machine."""
+def trained_drafts(home: Path, target: Path | None) -> tuple[Model, ...]:
+    """Return the draft that is offered for a target, without its shape; empty without one, and for
+    a target that is not on this machine."""
     results = {} if target is None else offered_results(home, target)
-    return (str(results[DRAFT]),) if DRAFT in results else ()
+    folder = results.get(DRAFT)
+    return () if folder is None else (Model(str(folder), folder.name, folder),)

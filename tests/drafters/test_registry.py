@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from localspec.bench.arms import default_arms
 from localspec.bench.settings import suite_settings
 from localspec.chat.tune_up import TuneUp, TuneUpRun, in_words, one_of_each_family
-from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.config import SHIPPED_PROFILES
 from localspec.core.decoding import OFF
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY, DrafterInfo, colour_of, drafter_class, planned
@@ -21,7 +22,7 @@ from localspec.loading.drafters import build_drafters
 from localspec.machine.memory import GIB, Room
 from localspec.machine.planner import plan
 from localspec.machine.plans import PlanRequest
-from localspec.machine.sources import shape_from_entry
+from localspec.machine.profiles import load_profiles
 from localspec.web.models.models_controller import PAGE
 from localspec.web.proof.tokens import kind_of
 from tests.kit.tiny import Plans, play, tiny_llama, with_cache
@@ -87,7 +88,7 @@ def test_a_new_drafter_has_its_name_and_colour_on_the_page(sevens: str) -> None:
 
 def test_a_new_drafter_is_planned(sevens: str) -> None:
     entry = load_profiles((SHIPPED_PROFILES,))["qwen3"].models["Qwen/Qwen3-0.6B"]
-    report = plan(PlanRequest(shape_from_entry(entry), Room("cpu", 64 * GIB)))
+    report = plan(PlanRequest(replace(entry, drafts=(), packed=None), Room("cpu", 64 * GIB)))
     found = next(each for each in report.plans if each.drafter == sevens)
     assert found.reason.startswith("The number seven, again and again.")
 

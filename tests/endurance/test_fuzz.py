@@ -21,10 +21,10 @@ from localspec.chat.importing import read_conversations
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.chat.template import ChatTemplate
 from localspec.core.backend import Message
-from localspec.core.config import load_profile
 from localspec.core.decoding import SamplingParams
 from localspec.core.options import LoadOptions
 from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.profiles import load_profile
 from localspec.record.export import Scope, export
 from localspec.record.store import Store
 from tests.endurance.fuzzing import WAIT_S, WILD, copied, fuzz, load_and_answer, mutated, twisted

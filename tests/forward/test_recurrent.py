@@ -25,9 +25,10 @@ from localspec.forward.weights import load_model
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.memory import Room
+from localspec.machine.model import Model
 from localspec.machine.planner import plan
-from localspec.machine.plans import DraftCandidate, PlanRequest
-from localspec.machine.shapes import Counted
+from localspec.machine.plans import PlanReport, PlanRequest
+from localspec.machine.shapes import Counted, ModelShape
 from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
 
@@ -37,6 +38,14 @@ COMMON = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
     "max_position_embeddings": 256, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
+
+
+def planned(shape: ModelShape, draft: ModelShape) -> PlanReport:
+    drafts = (Model("draft", known_shape=draft),)
+    target = Model("target", known_shape=shape, drafts=drafts)
+    return plan(PlanRequest(target, Room("cpu", 2**33)))
+
+
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
           "linear_value_head_dim": 8, "num_hidden_layers": 4}  # fmt: skip
@@ -119,7 +128,9 @@ def test_a_plan_drafts_for_a_hybrid_where_loading_reads_it_in_pieces(
     """Also where its state counts for so little that losing it is rounding."""
     module = module_of(family, is_peaked)
     module.save_pretrained(str(tmp_path))
-    plans = plan(PlanRequest(shape_from_folder(tmp_path), Room("cpu", 2**33))).plans
+    plans = plan(
+        PlanRequest(Model("m", known_shape=shape_from_folder(tmp_path)), Room("cpu", 2**33))
+    ).plans
     is_planned = "ngram" in {each.drafter for each in plans}
     assert is_planned == RecurrentLM(module, 64).reads_pieces
     assert is_planned == (family not in ("falcon_mamba", "jamba", "mamba"))
@@ -249,8 +260,8 @@ def test_only_what_checks_chains_drafts_for_a_hybrid(tmp_path: Path) -> None:
     assert set(drafters_of(RecurrentLM(module, 64))) == {"ngram", "draft_model", "chained"}
     module.save_pretrained(str(tmp_path))
     shape = shape_from_folder(tmp_path)
-    small = DraftCandidate(replace(shape, counted=Counted(10, 5), is_recurrent=False))
-    report = plan(PlanRequest(shape, Room("cpu", 2**33), drafts=(small,)))
+    small = replace(shape, counted=Counted(10, 5), is_recurrent=False)
+    report = planned(shape, small)
     assert {each.drafter for each in report.plans} == {"off", "ngram", "draft_model"}
     (refused,) = (each.reason for each in report.refused if each.drafter == "self_quant")
     assert "one chain of tokens" in refused
@@ -259,13 +270,13 @@ def test_only_what_checks_chains_drafts_for_a_hybrid(tmp_path: Path) -> None:
 def test_a_plan_for_what_is_read_token_by_token_is_plain_with_the_reason(tmp_path: Path) -> None:
     module_of("jamba").save_pretrained(str(tmp_path))
     shape = shape_from_folder(tmp_path)
-    small = DraftCandidate(replace(shape, num_layers=1))
-    report = plan(PlanRequest(shape, Room("cpu", 2**33), drafts=(small,)))
+    small = replace(shape, num_layers=1)
+    report = planned(shape, small)
     assert {each.drafter for each in report.plans} == {"off"}
     refused = {each.drafter: each.reason for each in report.refused}
     assert {"ngram", "draft_model"} <= refused.keys() and "token by token" in refused["ngram"]
     whole = replace(shape, is_recurrent=False, num_state_layers=0)
-    of_whole = plan(PlanRequest(whole, Room("cpu", 2**33), drafts=(small,)))
+    of_whole = planned(whole, small)
     assert any("full attention would do" in each.reason for each in of_whole.refused)
 
 

@@ -16,6 +16,7 @@ from localspec.forward.unpack import fields, gptq
 from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.memory import Room
+from localspec.machine.model import Model
 from localspec.machine.plans import PlanRequest
 from tests.kit.packed import (
     AWQ,
@@ -184,4 +185,5 @@ def test_a_bitsandbytes_folder_is_loaded_as_it_is(dtype: torch.dtype, tmp_path: 
         wanted = module(input_ids=torch.tensor([TOKENS])).logits[0].float()
     assert float((model.forward(TOKENS) - wanted).norm() / wanted.norm()) < 0.05
     shape = shape_from_folder(tmp_path / "kept")
-    assert PlanRequest(shape, Room("cpu", 2**40)).precisions == ("4-bit",)
+    packed = Model("packed", known_shape=shape)
+    assert PlanRequest(packed, Room("cpu", 2**40)).precisions == ("4-bit",)

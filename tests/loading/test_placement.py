@@ -26,7 +26,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.config import SHIPPED_PROFILES
 from localspec.core.errors import ConfigError, MemoryShortage
 from localspec.core.options import LoadOptions
 from localspec.forward import nf4, weight_layout
@@ -53,7 +53,9 @@ from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
 from localspec.machine.hardware import Host, on_device, probe
 from localspec.machine.memory import Arrangement, bytes_of, full_precision, room_for
+from localspec.machine.model import Model
 from localspec.machine.plans import PlanRequest
+from localspec.machine.profiles import load_profiles
 from localspec.machine.recommend import Snapshot, recommend
 from localspec.machine.sources import Source
 from tests.kit.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
@@ -171,7 +173,10 @@ def test_what_is_said_to_be_needed_is_what_loading_keeps(
     held = model.weight_bytes + model.cache.kv_bytes
     assert needed_bytes(folder, there) == pytest.approx(held, rel=0.05)
     shape, precision = shape_from_folder(folder), "bf16" if bits is None else "4-bit"
-    planned = bytes_of(Arrangement(shape, precision, 128), room_for(on_device(probe(), "cpu")))
+    planned = bytes_of(
+        Arrangement(Model("m", known_shape=shape), precision, 128),
+        room_for(on_device(probe(), "cpu")),
+    )
     assert planned.target_weights + planned.target_kv == needed_bytes(folder, there)
 
 
@@ -331,7 +336,9 @@ def test_on_a_mac_models_are_placed_on_mps_in_bfloat16_and_never_quantised() -> 
     assert device_of(hardware, torch) == torch.device("mps")
     assert dtype_of(None, hardware) == torch.bfloat16
     assert dtype_of("fp16", hardware) == dtype_of("float16", hardware) == torch.float16
-    assert PlanRequest(LLAMA_8B, room_for(hardware), full="bf16").precisions == ("bf16",)
+    assert PlanRequest(
+        Model("m", known_shape=LLAMA_8B), room_for(hardware), full="bf16"
+    ).precisions == ("bf16",)
 
 
 def test_a_card_that_only_emulates_bfloat16_gets_float16() -> None:

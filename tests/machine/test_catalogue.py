@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from localspec.core.config import Profile, load_profiles, settings_for
+from localspec.core.config import settings_for
 from localspec.core.options import LoadOptions
 from localspec.machine.catalogue import Catalogue, smaller_offer
 from localspec.machine.hardware import probe
+from localspec.machine.profiles import Profile, load_profiles
 from localspec.machine.recommend import Card
 from tests.kit.fake_nvml import CUDA_BUILD, LINUX, FakeNvml
 from tests.kit.hub_stub import client_of

@@ -15,12 +15,12 @@ from localspec.machine import hardware
 from localspec.machine.cluster import (
     ClusterCommand,
     GpuLayout,
-    ServedModel,
     Wanted,
     command_for,
     layout_for,
 )
 from localspec.machine.hardware import probe
+from localspec.machine.model import Model
 from localspec.machine.nvml import Gpu
 from localspec.machine.shapes import ModelShape
 from tests.kit.fake_nvml import CPU_BUILD, GIB, LINUX, FakeNvml
@@ -34,8 +34,8 @@ def shape(layers: int, hidden: int, heads: int, kv_heads: int, name: str = "big"
     )  # fmt: skip
 
 
-BIG = ServedModel("org/big", shape(64, 8192, 64, 8))  # about 70 billion parameters
-SMALL = ServedModel("org/small", shape(16, 2048, 16, 8, "small"))
+BIG = Model("org/big", "big", known_shape=shape(64, 8192, 64, 8))  # about 70 billion parameters
+SMALL = Model("org/small", "small", known_shape=shape(16, 2048, 16, 8))
 
 
 def gpu(number: int, free_gib: float, total_gib: float = 80.0) -> Gpu:
@@ -67,7 +67,7 @@ def test_as_few_gpus_as_hold_it_and_those_with_most_room() -> None:
 
 
 def test_heads_that_do_not_divide_are_split_by_layers() -> None:
-    odd = ServedModel("odd", shape(64, 8192, 63, 7))
+    odd = Model("odd", known_shape=shape(64, 8192, 63, 7))
     layout = layout_for(wanted(target=odd), [gpu(number, 78) for number in range(2)])
     assert (layout.tensor_parallel, layout.pipeline_parallel) == (1, 2)
 

@@ -146,7 +146,7 @@ def test_a_fetched_model_is_found_offline_and_listed(hub: HubStub, cache: Path) 
     assert resolve(LoadOptions(model=TARGET, fetches=False)).target == place
     assert hub.requests == []
     (listed,) = cached_models()
-    assert (listed.id, listed.folder) == (TARGET, place) and listed.num_bytes > 0
+    assert (listed.id, listed.path) == (TARGET, place) and (listed.num_bytes or 0) > 0
 
 
 def test_the_dry_run_fetches_and_writes_nothing(hub: HubStub, cache: Path, folder: Path) -> None:

@@ -11,11 +11,13 @@ from itertools import product
 
 import pytest
 
-from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.config import SHIPPED_PROFILES
 from localspec.machine.catalogue import profile_models
 from localspec.machine.memory import GIB, OtherDevice, Room
+from localspec.machine.model import Model
 from localspec.machine.planner import plan
-from localspec.machine.plans import DEFAULT_CONTEXT, DraftCandidate, PlanReport, PlanRequest
+from localspec.machine.plans import DEFAULT_CONTEXT, PlanReport, PlanRequest
+from localspec.machine.profiles import load_profiles
 from localspec.machine.recommend import Snapshot, recommend
 from localspec.machine.sources import find_model
 
@@ -76,16 +78,21 @@ def card_room(card_gib: int, desktop_gib: float) -> Room:
     return Room("cuda", free, total, NUM_CORES[card_gib], has_display=True)
 
 
+def alone(name: str) -> Model:
+    """A model without its drafts and without its copy in 4 bits."""
+    return replace(find_model(name, PROFILES), drafts=(), packed=None)
+
+
 @pytest.mark.parametrize("card_gib", OFFERED)
 def test_the_first_plan_is_what_an_expert_takes(card_gib: int) -> None:
     for (size, model), wanted in TAKEN.items():
         if size != card_gib:
             continue
         target = find_model(model, PROFILES)
-        drafts = [find_model(name, PROFILES) for name in target.drafts]
-        known = tuple(DraftCandidate(each.shape) for each in drafts)
+        drafts = tuple(find_model(draft.id, PROFILES) for draft in target.drafts)
+        target = replace(target, drafts=drafts, packed=None)
         for choice, desktop in zip(wanted, DESKTOP_GIB, strict=True):
-            report = plan(PlanRequest(target.shape, card_room(card_gib, desktop), None, known))
+            report = plan(PlanRequest(target, card_room(card_gib, desktop)))
             first = report.plans[0] if report.plans else None
             found = first and (first.precision, first.drafter, first.context_length)
             usable = found if first and first.context_length >= 4096 else None
@@ -101,7 +108,7 @@ def test_a_model_that_fits_with_its_head_in_4_bits_too_is_refused_with_these_wor
     model: str,
 ) -> None:
     """Such a head changes the answers, so it is never planned unasked."""
-    request = PlanRequest(find_model(model, PROFILES).shape, card_room(8, DESKTOP_GIB[0]))
+    request = PlanRequest(alone(model), card_room(8, DESKTOP_GIB[0]))
     refused = [each.reason for each in plan(request).refused if each.drafter == ALONE]
     assert len(refused) == 1 and refused[0].endswith(": --dtype 4-bit-head would fit.")
     asked = plan(replace(request, only_precision="4-bit-head")).plans[0]
@@ -113,14 +120,15 @@ def test_files_in_4_bits_fit_a_card_for_which_the_model_is_too_large_otherwise(
     card_gib: int, model: str
 ) -> None:
     """What AWQ keeps in groups of 128 never stands on the card in full precision."""
-    shape = replace(find_model(model, PROFILES).shape, group_size=128)
+    target = alone(model)
+    packed = replace(target, known_shape=replace(target.shape, group_size=128))
     for desktop in DESKTOP_GIB:
-        request = PlanRequest(shape, card_room(card_gib, desktop), only_precision="4-bit-head")
+        request = PlanRequest(packed, card_room(card_gib, desktop), only_precision="4-bit-head")
         assert plan(request).plans[0].context_length >= 4096, desktop
 
 
 def test_of_fewer_bits_every_context_that_fits_is_named() -> None:
-    request = PlanRequest(find_model(Q8, PROFILES).shape, Room("cuda", int(7.9 * GIB)), 16384)
+    request = PlanRequest(alone(Q8), Room("cuda", int(7.9 * GIB)), 16384)
     (refused,) = (each.reason for each in plan(request).refused if each.drafter == ALONE)
     assert refused.endswith(
         "4-bit at context 1024 or --dtype 4-bit-head at context 8192 would fit."
@@ -145,9 +153,8 @@ def second_card(free_gib: float, is_asked: bool = False) -> OtherDevice:
 
 
 def planned_on(first_gib: float, other: OtherDevice | None) -> PlanReport:
-    target, draft = find_model(Q8, PROFILES), find_model("Qwen/Qwen3-0.6B", PROFILES)
-    room, drafts = Room("cuda", int(first_gib * GIB)), (DraftCandidate(draft.shape),)
-    return plan(PlanRequest(target.shape, room, drafts=drafts, other=other))
+    target = replace(alone(Q8), drafts=(find_model("Qwen/Qwen3-0.6B", PROFILES),))
+    return plan(PlanRequest(target, Room("cuda", int(first_gib * GIB)), other=other))
 
 
 def test_both_are_on_one_card_where_they_fit_there() -> None:

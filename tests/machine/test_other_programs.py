@@ -29,7 +29,7 @@ def test_a_manifest_names_a_model(tmp_path: Path) -> None:
     manifest(tmp_path, layers())
     (found,) = found_models(tmp_path)
     blob = tmp_path / ".ollama/models/blobs" / DIGEST.replace(":", "-")
-    assert (found.name, found.num_bytes, found.place) == ("llama:latest", 9, blob)
+    assert (found.name, found.num_bytes, found.path) == ("llama:latest", 9, blob)
 
 
 @pytest.mark.parametrize(

@@ -344,14 +344,14 @@ def test_the_whole_catalogue_serialises(settings: Settings) -> None:
 
 
 def test_every_draft_a_profile_names_is_known_to_the_profiles(settings: Settings) -> None:
-    from localspec.core.config import load_profiles
+    from localspec.machine.profiles import load_profiles
 
     profiles = load_profiles(settings.profile_folders)
     for profile in profiles.values():
         for entry in profile.models.values():
-            if entry.folder is None:
+            if entry.path is None:
                 for draft in entry.drafts:
-                    small = find_model(draft, profiles).shape
+                    small = find_model(draft.id, profiles).shape
                     assert small.num_params < find_model(entry.id, profiles).shape.num_params
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.config import SHIPPED_PROFILES
 from localspec.core.speculation import Measurement
 from localspec.machine.compatibility import Compatibility
 from localspec.machine.memory import (
@@ -20,15 +20,16 @@ from localspec.machine.memory import (
     longest_fitting,
     shortage_of,
 )
+from localspec.machine.model import Model
 from localspec.machine.planner import plan
-from localspec.machine.plans import DraftCandidate, Plan, PlanReport, PlanRequest
-from localspec.machine.sources import shape_from_entry
+from localspec.machine.plans import Plan, PlanReport, PlanRequest
+from localspec.machine.profiles import load_profiles
 
-SHAPES = {
-    entry.id: shape_from_entry(entry)
+MODELS = {
+    entry.id: entry
     for profile in load_profiles((SHIPPED_PROFILES,)).values()
     for entry in profile.models.values()
-    if entry.folder is None
+    if entry.path is None
 }
 PAIRS = {
     "Qwen/Qwen3-8B": "Qwen/Qwen3-0.6B",
@@ -46,8 +47,13 @@ def gpu(free_gib: float) -> Room:
 
 
 def request(target: str, room: Room, context: int | None = 4096) -> PlanRequest:
-    draft = DraftCandidate(SHAPES[PAIRS[target]], SAME_TOKENS)
-    return PlanRequest(SHAPES[target], room, context, (draft,))
+    return PlanRequest(with_draft(target, PAIRS[target]), room, context)
+
+
+def with_draft(target: str, draft: str) -> Model:
+    """A model, never its copy in 4 bits, with one draft of the same tokens."""
+    drafts = (replace(MODELS[draft], compatibility=SAME_TOKENS),)
+    return replace(MODELS[target], drafts=drafts, packed=None)
 
 
 def arms(report: PlanReport) -> set[tuple[str, str]]:
@@ -118,8 +124,8 @@ def test_apple_gpus_are_planned_without_bitsandbytes() -> None:
 
 
 def test_the_parts_of_llama_8b_with_a_1b_draft() -> None:
-    target = SHAPES["meta-llama/Llama-3.1-8B-Instruct"]
-    draft = SHAPES["meta-llama/Llama-3.2-1B-Instruct"]
+    target = MODELS["meta-llama/Llama-3.1-8B-Instruct"]
+    draft = MODELS["meta-llama/Llama-3.2-1B-Instruct"]
     needed = bytes_of(Arrangement(target, "bf16", 8192, draft=draft), gpu(24))
     angles = 8192 * 4  # cosines and sines, of 2 bytes each, for every number of a head
     assert needed.target_weights == 2 * 8_030_261_248 + 128 * angles
@@ -133,16 +139,17 @@ def test_the_parts_of_llama_8b_with_a_1b_draft() -> None:
 
 
 def test_a_self_draft_shares_the_cache_and_the_embedding() -> None:
-    target = SHAPES["Qwen/Qwen3-8B"]
+    target = MODELS["Qwen/Qwen3-8B"]
     plain = bytes_of(Arrangement(target, "bf16", 8192), gpu(24))
     doubled = bytes_of(Arrangement(target, "bf16", 8192, self_draft="4-bit"), gpu(24))
     assert doubled.draft_kv == 0 and doubled.target_kv == plain.target_kv
-    nf4 = 0.5625 * (target.linear_params + target.vocab_size * target.hidden_size)
+    shape = target.shape
+    nf4 = 0.5625 * (shape.linear_params + shape.vocab_size * shape.hidden_size)
     assert nf4 <= doubled.draft_weights < 1.001 * nf4
 
 
 def test_a_load_needs_room_for_weights_and_caches_and_for_no_estimate() -> None:
-    pair = Arrangement(SHAPES["Qwen/Qwen3-8B"], "bf16", 8192, draft=SHAPES["Qwen/Qwen3-0.6B"])
+    pair = Arrangement(MODELS["Qwen/Qwen3-8B"], "bf16", 8192, draft=MODELS["Qwen/Qwen3-0.6B"])
     planned = bytes_of(pair, gpu(24))
     held = (planned.target_weights, planned.draft_weights, planned.target_kv, planned.draft_kv)
     room = replace(gpu(0), free_bytes=sum(held), is_loading=True)
@@ -179,7 +186,7 @@ def test_a_refusal_gives_need_free_memory_and_what_would_fit() -> None:
     report = plan(request("Qwen/Qwen3-8B", gpu(22), context=32768))
     (reason,) = refusals(report, "draft_model")
     needed = bytes_of(
-        Arrangement(SHAPES["Qwen/Qwen3-8B"], "bf16", 32768, draft=SHAPES["Qwen/Qwen3-0.6B"]),
+        Arrangement(MODELS["Qwen/Qwen3-8B"], "bf16", 32768, draft=MODELS["Qwen/Qwen3-0.6B"]),
         gpu(22),
     ).total
     shown = float(reason.split("needs ")[1].split(" GiB")[0])
@@ -210,7 +217,8 @@ def test_when_nothing_fits_the_least_need_is_named() -> None:
 def test_a_draft_with_other_tokens_is_refused_with_the_reason() -> None:
     other = Compatibility(False, "the token 'a' has id 3 in the target and 4 in the draft")
     asked = request("Qwen/Qwen3-8B", gpu(24))
-    asked = replace(asked, drafts=(replace(asked.drafts[0], compatibility=other),))
+    drafts = (replace(asked.target.drafts[0], compatibility=other),)
+    asked = replace(asked, target=replace(asked.target, drafts=drafts))
     report = plan(asked)
     assert "draft_model" not in {each.drafter for each in report.plans}
     assert "'a' has id 3" in refusals(report, "draft_model")[0]
@@ -218,7 +226,8 @@ def test_a_draft_with_other_tokens_is_refused_with_the_reason() -> None:
 
 def test_an_unchecked_draft_says_so() -> None:
     asked = request("Qwen/Qwen3-8B", gpu(24))
-    report = plan(replace(asked, drafts=(DraftCandidate(SHAPES["Qwen/Qwen3-0.6B"]),)))
+    unknown = replace(asked.target, drafts=(MODELS["Qwen/Qwen3-0.6B"],))
+    report = plan(replace(asked, target=unknown))
     (found,) = [
         each for each in report.plans if (each.precision, each.drafter) == ("bf16", "draft_model")
     ]
@@ -227,14 +236,13 @@ def test_an_unchecked_draft_says_so() -> None:
 
 def test_a_draft_as_large_as_its_target_is_refused() -> None:
     asked = request("Qwen/Qwen3-8B", gpu(80))
-    same = (DraftCandidate(SHAPES["Qwen/Qwen3-8B"], SAME_TOKENS),)
-    assert "not smaller" in refusals(plan(replace(asked, drafts=same)), "draft_model")[0]
+    same = with_draft("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")
+    assert "not smaller" in refusals(plan(replace(asked, target=same)), "draft_model")[0]
 
 
 def test_a_draft_with_a_shorter_context_is_refused_beyond_it() -> None:
-    target = SHAPES["Qwen/Qwen3-4B-Instruct-2507"]
-    draft = DraftCandidate(SHAPES["Qwen/Qwen3-0.6B"], SAME_TOKENS)
-    report = plan(PlanRequest(target, gpu(80), 65536, (draft,)))
+    target = with_draft("Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-0.6B")
+    report = plan(PlanRequest(target, gpu(80), 65536))
     assert "context 40960 would do" in refusals(report, "draft_model")[0]
 
 
@@ -247,15 +255,17 @@ def test_a_draft_beyond_a_tenth_of_its_target_says_so() -> None:
 
 
 def test_a_model_without_a_known_draft_says_how_to_name_one() -> None:
-    asked = replace(request("Qwen/Qwen3-8B", gpu(24)), drafts=())
+    asked = request("Qwen/Qwen3-8B", gpu(24))
+    asked = replace(asked, target=replace(asked.target, drafts=()))
     assert "--draft" in refusals(plan(asked), "draft_model")[0]
 
 
 def test_a_mixture_of_experts_counts_all_of_them_and_is_not_quantised() -> None:
-    target = SHAPES["Qwen/Qwen3-30B-A3B"]
-    report = plan(PlanRequest(target, gpu(80), 4096))
+    target = MODELS["Qwen/Qwen3-30B-A3B"]
+    report = plan(PlanRequest(replace(target, drafts=()), gpu(80), 4096))
     assert {each.precision for each in report.plans} == {"bf16"}
-    assert report.plans[0].bytes.target_weights == 2 * target.num_params + 4096 * 128 * 4 > 60e9
+    num_params = target.shape.num_params
+    assert report.plans[0].bytes.target_weights == 2 * num_params + 4096 * 128 * 4 > 60e9
     assert "fused" in refusals(report, "self_quant")[0]
 
 
@@ -375,7 +385,8 @@ def test_the_report_has_exactly_the_agreed_keys() -> None:
 
 def test_a_model_that_is_not_native_says_why_in_each_plan() -> None:
     asked = request("Qwen/Qwen3-4B", gpu(12))
-    target = replace(asked.target, not_native="it has attention sinks")
+    shape = replace(asked.target.shape, not_native="it has attention sinks")
+    target = replace(asked.target, known_shape=shape)
     told = "Qwen3-4B runs on transformers' own forward, which is slower, because it has attention"
     reasons = [each.reason for each in plan(replace(asked, target=target)).plans]
     assert len(reasons) > 3 and all(told in reason for reason in reasons)

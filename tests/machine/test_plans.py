@@ -9,6 +9,7 @@ import pytest
 from localspec.core.precisions import Precision
 from localspec.formats.native import ACTIVATIONS, NATIVE
 from localspec.machine.memory import Arrangement, Room, bytes_of
+from localspec.machine.model import Model
 from localspec.machine.shapes import PACKS_BF16, shape_from_config
 from tests.kit.tiny import KINDS
 
@@ -45,7 +46,7 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     from localspec.forward.model import CausalLM, kv_shape
 
     shape = shape_from_config(module.config.to_dict(), "small")
-    planned = bytes_of(Arrangement(shape, "bf16", CONTEXT), ROOM)
+    planned = bytes_of(Arrangement(Model("small", known_shape=shape), "bf16", CONTEXT), ROOM)
     cpu = torch.device("cpu")
     cache = native_cache(kv_shape(module.config, CONTEXT), torch.bfloat16, cpu)
     # The model also holds the few frequencies of its rotary positions, which are no weights.
@@ -69,7 +70,9 @@ def test_a_self_draft_is_planned_no_smaller_than_it_is(
 
     shape = shape_from_config(module.config.to_dict(), "small")
     precision: Precision = "8-bit" if kind == "int8" else "4-bit"
-    planned = bytes_of(Arrangement(shape, "bf16", CONTEXT, self_draft=precision), ROOM)
+    planned = bytes_of(
+        Arrangement(Model("small", known_shape=shape), "bf16", CONTEXT, self_draft=precision), ROOM
+    )
     _, held = quantised_copy(module, kind)
     assert held <= planned.draft_weights <= 1.1 * held
 

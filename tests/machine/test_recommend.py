@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.config import SHIPPED_PROFILES
 from localspec.core.options import LoadOptions
 from localspec.core.precisions import Precision
 from localspec.core.speculation import Measurement
 from localspec.machine.catalogue import profile_models
 from localspec.machine.memory import GIB, Room
+from localspec.machine.model import Model, on_this_machine
+from localspec.machine.profiles import load_profiles
 from localspec.machine.recommend import (
     MOST_BYTES_ON_CPU,
-    AvailableModel,
     Card,
     ExpectedGain,
     Recommendation,
@@ -37,17 +40,25 @@ def cpu(gib: float) -> Snapshot:
     return Snapshot(Room("cpu", int(gib * GIB), int(gib * GIB)), "fp32", disk_free_bytes=None)
 
 
-def found(snapshot: Snapshot, context_length: int = 8192) -> Recommendation:
-    return recommend(snapshot, MODELS, context_length)
+def found(
+    snapshot: Snapshot,
+    context_length: int = 8192,
+    cached: Mapping[str, int] | None = None,
+    hub_bytes: Mapping[str, int] | None = None,
+) -> Recommendation:
+    """cached: bytes on disk of what the hub's cache has, and hub_bytes, what the hub says."""
+    here = {id: Model(id, path=Path(id), num_bytes=size) for id, size in (cached or {}).items()}
+    models = [on_this_machine(model, here, hub_bytes or {}) for model in MODELS]
+    return recommend(snapshot, models, context_length)
 
 
-def first(snapshot: Snapshot, context_length: int = 8192) -> Card:
-    card = found(snapshot, context_length).card
+def first(snapshot: Snapshot, context_length: int = 8192, **known: Mapping[str, int]) -> Card:
+    card = found(snapshot, context_length, **known).card
     assert card is not None
     return card
 
 
-def model(name: str) -> AvailableModel:
+def model(name: str) -> Model:
     return next(each for each in MODELS if each.id == name)
 
 
@@ -56,7 +67,7 @@ def model(name: str) -> AvailableModel:
 def test_on_a_gpu_it_is_an_open_pair_that_fits(gib: float) -> None:
     card = first(gpu(gib))
     assert card.plan.draft is not None and card.plan.drafter == "draft_model"
-    assert card.model.license in ("Apache-2.0", "MIT") and card.model.gated is not True
+    assert card.model.license in ("Apache-2.0", "MIT") and card.model.is_gated is not True
     assert card.refusal is None and card.spare_bytes >= 0
     assert "Coder" not in card.id
 
@@ -86,10 +97,10 @@ def test_a_download_without_a_dry_run_is_an_estimate_and_with_one_exact() -> Non
     assert not guessed.is_exact
     target, draft = guessed.parts
     packed = 6_100_000_000  # of Qwen3-8B-AWQ, as the hub says
-    assert target.num_bytes == pytest.approx(packed, rel=0.02)
-    assert draft.num_bytes == pytest.approx(2 * model(draft.id).shape.num_params, rel=0.02)
+    assert target.stored_bytes == pytest.approx(packed, rel=0.02)
+    assert draft.stored_bytes == pytest.approx(2 * model(draft.id).shape.num_params, rel=0.02)
     sizes = {part.id: 1_000 + number for number, part in enumerate(guessed.parts)}
-    asked = first(replace(gpu(10.3), exact=sizes))
+    asked = first(gpu(10.3), hub_bytes=sizes)
     assert asked.is_exact and asked.download_bytes == sum(sizes.values())
     assert asked.disk_left_bytes == 200_000_000_000 - asked.download_bytes
 
@@ -97,10 +108,10 @@ def test_a_download_without_a_dry_run_is_an_estimate_and_with_one_exact() -> Non
 @pytest.mark.slow
 def test_what_is_here_is_not_fetched_again() -> None:
     target, draft = (part.id for part in first(gpu(10.3)).parts)
-    half = first(replace(gpu(10.3), cached={target: 5_000}))
+    half = first(gpu(10.3), cached={target: 5_000})
     assert [part.is_here for part in half.parts] == [True, False] and not half.is_here
-    assert half.download_bytes == half.parts[1].num_bytes
-    whole = found(replace(gpu(10.3), cached={target: 5_000, draft: 700}))
+    assert half.download_bytes == half.parts[1].stored_bytes
+    whole = found(gpu(10.3), cached={target: 5_000, draft: 700})
     assert whole.card is not None and whole.card.is_here and whole.card.download_bytes == 0
     assert whole.card in whole.here
 
@@ -142,15 +153,15 @@ def test_what_ships_is_here_and_never_the_recommendation() -> None:
 
 def test_a_model_of_a_short_context_is_not_first_where_a_longer_one_is_wanted() -> None:
     known = model("google/gemma-3-4b-it")
-    short = replace(known, shape=replace(known.shape, context_length=1024))
+    short = replace(known, known_shape=replace(known.shape, context_length=1024))
     gemma = card_of(gpu(24.0), short, 8192)
-    assert gemma.plan.context_length == 1024 and gemma.model.gated is True
-    only = recommend(gpu(24.0), [replace(gemma.model, gated=False, license="MIT")], 8192)
+    assert gemma.plan.context_length == 1024 and gemma.model.is_gated is True
+    only = recommend(gpu(24.0), [replace(gemma.model, is_gated=False, license="MIT")], 8192)
     assert only.card is None
 
 
 def test_a_model_that_asks_for_an_agreement_is_not_the_first_offered() -> None:
-    asking = replace(model(QWEN), gated=True)
+    asking = replace(model(QWEN), is_gated=True)
     assert recommend(gpu(24.0), [model(QWEN)], 8192).card is not None
     assert recommend(gpu(24.0), [asking], 8192).card is None
 

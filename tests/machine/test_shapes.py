@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from localspec.core.config import SHIPPED_PROFILES, load_profiles
+from localspec.core.config import SHIPPED_PROFILES
 from localspec.core.errors import ModelError
 from localspec.formats.native import LAYOUTS, SIZED
 from localspec.forward.model import kv_shape
 from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.profiles import load_profiles
 from localspec.machine.shapes import PACKS_BF16, shape_from_config
-from localspec.machine.sources import shape_from_entry
 from tests.kit.shapes import LLAMA_8B
 
 KIB = 1024
@@ -146,8 +146,8 @@ def test_the_counts_of_gemma_3_are_those_of_transformers_tower_included() -> Non
 
 def test_the_gemma_profiles_are_what_their_config_says() -> None:
     entry = load_profiles((SHIPPED_PROFILES,))["gemma3"].models["google/gemma-3-4b-it"]
-    assert shape_from_entry(entry) == shape_from_config(GEMMA_4B, entry.id)
-    assert shape_from_entry(entry).num_params == 4_300_079_472  # as the hub counts it
+    assert entry.shape == shape_from_config(GEMMA_4B, entry.id)
+    assert entry.shape.num_params == 4_300_079_472  # as the hub counts it
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_the_counts_of_a_mixture_are_those_of_transformers() -> None:
 def test_kv_bytes_of_known_models() -> None:
     profiles = load_profiles((SHIPPED_PROFILES,))
     assert LLAMA_8B.kv_bytes_per_token() == 128 * KIB
-    qwen = shape_from_entry(profiles["qwen3"].models["Qwen/Qwen3-0.6B"])
+    qwen = profiles["qwen3"].models["Qwen/Qwen3-0.6B"].shape
     assert qwen.kv_bytes_per_token() == 112 * KIB
     assert qwen.kv_bytes(32768) == int(3.5 * 2**30)
     assert qwen.kv_bytes_per_token("fp32") == 224 * KIB
@@ -345,13 +345,13 @@ def test_the_profiles_agree_with_the_published_table(
     missing = []
     for profile in load_profiles((SHIPPED_PROFILES,)).values():
         for entry in profile.models.values():
-            if entry.folder is not None:
+            if entry.path is not None:
                 continue
             row = published.get(spelt.get(entry.id, entry.id))
             if row is None:  # the table has not every model of the profiles
                 missing.append(entry.id)
                 continue
-            shape = shape_from_entry(entry)
+            shape = entry.shape
             wanted = shape_from_config(_config(row, TABLE_FAMILY.get(shape.family, shape.family)),
                                        entry.id)  # fmt: skip
             # The table counts Gemma's text without its tower and the rows that pad its embedding.

@@ -317,7 +317,7 @@ def test_a_file_of_a_model_stands_for_its_folder(named: str, models: dict[str, P
     folder = models[TARGET]
     found = resolve(LoadOptions(model=str(folder / named), fetches=False))
     assert (found.target, found.target_name) == (folder.resolve(), "target")
-    assert find_model(str(folder / named), {}).folder == folder
+    assert find_model(str(folder / named), {}).path == folder
 
 
 @pytest.mark.parametrize("below", ["", f"snapshots/{COMMIT}"])
@@ -330,7 +330,7 @@ def test_a_model_in_the_hubs_cache_is_called_by_its_name_not_by_a_hash(
     (kept / "refs" / "main").write_text(COMMIT)
     found = resolve(LoadOptions(model=str(kept / below), fetches=False))
     assert (found.target, found.target_name) == (kept / "snapshots" / COMMIT, TARGET)
-    assert find_model(str(kept / below), {}).shape.name == TARGET
+    assert find_model(str(kept / below), {}).name == TARGET
     (found.target / "model.safetensors").unlink()
     (found.target / "pytorch_model.bin").touch()
     with pytest.raises(ModelError, match=f"^{TARGET} has its weights as pickle"):

@@ -25,8 +25,8 @@ from localspec.machine.trained import (
     shelf_of,
     trained_drafts,
 )
+from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import agreeing_draft, tiny_llama
-from tests.machine.folders import VOCAB_SIZE, save_model
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +123,11 @@ def test_a_plan_and_the_models_tab_count_the_draft_that_was_trained(
     bare = make_plans(LoadOptions(model=str(target), context=256), settings)
     assert all(each.draft is None for each in bare.plans)
     draft = kept(home, target, "draft", "draft", source=models / "draft")
-    assert trained_drafts(home, target) == (str(draft),)
+    assert [each.path for each in trained_drafts(home, target)] == [draft]
     plans = make_plans(LoadOptions(model=str(target), context=256), settings).plans
     assert any(each.draft_name == "draft" for each in plans)
     (offered,) = folder_model(target, home=home).drafts
-    assert offered.shape.name == str(draft), "a name to load it by"
+    assert offered.id == str(draft) and offered.is_here, "a name to load it by"
 
 
 @pytest.fixture

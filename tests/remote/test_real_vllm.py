@@ -24,8 +24,9 @@ from localspec.core.backend import Message, Request, chunks_of
 from localspec.core.config import PROJECT_FOLDER
 from localspec.core.errors import ConfigError
 from localspec.core.options import RemoteServer
-from localspec.machine.cluster import ServedModel, Wanted, command_for
-from localspec.machine.folder_shapes import shape_from_folder
+from localspec.machine.cluster import Wanted, command_for
+from localspec.machine.model import Model
+from localspec.machine.sources import find_model
 from localspec.remote.server import ServerBackend
 from tools.peers.environments import environment_of
 
@@ -44,12 +45,12 @@ def python(peers_home: Path) -> Path:
     return environment.python
 
 
-def part(name: str) -> ServedModel:
-    return ServedModel(str(PAIR / name), shape_from_folder(PAIR / name))
+def part(name: str) -> Model:
+    return find_model(str(PAIR / name), {})
 
 
 @contextmanager
-def running(python: Path, method: Any, drafter: ServedModel | None) -> Iterator[str]:
+def running(python: Path, method: Any, drafter: Model | None) -> Iterator[str]:
     """The server as `localspec cluster` starts it."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))

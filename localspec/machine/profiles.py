@@ -1,0 +1,162 @@
+"""Model profiles: families of models that are known without their files, one TOML file each.
+
+An unknown key, a missing one or a value of the wrong kind is a ConfigError that names the file, the
+table and the nearest key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from localspec.core.config import (
+    PROJECT_FOLDER,
+    by_name,
+    check_table,
+    nearest,
+    read_toml,
+    suggestion,
+)
+from localspec.core.errors import ConfigError
+from localspec.formats.native import SIZED
+from localspec.machine.model import Model, page_of
+from localspec.machine.shapes import ModelShape
+
+AWQ_GROUP = 128  # weights with one scale, in the copies that profiles name
+AWQ = f"AWQ, 4-bit, groups of {AWQ_GROUP}"
+SIZES = (
+    "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
+    "vocab_size", "context_length",
+)  # fmt: skip
+# extra_params: weights beside the decoder that are fetched with it (a vision tower).
+OPTIONAL_SIZES = (
+    "num_experts", "num_experts_per_token", "expert_intermediate_size", "extra_params",
+)  # fmt: skip
+# What a value must be, by key: of a model's shape, of a profile, and of the table of a model.
+SHAPE_KINDS: Mapping[str, type] = {
+    "family": str,
+    **dict.fromkeys((*SIZES, *OPTIONAL_SIZES), int),
+    "is_tied": bool,
+}
+PROFILE_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("title", "family", "default"), str),
+    "models": dict,
+}
+MODEL_KINDS: Mapping[str, type] = {
+    **SHAPE_KINDS,
+    **dict.fromkeys(("license", "folder", "accepted", "terms", "note", "awq"), str),
+    **dict.fromkeys(("drafts", "foreign", "heads"), list),
+    "gated": bool,
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One family. name: the file's name without `.toml`. models: by id; what they name is known by
+    its id alone, and the shape of a model in a folder is read when it is needed. default: id of the
+    model to load when only the profile is named."""
+
+    name: str
+    title: str
+    models: Mapping[str, Model]
+    default: str
+
+
+def load_profile(path: Path) -> Profile:
+    """The profile in `path`. Raises ConfigError for whatever is wrong with it."""
+    table = read_toml(path)
+    check_table(table, PROFILE_KINDS, path.name)
+    family, default = table.get("family"), table.get("default", "")
+    models = {
+        model_id: _model(model_id, entry, family, path)
+        for model_id, entry in table.get("models", {}).items()
+    }
+    if default not in models:
+        raise ConfigError(
+            f"{path.name}: 'default' is '{default}', but must be one of its models. "
+            f"Did you mean '{nearest(default, models)}'?"
+        )
+    return Profile(path.stem, table.get("title", path.stem), models, default)
+
+
+def load_profiles(folders: Iterable[Path]) -> dict[str, Profile]:
+    return by_name(folders, load_profile)
+
+
+def find_profile(name: str, profiles: Mapping[str, Profile]) -> Profile:
+    """The profile called `name`, or the one in a .toml file given by its path."""
+    if name in profiles:
+        return profiles[name]
+    if name.endswith(".toml"):
+        return load_profile(Path(name).expanduser())
+    raise ConfigError(
+        f"There is no profile '{name}'.{suggestion(name, profiles)} "
+        f"Known: {', '.join(sorted(profiles))}."
+    )
+
+
+def offered_ids(profiles: Iterable[Profile]) -> list[str]:
+    """Models to offer as targets. What ships in a folder only to draft for another is none."""
+    models = [model for profile in profiles for model in profile.models.values()]
+    helpers = {other.id for each in models if each.path for other in (*each.drafts, *each.foreign)}
+    return [model.id for model in models if model.id not in helpers]
+
+
+def _model(model_id: str, table: Any, family: str | None, path: Path) -> Model:
+    where = f'{path.name} [models."{model_id}"]'
+    check_table({"models": table}, PROFILE_KINDS, where)
+    check_table(table, MODEL_KINDS, where)
+    values = {**table, "family": table.get("family", family)}
+    needed = () if "folder" in table else ("family", *SIZES, "is_tied")
+    for key in ("license", "drafts", *needed):
+        if values.get(key) is None:
+            raise ConfigError(f"{where} has no '{key}'. Add it, or give the model's folder.")
+    model = Model(
+        id=model_id,
+        path=_in_project(table["folder"]) if "folder" in table else None,
+        page=None if "folder" in table else page_of(model_id),
+        license=table["license"],
+        terms=table.get("terms"),
+        is_gated=table.get("gated"),
+        note=table.get("note", ""),
+        drafts=tuple(Model(str(name)) for name in table["drafts"]),
+        foreign=tuple(Model(str(name)) for name in table.get("foreign", ())),
+        heads=tuple(map(_in_project, table.get("heads", ()))),
+        accepted=_in_project(table["accepted"]) if "accepted" in table else None,
+    )
+    if "folder" not in table:
+        model = _with_shape(model, {key: values[key] for key in SHAPE_KINDS if key in values})
+    shape, awq_id = model.known_shape, table.get("awq")
+    packed = _packed(model, shape, awq_id) if shape is not None and awq_id is not None else None
+    return replace(model, packed=packed)
+
+
+def _with_shape(model: Model, sizes: Mapping[str, Any]) -> Model:
+    """A family that cannot be counted is a fault of the model, and none of its profile."""
+    family = sizes["family"]
+    if family in SIZED:
+        return replace(model, known_shape=ModelShape(name=model.id, **sizes))
+    return replace(
+        model,
+        fault=f"The profile of {model.id} names the family '{family}', which is not known."
+        f"{suggestion(family, SIZED)}",
+    )
+
+
+def _packed(model: Model, shape: ModelShape, awq_id: str) -> Model:
+    """The model's copy in 4 bits, in groups of AWQ_GROUP."""
+    return replace(
+        model,
+        id=awq_id,
+        copy_of=model.id,
+        page=page_of(awq_id),
+        known_shape=replace(shape, name=awq_id, stored_as=AWQ, group_size=AWQ_GROUP),
+        accepted=None,
+    )
+
+
+def _in_project(place: object) -> Path:
+    """The path of a folder or file that a profile names; a relative one lies in the project."""
+    return PROJECT_FOLDER / Path(str(place)).expanduser()
