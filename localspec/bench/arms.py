@@ -133,16 +133,3 @@ def refusals(arms: Sequence[Arm], statuses: Sequence[DrafterStatus]) -> dict[str
         elif not status.is_available:
             refused[arm.name] = status.reason
     return refused
-
-
-def rotated(arms: Sequence[Arm], position: int) -> list[Arm]:
-    """The order of the arms at the prompt of this position: each arm goes first in its turn.
-
-    A machine that grows warm or busy then slows all arms alike. The direction changes after each
-    cycle and the start shifts by one after two, so that no task of a file that takes its tasks in
-    turns always meets one order, and no arm always follows the same other.
-    """
-    cycle = position // len(arms)
-    start = (position + cycle // 2) % len(arms)
-    order = [*arms[start:], *arms[:start]]
-    return order if cycle % 2 == 0 else order[::-1]

@@ -10,13 +10,15 @@ but what other engines keep there of converted weights and logs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import islice
 from time import sleep
 from typing import Any
 
 import torch
 
-from localspec.bench.arms import Arm, OtherEngines, parse_arms, refusals, require_known, rotated
+from localspec.bench.arms import Arm, OtherEngines, parse_arms, refusals, require_known
 from localspec.bench.cases import (
     OWN_PROMPTS,
     Case,
@@ -37,6 +39,7 @@ from localspec.bench.runs import (
     own_controller,
 )
 from localspec.bench.settings import BenchSettings
+from localspec.chat.compare import compare, rotated
 from localspec.core.backend import Report
 from localspec.core.config import settings_for
 from localspec.core.decoding import OFF
@@ -62,10 +65,10 @@ def run_bench(
     require_known(parse_arms(settings.arms, engines), engines)
     prompts = load_prompts(settings.prompts or OWN_PROMPTS, settings.num_read)
     bench = open_bench_engine(options, settings.home, report)
-    return compare(bench, prompts, settings, report, others, out)
+    return compare_arms(bench, prompts, settings, report, others, out)
 
 
-def compare(
+def compare_arms(
     bench: BenchEngine,
     prompts: Sequence[Prompt],
     settings: BenchSettings,
@@ -143,19 +146,28 @@ class Comparison:
             self._learn(further or cases, whose)
 
     def measure(self, cases: Sequence[Case]) -> Iterator[PromptResult]:
-        """Every prompt at every temperature, with the arms in turning order."""
-        jobs = [(position, case, temperature) for position, case in enumerate(cases)
-                for temperature in self._settings.temperatures]  # fmt: skip
-        for number, (position, case, temperature) in enumerate(jobs, 1):
-            replies = dict[str, MeasuredReply]()
-            for arm in rotated(self._results.usable(), position):
-                reply = self._attempt(arm, case, temperature, self._settings.max_tokens)
-                if reply is not None:
-                    replies[arm.name] = reply
+        """Yield every prompt at every temperature, with the arms in turning order."""
+        temperatures, arms = self._settings.temperatures, self._results.usable()
+        jobs = [(case, temperature) for case in cases for temperature in temperatures]
+
+        def by_case(arms: Sequence[Arm], index: int) -> Sequence[Arm]:
+            return rotated(arms, index // len(temperatures))
+
+        samples = compare(self._ask, jobs, arms, 1, threading.Event(), by_case)
+        whole = (sample for sample in samples if sample.is_over)
+        for number, (case, temperature) in enumerate(jobs, 1):
+            answers = [(sample.arm.name, sample.answer) for sample in islice(whole, len(arms))]
+            replies = {name: reply for name, reply in answers if reply is not None}
             differences = self._differences(case, temperature, replies)
             measured = PromptResult(case, temperature, replies, differences)
             self._report(f"[{number}/{len(jobs)}] {_progress(measured)}")
             yield measured
+
+    def _ask(
+        self, job: tuple[Case, float], arm: Arm
+    ) -> Generator[MeasuredReply | None, None, None]:
+        is_in = arm.name not in self._results.refused
+        yield self._attempt(arm, *job, self._settings.max_tokens) if is_in else None
 
     def result(self, ending: str | None) -> dict[str, Any]:
         """The result so far. ending: why it is not complete, None where it is."""

@@ -11,12 +11,13 @@ difference. A reply that cannot be made again is refused with the reason.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from localspec.chat.branches import shown_message, tokens_of
+from localspec.chat.compare import Answer, answers, compare
 from localspec.chat.journal import without_half_a_character
 from localspec.chat.turn import SAMPLED, prompt_messages
 from localspec.core.backend import (
@@ -25,7 +26,6 @@ from localspec.core.backend import (
     Description,
     Message,
     Request,
-    chunks_of,
 )
 from localspec.core.decoding import AUTO, OFF, SamplingParams
 from localspec.core.errors import StoreError
@@ -131,15 +131,9 @@ class Replay:
         )
 
     def _compared(self, backend: Backend, loaded: Description, cancel: threading.Event) -> Finding:
-        again, prompt, decode_ms = tuple[int, ...](), None, None
-        with closing(chunks_of(backend, self.request, cancel)) as chunks:
-            for chunk in chunks:
-                again = (again + chunk.tokens)[: self._limit]
-                self.text += chunk.thinking + chunk.text
-                prompt, decode_ms = chunk.stats.prompt_fingerprint, chunk.stats.decode_ms
-                if self.tokens[: len(again)] != again or len(again) == self._limit:
-                    break
-        changed = changes(self.row, loaded, prompt)
+        answer = self._answered(backend, cancel)
+        again, decode_ms = answer.tokens[: self._limit], answer.stats.decode_ms
+        changed = changes(self.row, loaded, answer.stats.prompt_fingerprint)
         place = first_difference(self.tokens, again)
         if place is None:
             return Finding("identical", len(again), changes=changed, decode_ms=decode_ms)
@@ -149,6 +143,21 @@ class Replay:
         found = explain(backend, messages, self.begun_tokens, self.tokens, again, place)
         is_tie = self.row["temperature"] == 0 and found.is_tie
         return Finding("tie" if is_tie else "differs", place, found, changed)
+
+    def _answered(self, backend: Backend, cancel: threading.Event) -> Answer:
+        """Return the reply made again, up to the first token that differs."""
+        answer = Answer(0.0)
+
+        def ask(request: Request, drafter: str) -> Generator[Answer, None, None]:
+            return answers(backend, replace(request, drafter=drafter), cancel)
+
+        with closing(compare(ask, [self.request], [self.drafter], 1, cancel)) as samples:
+            for sample in samples:
+                answer, self.text = sample.answer, sample.answer.text
+                again = answer.tokens[: self._limit]
+                if self.tokens[: len(again)] != again or len(again) == self._limit:
+                    break
+        return answer
 
 
 def replay_of(store: Store, message_id: int, drafter: str) -> Replay:

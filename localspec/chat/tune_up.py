@@ -15,14 +15,13 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from localspec.chat.compare import Answer, Sample, answers, as_listed, compare
 from localspec.core.arithmetic import ratio
-from localspec.core.backend import Backend, Message, Request, chunks_of
+from localspec.core.backend import Backend, Message, Request
 from localspec.core.decoding import OFF, SamplingParams
-from localspec.core.turn_stats import TurnStats
 from localspec.core.units import capital, compared, direction, gain_words
 from localspec.core.workloads import recognise
 from localspec.drafters.registry import REGISTRY, label_of
@@ -55,6 +54,7 @@ PROMPTS = (
     TunePrompt("stories", "Tell a short story about a lighthouse keeper and a storm.", 3),
     TunePrompt("chat", "What is a bicycle, and why does it stay upright when it moves?", 3),
 )
+_Prompt = tuple[TunePrompt, float]  # and its temperature
 
 
 @dataclass(frozen=True)
@@ -151,22 +151,55 @@ def tune_up(
     clock: Callable[[], float] = time.monotonic,
 ) -> TuneUp:
     """Measure until done or cancelled. report: called with the result so far after each run."""
-    end_s = clock() + budget_s
     available = (each.name for each in backend.describe().drafters if each.is_available)
-    plan = list(_arms(one_of_each_family(available)))
-    found = TuneUp((), len(plan))
-    report(found)
-    _run(backend, PROMPTS[0], 0.0, OFF, cancel, clock() + WARM_UP_S, clock)  # the first run is slow
-    for number, (sample, temperature, drafter) in enumerate(plan):
-        if cancel.is_set():
-            break
-        share_s = max(0.0, end_s - clock()) / (len(plan) - number)
-        run = _run(backend, sample, temperature, drafter, cancel, clock() + share_s, clock)
-        if cancel.is_set() and run.num_tokens < FEWEST_TOKENS:
-            break
-        found = replace(found, runs=(*found.runs, run))
-        report(found)
-    return found
+    drafters = one_of_each_family(available)
+    # Plain decoding before and after the others: a machine that slows down meanwhile slows it too.
+    arms = (OFF, *drafters, OFF) if drafters else (OFF,)
+    prompts = [(sample, temperature) for temperature in TEMPERATURES for sample in PROMPTS]
+    result = TuneUp((), len(prompts) * len(arms))
+    report(result)
+    ends_s = _ends_s(clock, clock() + budget_s, result.num_planned)
+
+    def ask(prompt: _Prompt, drafter: str) -> Generator[Answer, None, None]:
+        """A reply until its time is over, but of at least FEWEST_TOKENS."""
+        end_s = next(ends_s)
+        for answer in answers(backend, _request(*prompt, drafter), cancel):
+            yield answer
+            if answer.stats.num_output_tokens >= FEWEST_TOKENS and clock() >= end_s:
+                return
+
+    warm_ups = [(prompts[0], OFF)]  # The first run of a process is slow.
+    for run in compare(ask, prompts, arms, 1, cancel, as_listed, warm_ups):
+        if run.is_over and not (
+            cancel.is_set() and run.answer.stats.num_output_tokens < FEWEST_TOKENS
+        ):
+            result = replace(result, runs=(*result.runs, _run_of(run)))
+            report(result)
+    return result
+
+
+def _ends_s(clock: Callable[[], float], end_s: float, num_runs: int) -> Iterator[float]:
+    """Yield when the warm-up ends, and then each run: it has an equal share of the time left."""
+    yield clock() + WARM_UP_S
+    for num_left in range(num_runs, 0, -1):
+        yield clock() + max(0.0, end_s - clock()) / num_left
+
+
+def _request(sample: TunePrompt, temperature: float, drafter: str) -> Request:
+    return Request(
+        messages=(Message("user", sample.text),),
+        sampling=SamplingParams(temperature=temperature, seed=0),
+        max_tokens=MOST_TOKENS,
+        drafter=drafter,
+        num_draft_tokens=None if drafter == OFF else sample.num_draft_tokens,
+        workload=recognise(sample.text),
+    )
+
+
+def _run_of(run: Sample[_Prompt, str, Answer]) -> TuneUpRun:
+    (sample, temperature), stats = run.prompt, run.answer.stats
+    counts = stats.num_output_tokens, stats.decode_ms, stats.num_drafts
+    return TuneUpRun(sample.kind, temperature, run.arm, *counts)
 
 
 def one_of_each_family(available: Iterable[str]) -> list[str]:
@@ -175,44 +208,6 @@ def one_of_each_family(available: Iterable[str]) -> list[str]:
     names = list(available)
     firsts = {info.family: name for name, info in reversed(REGISTRY.items()) if name in names}
     return [name for name in names if name not in REGISTRY or name in firsts.values()]
-
-
-def _arms(drafters: Sequence[str]) -> Iterator[tuple[TunePrompt, float, str]]:
-    """Plain, then every drafter, then plain again, prompt by prompt: an early end leaves whole
-    prompts, each prompt is prefilled once, and a machine that slows down meanwhile slows the plain
-    runs as well."""
-    for temperature in TEMPERATURES:
-        for sample in PROMPTS:
-            for drafter in (OFF, *drafters, OFF) if drafters else (OFF,):
-                yield sample, temperature, drafter
-
-
-def _run(
-    backend: Backend,
-    sample: TunePrompt,
-    temperature: float,
-    drafter: str,
-    cancel: threading.Event,
-    end_s: float,
-    clock: Callable[[], float],
-) -> TuneUpRun:
-    """One run, until `end_s`, but at least FEWEST_TOKENS."""
-    request = Request(
-        messages=(Message("user", sample.text),),
-        sampling=SamplingParams(temperature=temperature, seed=0),
-        max_tokens=MOST_TOKENS,
-        drafter=drafter,
-        num_draft_tokens=None if drafter == OFF else sample.num_draft_tokens,
-        workload=recognise(sample.text),
-    )
-    stats = TurnStats(0)
-    with closing(chunks_of(backend, request, cancel)) as chunks:
-        for chunk in chunks:
-            stats = chunk.stats
-            if stats.num_output_tokens >= FEWEST_TOKENS and clock() >= end_s:
-                break
-    counts = stats.num_output_tokens, stats.decode_ms, stats.num_drafts
-    return TuneUpRun(sample.kind, temperature, drafter, *counts)
 
 
 # -- as text --------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
-"""Names of arms, which of them can run, and the order in which they take turns."""
+"""Names of arms, and which of them can run."""
 
 from __future__ import annotations
 
 import pytest
 
-from localspec.bench.arms import Arm, OtherArm, parse_arms, refusals, require_known, rotated
+from localspec.bench.arms import Arm, OtherArm, parse_arms, refusals, require_known
 from localspec.core.backend import DrafterStatus
 from localspec.core.errors import ConfigError
 
@@ -91,18 +91,3 @@ def test_a_known_drafter_that_this_version_lacks_is_a_reason_and_not_an_error() 
 def test_an_unknown_name_is_an_error_that_lists_the_names() -> None:
     with pytest.raises(ConfigError, match=r"'ngramm'\. Choose from: off, auto, ngram.*vllm_draft"):
         require_known(parse_arms(("vllm", "ngramm"), OTHERS), OTHERS)
-
-
-@pytest.mark.parametrize("size", [2, 3, 5, 6])
-def test_over_a_cycle_every_arm_stands_once_at_every_place(size: int) -> None:
-    arms = [Arm(str(number), "ngram") for number in range(size)]
-    for cycle in range(4):
-        orders = [rotated(arms, cycle * size + step) for step in range(size)]
-        for place in range(size):
-            assert {order[place].name for order in orders} == {arm.name for arm in arms}
-
-
-def test_tasks_that_take_turns_do_not_always_meet_one_order() -> None:
-    arms = [Arm(str(number), "ngram") for number in range(6)]
-    first = {rotated(arms, position)[0].name for position in range(0, 72, 6)}
-    assert len(first) == 6

@@ -11,7 +11,7 @@ import pytest
 
 from localspec.bench.arms import OtherArm, OtherEngines
 from localspec.bench.cases import Case, Prompt
-from localspec.bench.compare import compare, run_bench
+from localspec.bench.compare import compare_arms, run_bench
 from localspec.bench.kept import KeptFile
 from localspec.bench.runs import BenchEngine, EngineRunner, MeasuredReply
 from localspec.bench.settings import BenchSettings
@@ -67,7 +67,7 @@ def test_every_arm_writes_what_plain_decoding_writes_and_has_its_rows(bench: Ben
     """One for each temperature and task."""
     arms = ("off", "ngram", "draft_model@3", "auto")
     wanted = settings(arms=arms, temperatures=(0.0, 1.0), max_tokens=16)
-    result = compare(bench, PROMPTS, wanted, silent)
+    result = compare_arms(bench, PROMPTS, wanted, silent)
     assert result["differences"] == [] and result["ending"] is None
     for arm in arms:
         for row in rows_of(result, arm):
@@ -94,7 +94,7 @@ def test_a_planted_wrong_token_is_counted(
         return replace(reply, tokens=wrong, decided=wrong)
 
     monkeypatch.setattr(EngineRunner, "run", faulty)
-    result = compare(bench, PROMPTS, settings(arms=("ngram",)), silent)
+    result = compare_arms(bench, PROMPTS, settings(arms=("ngram",)), silent)
     assert rows_of(result, "ngram")[0]["identical_to_off"] == 3
     assert [each["position"] for each in result["differences"]] == [0, 0, 0]
 
@@ -107,7 +107,7 @@ def test_the_sides_take_turns(bench: BenchEngine, monkeypatch: pytest.MonkeyPatc
         return run(runner, case, *rest)
 
     monkeypatch.setattr(EngineRunner, "run", noting)
-    compare(bench, PROMPTS, settings(arms=("off", "ngram")), silent)
+    compare_arms(bench, PROMPTS, settings(arms=("off", "ngram")), silent)
     assert order[2:] == [  # the first two warm up
         ("a", "off"), ("a", "ngram"), ("b", "ngram"), ("b", "off"), ("c", "ngram"), ("c", "off"),
     ]  # fmt: skip
@@ -117,7 +117,7 @@ def test_a_missing_drafter_is_a_row_with_the_reason(bench: BenchEngine) -> None:
     statuses = (bench.statuses[0], DrafterStatus("draft_model", False, "no draft was chosen."))
     engine = Engine(bench.engine.target, {"ngram": NgramDrafter()})
     bare = replace(bench, statuses=statuses, engine=engine)
-    result = compare(bare, PROMPTS, settings(arms=("draft_model", "self_quant")), silent)
+    result = compare_arms(bare, PROMPTS, settings(arms=("draft_model", "self_quant")), silent)
     assert rows_of(result, "draft_model")[0]["reason"] == "no draft was chosen."
     assert rows_of(result, "self_quant")[0]["num_prompts"] == 0
     assert rows_of(result, "off")[0]["num_prompts"] == 3
@@ -130,14 +130,14 @@ def test_an_arm_that_fails_leaves_the_others_standing(
         raise ModelError("the draft broke.")
 
     monkeypatch.setattr(DraftModelDrafter, "signal", failing)
-    result = compare(bench, PROMPTS, settings(arms=("draft_model@3", "ngram")), silent)
+    result = compare_arms(bench, PROMPTS, settings(arms=("draft_model@3", "ngram")), silent)
     assert "the draft broke." in rows_of(result, "draft_model@3")[0]["reason"]
     assert rows_of(result, "ngram")[0]["num_prompts"] == 3
 
 
 def test_a_prompt_that_does_not_fit_is_counted_and_not_cut(bench: BenchEngine) -> None:
     long = Prompt("long", "chat", "x" * 250)
-    result = compare(bench, [*PROMPTS, long], settings(), silent)
+    result = compare_arms(bench, [*PROMPTS, long], settings(), silent)
     assert [skip["prompt"] for skip in result["skipped"]] == ["long"]
     assert "250 tokens" in result["skipped"][0]["reason"]
     assert (result["machine"]["num_prompts"], result["machine"]["num_skipped"]) == (3, 1)
@@ -148,19 +148,19 @@ def test_stopping_by_hand_keeps_what_was_measured_whole(bench: BenchEngine) -> N
         if phrase.startswith("[2/"):
             raise KeyboardInterrupt
 
-    result = compare(bench, PROMPTS, settings(), stop)
+    result = compare_arms(bench, PROMPTS, settings(), stop)
     assert result["ending"] is not None
     assert rows_of(result, "auto")[0]["num_prompts"] == 1
 
 
 def test_a_comparison_whose_prompts_all_do_not_fit_is_refused(bench: BenchEngine) -> None:
     with pytest.raises(ConfigError, match=r"None of the prompts.*250 tokens"):
-        compare(bench, [Prompt("long", "chat", "x" * 250)], settings(), silent)
+        compare_arms(bench, [Prompt("long", "chat", "x" * 250)], settings(), silent)
 
 
 def test_arms_start_warm_from_what_was_learnt_earlier(bench: BenchEngine) -> None:
     phrases: list[str] = []
-    result = compare(bench, PROMPTS, settings(), phrases.append)
+    result = compare_arms(bench, PROMPTS, settings(), phrases.append)
     assert result["machine"]["controller"].startswith("warm (learnt earlier")
     assert not any("learns" in phrase or "measuring" in phrase for phrase in phrases)
 
@@ -170,7 +170,7 @@ def test_without_earlier_state_costs_are_measured_and_the_arms_learn_first(
 ) -> None:
     """From more prompts than there are, so in two passes."""
     phrases: list[str] = []
-    result = compare(unmeasured, PROMPTS, settings(warm_prompts=4), phrases.append)
+    result = compare_arms(unmeasured, PROMPTS, settings(warm_prompts=4), phrases.append)
     assert (
         result["machine"]["controller"] == "warm (unmeasured runs over 4 of the measured prompts)"
     )
@@ -189,7 +189,7 @@ def test_arms_learn_from_prompts_that_are_not_measured(
         return start(prompt, *rest)
 
     monkeypatch.setattr(unmeasured.engine, "start", noted)
-    result = compare(unmeasured, PROMPTS, settings(limit=1, warm_prompts=2), silent)
+    result = compare_arms(unmeasured, PROMPTS, settings(limit=1, warm_prompts=2), silent)
     assert result["machine"]["num_prompts"] == 1
     measured = tuple(unmeasured.render(PROMPTS[0].text))
     others = {tuple(unmeasured.render(one.text)) for one in PROMPTS[1:]}
@@ -213,7 +213,7 @@ def test_rows_behind_those_to_measure_and_to_learn_from_are_not_read(
 
 
 def test_without_a_warm_pass_the_report_says_cold(unmeasured: BenchEngine) -> None:
-    result = compare(unmeasured, PROMPTS, settings(arms=("ngram@2",), warm_prompts=0), silent)
+    result = compare_arms(unmeasured, PROMPTS, settings(arms=("ngram@2",), warm_prompts=0), silent)
     assert result["machine"]["controller"] == "cold"
 
 
@@ -237,7 +237,7 @@ def test_what_was_measured_is_kept_while_the_comparison_runs(
 
     monkeypatch.setattr(EngineRunner, "run", failing)
     with pytest.raises(RuntimeError, match="the machine broke"):
-        compare(bench, PROMPTS, settings(arms=("off",)), silent, out=kept_in(tmp_path))
+        compare_arms(bench, PROMPTS, settings(arms=("off",)), silent, out=kept_in(tmp_path))
     result = json.loads((tmp_path / "out.json").read_text())
     assert rows_of(result, "off")[0]["num_prompts"] == 1
     assert result["ending"] == "it is not finished."
@@ -246,7 +246,7 @@ def test_what_was_measured_is_kept_while_the_comparison_runs(
 def test_a_whole_comparison_of_one_prompt_a_task_has_a_result(bench: BenchEngine) -> None:
     """Replies that end at once have no rate; what cannot be made of them is None."""
     ends = frozenset(range(64))
-    result = compare(replace(bench, end_ids=ends), PROMPTS, settings(), silent)
+    result = compare_arms(replace(bench, end_ids=ends), PROMPTS, settings(), silent)
     assert rows_of(result, "auto")[0]["tokens_per_second"] is None and result["cells"] == []
 
 
@@ -296,7 +296,7 @@ def compare_others(
     bench: BenchEngine, engine: Counting, home: Path, report: Any = silent, **changes: Any
 ) -> dict[str, Any]:
     wanted = settings(arms=("other@2", "missing", "ngram@2"), home=home, **changes)
-    return compare(bench, PROMPTS, wanted, report, others_of(engine))
+    return compare_arms(bench, PROMPTS, wanted, report, others_of(engine))
 
 
 def test_another_engine_is_compared_like_any_other_arm(bench: BenchEngine, tmp_path: Path) -> None:

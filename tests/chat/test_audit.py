@@ -194,10 +194,15 @@ def test_a_reply_that_goes_on_where_it_had_ended_is_seen() -> None:
 
 
 def test_a_replay_that_was_stopped_says_how_far_it_came() -> None:
-    stopped = threading.Event()
-    stopped.set()
-    found, _ = replayed(Says(tokens=(1,)), 1, 2, cancel=stopped)
-    assert (found.outcome, found.num_compared) == ("cancelled", 1)
+    class Stopped(Says):
+        def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
+            yield from super().generate(request, cancel)
+            cancel.set()
+
+    cancel = threading.Event()
+    for num_compared in (1, 0):  # the second replay is stopped before it begins
+        found, _ = replayed(Stopped(tokens=(1,)), 1, 2, cancel=cancel)
+        assert (found.outcome, found.num_compared) == ("cancelled", num_compared)
 
 
 def test_a_fault_of_the_engine_is_no_finding() -> None:

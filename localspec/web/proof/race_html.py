@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from localspec.chat.audit import describe
-from localspec.chat.race import NUM_RUNS, Gains, Lane, RaceRun, RaceView
+from localspec.chat.compare import Answer
+from localspec.chat.race import NUM_RUNS, Gains, Lane, RaceView
 from localspec.core.turn_stats import TurnStats
 from localspec.core.units import DASH, compared, gain_words, took
 from localspec.record.markdown import ENDED
@@ -38,9 +39,10 @@ def race_html(view: RaceView, is_over: bool = False, error: str | None = None) -
 
 
 def _lane(lane: Lane, is_over: bool) -> str:
-    stats, runs = lane.stats, lane.runs
+    answer, runs = lane.answer, lane.runs
     is_cut = is_over and len(runs) < NUM_RUNS
-    phase = PHASES.get(lane.phase) or ENDED.get(lane.finish_reason or "", "")
+    reason = None if answer is None else answer.finish_reason
+    phase = PHASES.get(lane.phase) or ENDED.get(reason or "", "")
     if is_cut:
         phase = "did not run" if lane.phase == "waiting" else "stopped"
     elif len(runs) < NUM_RUNS and lane.phase != "waiting":
@@ -49,7 +51,7 @@ def _lane(lane: Lane, is_over: bool) -> str:
     name = LANES[lane.name]
     figures = (
         ("Clock", _clock(lane)),
-        ("Tokens", DASH if stats is None else str(stats.num_output_tokens)),
+        ("Tokens", DASH if answer is None else str(answer.stats.num_output_tokens)),
         ("Tokens / s", _of_runs(runs, lambda stats: stats.tokens_per_second)),
         ("First token", _of_runs(runs, lambda stats: stats.ttft_ms, took)),
         ("Checks", _of_runs(runs, lambda stats: stats.num_steps, lambda num: number(num, "", 0))),
@@ -68,20 +70,20 @@ def _lane(lane: Lane, is_over: bool) -> str:
         f'<h2>{name} <span class="ls-lane-phase">{phase}</span></h2>'
         f'<dl class="ls-cells">{cells}</dl>'
         f'<div class="ls-lane-text" tabindex="0" role="group" aria-label="Text of {name}">'
-        f"{html.escape(lane.text)}</div></section>"
+        f"{'' if answer is None else html.escape(answer.text)}</div></section>"
     )
 
 
 def _drafter(lane: Lane) -> str:
     """Of all its runs together; a dash where nothing was drafted."""
     made = Counter[str]()
-    for stats in [run.stats for run in lane.runs] or filter(None, [lane.stats]):
-        made.update(stats.drafted_by)
+    for answer in lane.runs or filter(None, [lane.answer]):
+        made.update(answer.stats.drafted_by)
     return credited(made) if made else DASH
 
 
 def _of_runs(
-    runs: Sequence[RaceRun],
+    runs: Sequence[Answer],
     read: Callable[[TurnStats], float | None],
     say: Callable[[float | None], str] = number,
 ) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from localspec.bench.arms import parse_arms
 from localspec.bench.cases import Case, Prompt
-from localspec.bench.compare import compare
+from localspec.bench.compare import compare_arms
 from localspec.bench.runs import BenchEngine, Runner
 from localspec.bench.settings import BenchSettings
 from localspec.core.decoding import SamplingParams
@@ -190,7 +190,7 @@ def test_a_comparison_runs_them_and_leaves_no_process_behind(
     prompts = [Prompt("a", "chat", "hello there"), Prompt("b", "code", "write a loop")]
     arms = ("llama_cpp", "vllm_draft")
     settings = BenchSettings(max_tokens=8, temperatures=(0.0, 0.7), arms=arms, home=tmp_path)
-    result = compare(bench, prompts, settings, lambda _: None, other_engines())
+    result = compare_arms(bench, prompts, settings, lambda _: None, other_engines())
     rates = {
         (row["arm"], row["temperature"]): row["tokens_per_second"]
         for row in result["rows"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from localspec.bench.cases import OWN_PROMPTS, Prompt, load_prompts
-from localspec.bench.compare import compare
+from localspec.bench.compare import compare_arms
 from localspec.bench.runs import BenchEngine, open_bench_engine
 from localspec.bench.settings import BenchSettings
 from localspec.core.options import LoadOptions
@@ -60,7 +60,7 @@ def test_llama_cpp_writes_what_we_write(bench: BenchEngine, peers_home: Path) ->
     wanted = BenchSettings(
         max_tokens=48, temperatures=(0.0,), arms=arms, warm_prompts=0, home=peers_home
     )
-    result = compare(bench, prompts(16), wanted, print, other_engines())
+    result = compare_arms(bench, prompts(16), wanted, print, other_engines())
     assert result["differences"] == []
     rows = {row["arm"]: row for row in result["rows"] if row["task"] == "all"}
     assert all(rows[arm]["num_prompts"] == 16 for arm in arms)
@@ -74,7 +74,7 @@ def test_vllm_writes_what_we_write(bench: BenchEngine, peers_home: Path) -> None
     wanted = BenchSettings(
         max_tokens=32, temperatures=(0.0,), arms=arms, warm_prompts=0, home=peers_home
     )
-    result = compare(bench, prompts(4), wanted, print, other_engines())
+    result = compare_arms(bench, prompts(4), wanted, print, other_engines())
     assert result["differences"] == []
     rows = {row["arm"]: row for row in result["rows"] if row["task"] == "all"}
     assert all(rows[arm]["num_prompts"] == 4 for arm in arms)
@@ -87,7 +87,7 @@ def test_sampled_peers_write_something_and_draft(bench: BenchEngine, peers_home:
     wanted = BenchSettings(
         max_tokens=32, temperatures=(0.7,), arms=arms, warm_prompts=0, home=peers_home
     )
-    result = compare(bench, prompts(4), wanted, print, other_engines())
+    result = compare_arms(bench, prompts(4), wanted, print, other_engines())
     rows = {row["arm"]: row for row in result["rows"] if row["task"] == "all"}
     assert all(rows[arm]["num_tokens"] > 0 for arm in arms)
     assert rows["llama_cpp_draft"]["acceptance_rate"] > 0.1

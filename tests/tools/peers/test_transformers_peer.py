@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from localspec.bench.cases import Case, Prompt
-from localspec.bench.compare import compare
+from localspec.bench.compare import compare_arms
 from localspec.bench.runs import BenchEngine
 from localspec.bench.settings import BenchSettings
 from localspec.core.decoding import SamplingParams
@@ -48,7 +48,7 @@ def folder_bench(bench: BenchEngine, tmp_path: Path) -> BenchEngine:
 
 def compared(bench: BenchEngine, *arms: str) -> dict[str, Any]:
     settings = BenchSettings(max_tokens=10, temperatures=(0.0,), arms=arms)
-    return compare(bench, PROMPTS, settings, lambda _: None, other_engines())
+    return compare_arms(bench, PROMPTS, settings, lambda _: None, other_engines())
 
 
 def rows_of(result: dict[str, Any], arm: str) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ def test_transformers_runs_the_same_weights_to_the_same_tokens(
 def test_transformers_samples_too_and_is_then_not_compared(module_bench: BenchEngine) -> None:
     arms = TRANSFORMERS_ARMS[:2]
     wanted = BenchSettings(max_tokens=8, temperatures=(0.7,), arms=arms)
-    result = compare(module_bench, PROMPTS, wanted, lambda _: None, other_engines())
+    result = compare_arms(module_bench, PROMPTS, wanted, lambda _: None, other_engines())
     for arm in arms:
         (row,) = rows_of(result, arm)
         assert row["num_tokens"] > 0 and row["identical_to_off"] is None

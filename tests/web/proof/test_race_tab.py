@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from localspec.chat.race import Lane, RaceRun, RaceView
+from localspec.chat.compare import Answer
+from localspec.chat.race import Lane, RaceView
 from localspec.core.backend import Server
 from localspec.core.errors import ConfigError, LocalspecError, RequestError
 from localspec.core.turn_stats import TurnStats
@@ -38,7 +39,8 @@ def test_a_race_shows_both_lanes_and_the_verdict(page: Visit, site: Site) -> Non
     assert one.evaluate("document.activeElement.tagName") == "SELECT", "no key takes its focus"
     one.click("#ls-race-start")
     one.wait_for_selector("#ls-race-verdict")
-    assert site.backend.requests[-1].drafter == drafter.input_value() != "auto"
+    asked = {request.drafter for request in site.backend.requests[-6:]}
+    assert asked == {"off", drafter.input_value()} != {"off", "auto"}
     said = page.text("#ls-race-verdict")
     assert "Identical: all texts are the same" in said and "without drafting" in said
     texts = one.locator(".ls-lane-text").all_inner_texts()
@@ -50,7 +52,8 @@ def test_a_race_shows_both_lanes_and_the_verdict(page: Visit, site: Site) -> Non
 
 
 def test_a_race_in_which_nothing_was_drafted_tells_no_gain() -> None:
-    plain = RaceRun(2.0, (1, 2), TurnStats(9, num_output_tokens=2, num_steps=2, decode_ms=1900.0))
+    stats = TurnStats(9, num_output_tokens=2, num_steps=2, decode_ms=1900.0)
+    plain = Answer(0.0, 2.0, tokens=(1, 2), stats=stats)
     lucky = replace(plain, seconds=1.0)
     lanes = Lane("plain", runs=(plain,)), Lane("speculative", runs=(lucky,))
     said = race_html(RaceView(True, *lanes, phase="done"))
@@ -70,8 +73,8 @@ def test_a_race_in_which_nothing_was_drafted_tells_no_gain() -> None:
 def test_the_figures_of_a_lane_are_of_all_its_runs() -> None:
     """Auto may draft in one run and not in another."""
     made = [TurnStats(9, num_output_tokens=8, num_steps=num, decode_ms=900.0) for num in (3, 3, 8)]
-    runs = tuple(RaceRun(2.0, (1, 2), stats) for stats in made)
-    lane = Lane("speculative", stats=made[-1], runs=runs)
+    runs = tuple(Answer(0.0, 2.0, tokens=(1, 2), stats=stats) for stats in made)
+    lane = Lane("speculative", runs[-1], runs=runs)
     said = race_html(RaceView(True, lane, lane, phase="done"))
     assert said.count("<dt>Checks</dt><dd>3 <small>3 to 8</small></dd>") == 2
     assert said.count("<dt>Clock</dt><dd>2.00 s</dd>") == 2, "no range where all are alike"
