@@ -2,7 +2,8 @@
 
 The folders that were named become arms beside plain decoding and `auto`: each drafter at every
 length that its held-out answers know, and at the length that the controller chooses. The gain of a
-drafter is that of its best arm, measured on the prompts of the comparison.
+drafter is that of the arm whose interval begins highest, on the prompts of the comparison. It pays
+where that interval lies above plain decoding, and is unknown where plain decoding lies in it.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ def settings_of(named: Sequence[NamedResult], home: Path | None) -> BenchSetting
 
 
 def gains(result: Mapping[str, Any], named: Sequence[NamedResult]) -> list[dict[str, Any]]:
-    """Return for each folder its held-out acceptance and the arm that gained most, as JSON data.
-    best: None where no arm could be measured."""
+    """Return for each folder its held-out acceptance and its best arm, as JSON data. best: None
+    where no arm could be measured. pays: None where that is not known."""
     return [
         {
             "folder": str(each.folder),
@@ -89,14 +90,14 @@ def gains(result: Mapping[str, Any], named: Sequence[NamedResult]) -> list[dict[
             "acceptance": None if each.note is None else each.note.acceptance,
             "before": None if each.note is None else each.note.before,
             "best": (best := _best(result, each.drafter)),
-            "pays": None if best is None else best["ratio_to_off"] >= MIN_SPEEDUP,
+            "pays": None if best is None else _pays(best),
         }
         for each in named
     ]
 
 
 def _best(result: Mapping[str, Any], drafter: str) -> dict[str, Any] | None:
-    """Of all temperatures, by the median of the ratios paired by prompt."""
+    """Of all temperatures. A single prompt has no interval and counts by its ratio alone."""
     rows = (
         row
         for row in result["rows"]
@@ -104,8 +105,14 @@ def _best(result: Mapping[str, Any], drafter: str) -> dict[str, Any] | None:
     )
     known = [row for row in rows if row["ratio_to_off"] is not None]
     names = ("arm", "temperature", "ratio_to_off", "ratio_low", "ratio_high")
-    best = max(known, key=lambda row: row["ratio_to_off"], default=None)
+    best = max(known, key=lambda row: (row["ratio_low"] or 0.0, row["ratio_to_off"]), default=None)
     return None if best is None else {name: best[name] for name in names}
+
+
+def _pays(best: Mapping[str, Any]) -> bool | None:
+    if best["ratio_to_off"] < MIN_SPEEDUP:
+        return False
+    return True if (best["ratio_low"] or 0.0) > 1.0 else None
 
 
 def render_gains(found: Sequence[Mapping[str, Any]]) -> str:
@@ -126,6 +133,11 @@ def _lines(gain: Mapping[str, Any]) -> list[str]:
     speed = f"{best['ratio_to_off']:.2f} times the speed of plain decoding ({limits})"
     if gain["pays"]:
         lines.append(f"It pays here: {speed} as {best['arm']}, T {best['temperature']:g}.")
+    elif gain["pays"] is None:
+        lines.append(
+            f"Whether it pays here is not certain: {speed} as {best['arm']}. Measure more prompts "
+            "with --limit."
+        )
     else:
         lines.append(
             f"It does not pay here: at best {speed}, as {best['arm']}. Automatic choice will leave "

@@ -116,9 +116,24 @@ def test_the_best_arm_is_named_with_its_gain() -> None:
 
 
 def test_a_loss_is_called_a_loss() -> None:
-    gain, words = said(row("medusa@1", 0.9), row("medusa@2", 1.02))
+    gain, words = said(row("medusa@1", 0.9), row("medusa@2", 1.02, ratio_low=1.01, ratio_high=1.03))
     assert gain["pays"] is False and "does not pay here: at best 1.02 times" in words
     assert "Before the training" not in words
+
+
+@pytest.mark.parametrize("limits", [(0.55, 1.89), (None, None)])
+def test_a_gain_whose_interval_holds_plain_decoding_is_not_certain(
+    limits: tuple[float | None, float | None],
+) -> None:
+    """The best of several lengths is partly luck, and of one prompt nothing but luck."""
+    gain, words = said(row("medusa@2", 1.22, ratio_low=limits[0], ratio_high=limits[1]))
+    assert gain["pays"] is None and "not certain: 1.22 times" in words and "--limit" in words
+
+
+def test_the_arm_that_surely_gains_most_is_the_best() -> None:
+    wild = row("medusa@3", 2.5, ratio_low=0.6, ratio_high=4.0)
+    gain, _ = said(wild, row("medusa@1", 1.3, ratio_low=1.2, ratio_high=1.4))
+    assert gain["best"]["arm"] == "medusa@1" and gain["pays"] is True
 
 
 def test_a_gain_that_was_not_measured_is_unknown() -> None:

@@ -163,7 +163,7 @@ def test_the_report_of_a_result_is_a_comparison_with_it(target: Path, tmp_path: 
     assert arms == {"off", "auto", "medusa", *(f"medusa@{n}" for n in range(1, lengths + 1))}
     (gain,) = found["heads"]
     assert (gain["folder"], gain["acceptance"]) == (made["out"], made["acceptance"])
-    assert gain["pays"] == (gain["best"]["ratio_to_off"] >= 1.03)
+    assert gain["pays"] in (False, None), "one prompt is no proof of a gain"
     assert f"medusa in {made['out']}" in result.stdout and "pay" in result.stdout
     assert "bench --heads DIR" in refused("report", made["out"], "--threads", "2")
 
