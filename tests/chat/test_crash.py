@@ -1,5 +1,5 @@
 """A process killed in the middle of a reply loses neither the message nor what was written: the
-app's process and the engine's are each killed at moments spread over a turn."""
+app's process and the engine's are each killed at places spread over a reply."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -28,18 +30,33 @@ from tests.kit.waiting import WAIT_S, until
 
 NUM_APPS, NUM_ENGINES = 5, 3  # killed; an app is forked, an engine's process starts anew
 NUM_KILLS = 50  # of each, where all cases are tried
-APP_TURN_S, ENGINE_TURN_S = 1.0, 0.2  # about what one turn of the killed takes
+SEED = 7
+PAUSE_S = 0.02  # at most, from a place in the reply to the kill: about a round of the app's
+BEFORE_A_WORD = 0.05  # the share of the places that lie before the first word
 LATE_S = 0.5  # a tenth of a second between checkpoints, and room for other programs
 ROOM = 10**6  # tokens: for a conversation of many turns
 NEXT = "Still here."  # the reply of the turn after a crash
 
 
-def moments(seed: int, num: int, turn_s: float) -> list[float]:
-    """Seconds into a turn: a random moment in each of `num` equal parts, shuffled."""
-    draw = random.Random(seed)
-    found = [turn_s * (part + draw.random()) / num for part in range(num)]
-    draw.shuffle(found)
-    return found
+@dataclass(frozen=True)
+class Moment:
+    """Of a kill: once the reply has so many characters, and a pause later. The places do not depend
+    on how fast the machine is."""
+
+    length: int
+    pause_s: float
+
+
+def moments(num: int) -> list[Moment]:
+    """A random place in each of `num` equal parts of the reply, shuffled."""
+    draw = random.Random(SEED)
+    shares = [(part + draw.random()) / num - BEFORE_A_WORD for part in range(num)]
+    draw.shuffle(shares)
+    return [Moment(max(0, int(s * len(REPLY))), PAUSE_S * draw.random()) for s in shares]
+
+
+def has_come_to(reply: Reply, moment: Moment) -> bool:
+    return len(reply.view.text) >= moment.length or reply.done.is_set()
 
 
 def is_sound(path: Path) -> bool:
@@ -71,14 +88,13 @@ def crashing(root: Path) -> Iterator[subprocess.Popen[str]]:
 def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
     tmp_path: Path, crashing: subprocess.Popen[str], tally: Tally
 ) -> None:
-    seed, num_apps = random.randrange(10**6), tally.size(NUM_APPS, NUM_KILLS)
-    print(f"seed {seed}")
+    num_apps = tally.size(NUM_APPS, NUM_KILLS)
     path = tmp_path / "localspec.db"
     expected: list[str] = []
     interrupted: list[str] = []
-    for moment_s in moments(seed, num_apps, APP_TURN_S):
+    for moment in moments(num_apps):
         tally.num_cases += 1
-        pid, was_kept, num_logged, num_shown = _kill_one(crashing, path, moment_s)
+        pid, was_kept, num_logged, num_shown = _kill_one(crashing, path, moment)
         assert is_sound(path)
         store = Store.open(path)
         store.tidy()
@@ -113,22 +129,25 @@ def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
 
 
 def _kill_one(
-    forger: subprocess.Popen[str], path: Path, after_s: float
+    forger: subprocess.Popen[str], path: Path, moment: Moment
 ) -> tuple[int, bool, int, int]:
     """The killed app's process id, whether it had said that the message is kept, how much of the
     reply it had said to be in the log, and how long the reply was LATE_S before the end."""
     to, from_ = _ends(forger)
     to.write(f"{path}\n")
     to.flush()
-    pid = int(from_.readline())
-    time.sleep(after_s)
+    pid, said = int(from_.readline()), list[str]()
+    while moment.length and (not said or said[-1] not in ("done\n", "over\n", "")):
+        said.append(from_.readline())
+        if said[-1].startswith("shown") and int(said[-1].split()[2]) >= moment.length:
+            break
+    time.sleep(moment.pause_s)
     killed_s = time.monotonic()
     with contextlib.suppress(ProcessLookupError):  # the turn was over before
         os.kill(pid, signal.SIGKILL)
-    said = []
-    while (line := from_.readline()) != "over\n":
-        assert line, "the forger itself died"
-        said.append(line)
+    while not said or said[-1] != "over\n":
+        said.append(from_.readline())
+        assert said[-1], "the forger itself died"
     lengths = [line.split()[1:] for line in said if line.startswith("shown")]
     early = [int(length) for moment_s, length in lengths if float(moment_s) < killed_s - LATE_S]
     logged = [int(line.split()[1]) for line in said if line.startswith("logged")]
@@ -152,8 +171,7 @@ def quick_start() -> Iterator[None]:
 def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(
     tmp_path: Path, tally: Tally
 ) -> None:
-    seed, num_engines = random.randrange(10**6), tally.size(NUM_ENGINES, NUM_KILLS)
-    print(f"seed {seed}")
+    num_engines = tally.size(NUM_ENGINES, NUM_KILLS)
     path = tmp_path / "localspec.db"
     store = Store.open(path)
     opened: list[ChildBackend] = []
@@ -170,12 +188,13 @@ def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(
     service = ChatService(store, session_info, open_backend)
     service.start()
     handle, num_interrupted = None, 0
-    for number, moment_s in enumerate(moments(seed, num_engines, ENGINE_TURN_S)):
+    for number, moment in enumerate(moments(num_engines)):
         tally.num_cases += 1
         until(lambda: service.status().phase == "ready")
         reply = service.submit(handle, f"Message {number}", ReplySettings())
         assert reply is not None
-        time.sleep(moment_s)
+        until(partial(has_come_to, reply, moment))
+        time.sleep(moment.pause_s)
         for process in multiprocessing.active_children():
             process.kill()
         assert reply.done.wait(WAIT_S)

@@ -172,14 +172,24 @@ def test_a_task_has_the_backend_between_replies_in_the_order_asked(world: World)
 @pytest.mark.slow
 def test_a_task_ends_by_its_own_cancel_alone(world: World) -> None:
     service = ready(world.begin())
-    task = service.enqueue("Audit", lambda backend, cancel: (cancel.wait(WAIT_S), None)[1])
+    ends: list[str] = []
+    has_begun = threading.Event()
+
+    def job(backend: Backend, cancel: threading.Event) -> None:
+        has_begun.set()
+        assert cancel.wait(WAIT_S)
+        ends.append("task")
+
+    task = service.enqueue("Audit", job)
+    assert has_begun.wait(WAIT_S)
     reply = service.submit(None, "hi", ReplySettings())
     assert reply is not None
-    time.sleep(0.1)
-    assert not task.done.is_set() and reply.view.phase == "queued"
+    assert not task.cancel.is_set() and reply.view.phase == "queued"
+    ends.append("cancel")
     task.cancel.set()
     finished(task)
     assert reply.done.wait(WAIT_S) and reply.view.finish_reason == "eos"
+    assert ends == ["cancel", "task"]
 
 
 @pytest.mark.slow
@@ -294,9 +304,33 @@ def test_unloading_frees_and_the_next_message_loads_again(world: World) -> None:
     assert len(world.opened) == 2 and service.options == PLAN
 
 
-@pytest.mark.slow
-def test_an_idle_model_is_let_go_and_comes_back(world: World) -> None:
-    service = world.begin(unload_after_s=0.3)
+class Clock:
+    """Stands in for the module `time`: the moment that the test sets, and how often it was read."""
+
+    def __init__(self) -> None:
+        self.now_s, self.num_reads = 0.0, 0
+
+    def monotonic(self) -> float:
+        self.num_reads += 1
+        return self.now_s
+
+    def wait_for_a_look(self) -> None:
+        """Wait until an idle worker has read the moment that was set last."""
+        num_before = self.num_reads
+        until(lambda: self.num_reads > num_before + 1)  # the first may be from before
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of the worker."""
+    made = Clock()
+    monkeypatch.setattr("localspec.chat.worker.time", made)
+    return made
+
+
+def test_an_idle_model_is_let_go_and_comes_back(world: World, clock: Clock) -> None:
+    service = ready(world.begin(unload_after_s=10.0))
+    clock.now_s = 10.0
     until(lambda: service.status().phase == "unloaded")
     assert world.opened[0].is_closed
     assert "the next message" in service.status().phrase
@@ -305,12 +339,11 @@ def test_an_idle_model_is_let_go_and_comes_back(world: World) -> None:
     assert reply.done.wait(WAIT_S) and reply.view.finish_reason == "eos"
 
 
-@pytest.mark.slow
-def test_work_keeps_the_model_loaded(world: World) -> None:
+def test_work_keeps_the_model_loaded(world: World, clock: Clock) -> None:
     world.make = lambda options: Mortal(quick(options, reply="Hm."))
-    service = ready(world.begin(unload_after_s=0.6))
-    end_s = time.monotonic() + 0.8
-    while time.monotonic() < end_s:
+    service = ready(world.begin(unload_after_s=10.0))
+    for clock.now_s in (9.0, 18.0, 27.0):  # less than 10 s after the work before it
+        clock.wait_for_a_look()
         ask(service)
     assert len(world.opened) == 1
 

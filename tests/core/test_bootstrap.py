@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import venv
 from collections import namedtuple
 from dataclasses import replace
@@ -36,6 +35,7 @@ from localspec.core.bootstrap import (
     torch_build,
 )
 from localspec.core.errors import SetupError
+from tests.kit.waiting import until
 
 FETCH = (
     "Collecting torch==2.13.0",
@@ -224,7 +224,7 @@ def test_the_lock_of_a_killed_start_is_free_again(checkout: Checkout) -> None:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
         waiting = threading.Thread(target=checkout.prepare)
         waiting.start()
-        time.sleep(0.3)
+        until(lambda: any("waiting for it" in line for line in checkout.said))
         assert not checkout.pip_runs, "the lock is held, so nothing may be installed"
         holder.send_signal(signal.SIGKILL)
         waiting.join(timeout=20)

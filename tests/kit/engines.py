@@ -22,6 +22,7 @@ from localspec.core.errors import ContextOverflow, EngineLost, MemoryShortage
 from localspec.remote import child
 from localspec.remote.wire import Opening
 from tests.kit.fakes import FIVE_WORDS, REPLY, FakeBackend, Script
+from tests.kit.waiting import until
 
 Report = Callable[[str], None]
 
@@ -159,10 +160,9 @@ def slow_to_open(report: Report, notes: Path | str) -> FakeBackend:
     return FakeBackend()
 
 
-def working_to_open(report: Report, work_s: float) -> FakeBackend:
-    """Says nothing while it loads, but takes so much processor time."""
-    while time.process_time() < work_s:
-        sum(range(1000))
+def silent_to_open(report: Report, go_on: Path) -> FakeBackend:
+    """Says nothing while it loads, until the file `go_on` is there."""
+    until(go_on.exists)
     return FakeBackend()
 
 

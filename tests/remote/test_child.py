@@ -13,8 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -265,12 +267,13 @@ def test_close_ends_what_the_engine_started(opened: Any, tmp_path: Path) -> None
 def test_a_load_that_stands_still_is_ended_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
 ) -> None:
-    monkeypatch.setattr(child, "STILL_S", 0.6)
     notes = tmp_path / "pid"
 
     def report(phrase: str) -> None:
-        if is_stopped and phrase == "Loading slowly":
-            os.kill(int(notes.read_text()), signal.SIGSTOP)
+        if phrase == "Loading slowly":  # before, the process may have to wait for a processor
+            monkeypatch.setattr(child, "STILL_S", 0.6)
+            if is_stopped:
+                os.kill(int(notes.read_text()), signal.SIGSTOP)
 
     with pytest.raises(LocalspecError, match=r"stood still .* does not answer\. See that") as found:
         ChildBackend.open(opening("slow_to_open", notes=notes), report)
@@ -278,9 +281,25 @@ def test_a_load_that_stands_still_is_ended_in_words(
     until(lambda: not is_running(int(notes.read_text())))
 
 
-def test_a_load_that_works_has_no_limit(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "STILL_S", 1.0)
-    assert opened("working_to_open", work_s=1.3).is_alive()
+def test_a_load_that_works_has_no_limit(
+    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look finds that the process has taken more processor time, as if it always had some."""
+    num_looks = count(1)
+
+    class Working(psutil.Process):
+        def cpu_times(self) -> Any:
+            number = next(num_looks)
+            if number == 20:
+                (tmp_path / "go").touch()
+            return SimpleNamespace(user=number / 100, system=0.0)
+
+    monkeypatch.setattr(child, "OPENING_LOOK_S", 0.01)
+    monkeypatch.setattr(child, "STILL_S", 0.1)  # half of the looks
+    with monkeypatch.context() as patched:
+        patched.setattr(child, "psutil", SimpleNamespace(Process=Working, Error=psutil.Error))
+        backend = opened("silent_to_open", go_on=tmp_path / "go")
+    assert backend.is_alive()
 
 
 def is_running(pid: int) -> bool:

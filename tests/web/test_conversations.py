@@ -312,10 +312,10 @@ def test_a_double_click_on_everything_does_it_once(page: Visit, site: Site) -> N
     stand(page, 1)
     page.page.dblclick("#ls-chat a.ls-again")
     page.wait_for("2/2")
-    page.page.wait_for_timeout(500)
+    ask_until(page, "echo after it", 2)
     assert "/3" not in page.text("#ls-chat")
-    assert len(site.backend.requests) == num_before + 2
-    assert bubbles(page, "user") == ["echo once"]
+    assert len(site.backend.requests) == num_before + 3
+    assert bubbles(page, "user") == ["echo once", "echo after it"]
     page.page.dblclick("#ls-new")
     page.page.wait_for_function("!document.querySelector('#ls-chat [data-testid=user]')")
     until(lambda: site.service.current is None)

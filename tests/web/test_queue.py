@@ -85,8 +85,8 @@ COUNTED_COPIES = """(() => {
   window.structuredClone = (...asked) => { window.numCopies += 1; return copy(...asked); };
 })();"""
 RESTED_MS = 600
-STILL_MS = 200  # without a frame: no animation runs
-MOST_ANIMATION_MS = 3000
+NUM_WINDOWS = 6
+MOST_FRAMES = 10
 MOST_WAKES = 240  # where one looks every millisecond there are some 600
 
 
@@ -110,23 +110,18 @@ def test_an_answer_that_is_read_before_its_event_is_known_is_not_asked_for_again
     assert_rests(page)
 
 
-def wait_for_animations(page: Visit) -> None:
-    """Gradio fades what a turn's end changes, for a third of a second after it."""
-    for _ in range(MOST_ANIMATION_MS // STILL_MS):
-        num_frames = page.page.evaluate("window.numFrames")
-        page.page.wait_for_timeout(STILL_MS)
-        if page.page.evaluate("window.numFrames") == num_frames:
-            return
-    raise AssertionError("an animation goes on")
-
-
 def assert_rests(page: Visit) -> None:
-    """While nothing happens, neither the page nor the server takes time from the engine."""
+    """While nothing happens, neither the page nor the server takes time from the engine. Gradio
+    fades what a turn's end changes, and other threads of the tests wake up too, so one of several
+    windows of time has to be quiet; whoever looks again and again leaves none."""
     resource = pytest.importorskip("resource", reason="this system does not count wake-ups")
-    wait_for_animations(page)
-    num_frames = page.page.evaluate("window.numFrames")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
-    page.page.wait_for_timeout(RESTED_MS)
-    num_wakes = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
-    assert page.page.evaluate("window.numFrames") - num_frames < 10
-    assert num_wakes < MOST_WAKES
+    counts = list[tuple[int, int]]()
+    while len(counts) < NUM_WINDOWS:
+        num_frames = page.page.evaluate("window.numFrames")
+        num_wakes = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        page.page.wait_for_timeout(RESTED_MS)
+        num_wakes = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - num_wakes
+        counts.append((page.page.evaluate("window.numFrames") - num_frames, num_wakes))
+        if counts[-1][0] < MOST_FRAMES and counts[-1][1] < MOST_WAKES:
+            return
+    raise AssertionError(f"(frames, wakes) in {RESTED_MS} ms: {counts}")
