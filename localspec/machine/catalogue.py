@@ -21,12 +21,10 @@ from localspec.core.options import LoadOptions, Offer
 from localspec.core.speculation import Measurement
 from localspec.formats.folder_files import weight_files
 from localspec.formats.gguf_file import parts_of
-from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Downloads
 from localspec.machine.folder_shapes import shape_of_gguf, shape_to_load
 from localspec.machine.gguf_models import gguf_of
 from localspec.machine.hardware import Device, Hardware, on_device, probe
-from localspec.machine.hub_files import Survey
 from localspec.machine.memory import Room, full_precision, other_device, room_for
 from localspec.machine.model import Model, on_this_machine, page_of
 from localspec.machine.other_programs import found_models
@@ -75,7 +73,6 @@ class Catalogue:
 
     def __post_init__(self) -> None:
         self.downloads = Downloads(self.settings.home / "downloads.json")
-        self._exact = dict[str, int]()
 
     def read(
         self, context_length: int, freed_bytes: int = 0, folder: str | None = None
@@ -120,13 +117,6 @@ class Catalogue:
             free_bytes=None if hardware.free_bytes is None else snapshot.room.free_bytes,
         )
 
-    def ask_size(self, model_id: str) -> Survey | DownloadFault:
-        """What the hub says of one model; its exact size is remembered while the app runs."""
-        found = self.downloads.survey(model_id)
-        if isinstance(found, Survey):
-            self._exact[model_id] = found.num_bytes
-        return found
-
     def close(self) -> None:
         self.downloads.close()
 
@@ -138,7 +128,8 @@ class Catalogue:
             return [], [str(error)]
         wrong = list[str]()
         listed = profile_models(profiles, wrong, self.settings.home)
-        models = [on_this_machine(model, cached, self._exact) for model in listed]
+        exact = {id: survey.num_bytes for id, survey in self.downloads.surveys.items()}
+        models = [on_this_machine(model, cached, exact) for model in listed]
         known = {model.id for model in models}
         for model in (each for each in cached.values() if each.id not in known):
             try:

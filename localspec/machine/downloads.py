@@ -1,11 +1,10 @@
 """Downloads of the app: one model at a time, in a process that fetches (see fetch).
 
-Contract: `ask` queues a model or goes on with one, `pause` ends its process and keeps what arrived,
-`cancel` also deletes the parts. `downloads` is a snapshot, safe to take at any moment and from any
-thread. Unfinished ones are kept in a file and listed again, paused, at the next start; none starts
-by itself, and how much is here is read from the cache. `close` ends the process that runs.
-`survey` asks the hub and writes nothing. `in_words` says how far a download is, how fast and how
-long it will take; speed is measured over the last SPEED_WINDOW_S seconds of fetching, in one file.
+`ask` queues a model or goes on with one, `pause` ends its process and keeps what arrived, `cancel`
+also deletes the parts. `downloads` is a snapshot, safe to take from any thread. Unfinished ones are
+kept in a file and listed again, paused, at the next start; none starts by itself, and how much is
+here is read from the cache. `survey` asks the hub and writes nothing; a download of what was
+surveyed fetches just that, but after a failure the hub is asked anew.
 
 It is a process, not a thread, because the hub's client is offline for a whole process, and the
 app's must stay so.
@@ -22,7 +21,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,24 +52,19 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class FileProgress:
-    name: str
-    num_bytes: int
-    have_bytes: int
-    is_checked: bool = False
-
-
-@dataclass(frozen=True)
 class Download:
-    """One model as it is now. survey: None until the hub was asked. samples: (seconds, bytes) of
-    the last seconds and of the file that is being fetched, oldest first."""
+    """One model as it is now. held: bytes that are here, by file. survey: None until the hub was
+    asked. asks_anew: a survey may be out
+    of date. samples: (file, seconds, bytes) of the last seconds and of the file that is being
+    fetched, oldest first."""
 
     model_id: str
     state: State
-    files: tuple[FileProgress, ...] = ()
+    held: Mapping[str, int] = field(default_factory=dict)
     survey: Survey | None = None
+    asks_anew: bool = False
     fault: DownloadFault | None = None
-    samples: tuple[tuple[float, int], ...] = ()
+    samples: tuple[tuple[str, float, int], ...] = ()
 
     @property
     def num_bytes(self) -> int | None:
@@ -77,7 +72,7 @@ class Download:
 
     @property
     def have_bytes(self) -> int:
-        return sum(file.have_bytes for file in self.files)
+        return sum(self.held.values())
 
     @property
     def is_under_way(self) -> bool:
@@ -87,7 +82,7 @@ class Download:
     def bytes_per_s(self) -> float | None:
         if self.state != "fetching" or len(self.samples) < 2:
             return None
-        (first_s, first), (last_s, last) = self.samples[0], self.samples[-1]
+        (_, first_s, first), (_, last_s, last) = self.samples[0], self.samples[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s and last > first else None
 
     @property
@@ -110,6 +105,7 @@ class Downloads:
         self._running: str | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._surveys = dict[str, Survey]()
         self._downloads = {
             model_id: with_held_bytes(Download(model_id, "paused", survey=found))
             for model_id, found in load_unfinished(path).items()
@@ -124,10 +120,21 @@ class Downloads:
         with self._changed:
             return self._downloads.get(model_id)
 
+    @property
+    def surveys(self) -> dict[str, Survey]:
+        """What is known of each model that the hub was asked for."""
+        with self._changed:
+            listed = self._downloads.values()
+            return self._surveys | {one.model_id: one.survey for one in listed if one.survey}
+
     def survey(self, model_id: str) -> Survey | DownloadFault:
         """Exactly what would be fetched; asks the hub, in a process of its own, and waits."""
         said = self._asked(model_id, "--survey")
-        return said if isinstance(said, DownloadFault) else Survey.from_dict(said["survey"])
+        if isinstance(said, DownloadFault):
+            return said
+        with self._changed:
+            self._surveys[model_id] = Survey.from_dict(said["survey"])
+            return self._surveys[model_id]
 
     def search(self, words: str, most_params: str) -> tuple[HubModel, ...] | DownloadFault:
         """As hub_files.search, in a process of its own."""
@@ -150,10 +157,12 @@ class Downloads:
     def ask(self, model_id: str) -> None:
         """Queue a model, or go on with one. Harmless while it is under way."""
         with self._changed:
-            known = self._downloads.get(model_id, Download(model_id, "paused"))
+            new = Download(model_id, "paused", survey=self._surveys.get(model_id))
+            known = self._downloads.get(model_id, with_held_bytes(new))
             if known.is_under_way:
                 return
-            self._put(replace(known, state="waiting", fault=None, samples=()))
+            anew = known.state == "failed"
+            self._put(replace(known, state="waiting", asks_anew=anew, fault=None, samples=()))
             self._keep()
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="downloads", daemon=True)
@@ -207,9 +216,13 @@ class Downloads:
                     return
                 model_id = self._running = waiting[0].model_id
                 self._put(replace(waiting[0], state="asking"))
-                process = self._process = self._start(model_id)
+                survey = None if waiting[0].asks_anew else waiting[0].survey
+                flags = () if survey is None else ("--surveyed",)
+                process = self._process = self._start(model_id, *flags)
             try:
                 with process:
+                    if survey is not None:
+                        _send(process, survey)
                     for line in _said_by(process):
                         self.take_line(model_id, line)
                 self._settle(model_id, process)
@@ -223,7 +236,7 @@ class Downloads:
             [*WORKER, model_id, *flags],
             cwd=PROJECT_FOLDER,
             env={**os.environ, **ONLINE, **self._environment},
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -272,6 +285,13 @@ def ended(about: str, process: subprocess.Popen[str], **ending: str) -> Download
     return fault("other", model_id=about, reason=reason, **ending)
 
 
+def _send(process: subprocess.Popen[str], survey: Survey) -> None:
+    """Give a process the survey that it would else ask the hub for."""
+    assert process.stdin is not None, "it was started with a pipe"
+    with suppress(OSError), process.stdin:  # it was killed
+        json.dump(asdict(survey), process.stdin)
+
+
 def _said_by(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
     assert process.stdout is not None, "it was started with a pipe"
     for line in process.stdout:
@@ -288,9 +308,7 @@ def with_held_bytes(known: Download) -> Download:
     """With the bytes that are really on this disk."""
     if known.survey is None:
         return known
-    held = known.survey.held_bytes()
-    files = [FileProgress(e.name, e.num_bytes, held[e.name]) for e in known.survey.files]
-    return replace(known, files=tuple(files))
+    return replace(known, held=known.survey.held_bytes())
 
 
 def stopped(known: Download, state: State, why: DownloadFault | None = None) -> Download:
@@ -299,26 +317,15 @@ def stopped(known: Download, state: State, why: DownloadFault | None = None) -> 
 
 
 def advanced(known: Download, line: Mapping[str, Any], now_s: float | None = None) -> Download:
-    """After one report of progress. While a file is checked, its bytes are all here. now_s: None
-    reads the clock."""
-    is_fetching = line["phase"] == "fetching"
-    files = tuple(
-        replace(
-            each,
-            have_bytes=int(line["bytes"]) if is_fetching else each.num_bytes,
-            is_checked=line["phase"] == "done",
-        )
-        if each.name == line["file"]
-        else each
-        for each in known.files
-    )
-    state: State = "checking" if line["phase"] == "checking" else "fetching"
-    moved = replace(known, files=files, state=state, samples=())
-    if not is_fetching:
-        return moved
+    """Return a download after one report of progress; now_s: None reads the clock. A report without
+    a file says that all are here and checked."""
+    name = line["file"]
+    if name is None:
+        return replace(known, state="checking", samples=())
+    moved = replace(known, state="fetching", held={**known.held, name: int(line["bytes"])})
     now_s = time.monotonic() if now_s is None else now_s
-    recent = [each for each in known.samples if now_s - each[0] <= SPEED_WINDOW_S]
-    return replace(moved, samples=(*recent, (now_s, moved.have_bytes)))
+    recent = [one for one in known.samples if one[0] == name and now_s - one[1] <= SPEED_WINDOW_S]
+    return replace(moved, samples=(*recent, (name, now_s, moved.have_bytes)))
 
 
 # -- kept over restarts ---------------------------------------------------------------------

@@ -7,8 +7,8 @@ It may be killed at any moment: parts stay in a folder that nothing loads from, 
 Range. A file is tried a bounded number of times, and at most MOST_IDLE_ATTEMPTS times without
 gaining a byte. Raises what the client raises, and DownloadError.
 
-The process prints one JSON object a line: {"survey"}, {"file", "bytes", "phase"}, and last
-{"folder"} or {"fault"}; at most REPORTS_PER_S lines a second besides changes of phase. It ends as
+The process prints one JSON object a line: {"survey"}, {"file", "bytes"}, and last {"folder"} or
+{"fault"}; at most REPORTS_PER_S lines a second while a file comes, and one at its end. It ends as
 soon as nobody reads them, and imports neither torch nor the page.
 
 huggingface_hub lists the files, verifies their checksums and names them in its cache. Its own
@@ -54,8 +54,8 @@ CHUNK_BYTES = 64 * 1024
 # Seconds for all answers to a question: the client asks again for 24 s where there is no network.
 QUESTION_S = 120.0
 
-# Called with a file's name, its bytes so far, and "fetching", "checking" or "done".
-Report = Callable[[str, int, str], None]
+# Called with a file's name and its bytes so far, and with None once all files are here and checked.
+Report = Callable[[str | None, int], None]
 
 
 # -- the whole model ------------------------------------------------------------------------
@@ -82,7 +82,6 @@ def fetch(found: Survey, report: Report) -> Path:
         _receive_all(found, absent, report)
         for file, blob in blobs.items():
             _give_name(found, file, blob)
-            report(file.name, file.num_bytes, "done")
         shutil.rmtree(found.parts)
     # This commit is the one that is found by the model's name alone.
     with replacing(found.folder / "refs" / "main") as part:
@@ -125,8 +124,8 @@ def _receive_all(found: Survey, files: Sequence[HubFile], report: Report) -> Non
     for _ in range(2):  # wrong bytes once may be an old part; twice they are what is sent
         for file in files:
             _receive(found, file, report)
-        for file in files:
-            report(file.name, file.num_bytes, "checking")
+            report(file.name, file.num_bytes)
+        report(None, found.num_bytes)
         with understood():
             result = HfApi().verify_repo_checksums(
                 found.model_id, revision=found.commit, local_dir=found.parts
@@ -245,6 +244,7 @@ class _Bar:
     file: HubFile
     num_bytes: int
     report: Report
+    reported_s: float = 0.0
 
     def __enter__(self) -> _Bar:
         return self
@@ -256,26 +256,12 @@ class _Bar:
         self.num_bytes += num_bytes
         if self.num_bytes > self.file.num_bytes:
             raise _wrong_length(self.file, self.num_bytes)
-        self.report(self.file.name, self.num_bytes, "fetching")
+        if time.monotonic() - self.reported_s >= 1.0 / REPORTS_PER_S:
+            self.reported_s = time.monotonic()
+            self.report(self.file.name, self.num_bytes)
 
 
 # -- the process ----------------------------------------------------------------------------
-
-
-class Throttle:
-    """Passes on reports, at most REPORTS_PER_S a second and at changes of phase."""
-
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._last_s = 0.0
-        self._last: tuple[str, str] = ("", "")
-
-    def __call__(self, name: str, num_bytes: int, phase: str) -> None:
-        now = time.monotonic()
-        if (name, phase) == self._last and now - self._last_s < 1.0 / REPORTS_PER_S:
-            return
-        self._last, self._last_s = (name, phase), now
-        self._report(name, num_bytes, phase)
 
 
 @contextmanager
@@ -307,7 +293,6 @@ def run(model_id: str, flag: str = "", most_params: str = "") -> int:
 
     logging.set_verbosity_error()
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
-    report = Throttle(lambda name, read, phase: say(file=name, bytes=read, phase=phase))
     what = "The list of models" if flag == "--search" else model_id
     is_question = flag in ("--search", "--survey")
 
@@ -327,7 +312,7 @@ def run(model_id: str, flag: str = "", most_params: str = "") -> int:
             found = Survey.from_dict(json.load(sys.stdin)) if is_known else survey(model_id)
         say(survey=asdict(found))
         if not is_question:
-            say(folder=str(fetch(found, report)))
+            say(folder=str(fetch(found, lambda name, read: say(file=name, bytes=read))))
     except Exception as error:  # the edge of this process: whoever reads it must be told why
         say_fault(error)
         return 1

@@ -298,8 +298,8 @@ def _fetched(hub_id: str, say: Say) -> Path:
 
     named = set[str]()
 
-    def report(name: str, num_bytes: int, phase: str) -> None:
-        if phase == "fetching" and name not in named:  # once a file: some callers print a line each
+    def report(name: str | None, num_bytes: int) -> None:
+        if name is not None and name not in named:  # once a file: some callers print a line each
             named.add(name)
             say(f"fetching {name} of {hub_id}")
 

@@ -22,7 +22,6 @@ from localspec.machine.downloads import (
     WORKER,
     Download,
     Downloads,
-    FileProgress,
     advanced,
     in_words,
     load_unfinished,
@@ -35,6 +34,7 @@ from tests.kit.hub_stub import COMMIT, HubStub, Refusal, client_of, serve_hub
 
 pytestmark = pytest.mark.slow  # starts child processes
 
+COMMIT_OF = "GET /api/models/someone/model/revision/main"
 MODEL, OTHER = "someone/model", "someone/other"
 wait = waiting.until
 
@@ -127,7 +127,8 @@ def test_two_models_come_one_after_the_other_and_are_whole(
     wait(lambda: state(downloads, OTHER) == "done")
     for each in downloads.downloads:
         assert each.state == "done" and each.have_bytes == each.num_bytes
-        assert all(file.is_checked for file in each.files)
+        assert each.survey is not None
+        assert each.held == {file.name: file.num_bytes for file in each.survey.files}
     for model_id, folder in models.items():
         place = cache / f"models--{model_id.replace('/', '--')}" / "snapshots" / COMMIT
         weights = "model.safetensors"
@@ -151,6 +152,7 @@ def test_a_paused_download_goes_on_from_where_it_was_and_a_cancelled_one_leaves_
     wait(lambda: hub.ranges)
     (asked,) = hub.ranges
     assert int(asked.removeprefix("bytes=").removesuffix("-")) >= held > 100_000
+    assert hub.requests.count(COMMIT_OF) == 1, "what is being fetched does not change meanwhile"
     downloads.cancel(MODEL)
     assert downloads.downloads == () and not part.exists()
     assert load_unfinished(path) == {}
@@ -163,7 +165,7 @@ def test_what_an_ended_process_still_says_changes_nothing(path: Path) -> None:
     known = downloads.find(MODEL)
     assert known is not None and known.state == "paused"
     for line in (
-        {"file": "a", "bytes": 7, "phase": "fetching"},
+        {"file": "a", "bytes": 7},
         {"folder": "/somewhere"},
         {"fault": {"code": "other", "text": "No.", "remedy": "None."}},
     ):
@@ -220,6 +222,10 @@ def test_a_download_that_fails_says_so_and_keeps_what_arrived(
     failed = wait(lambda: (found := downloads.find(MODEL)) and found.state == "failed" and found)
     assert failed.fault.code == "file"
     assert 0.4 * failed.num_bytes < failed.have_bytes < 0.7 * failed.num_bytes
+    hub.fault = None
+    downloads.ask(MODEL)
+    wait(lambda: state(downloads) == "done")
+    assert hub.requests.count(COMMIT_OF) == 2, "the list may have been out of date"
     downloads.forget(MODEL)
     assert downloads.find(MODEL) is None and downloads.downloads == ()
 
@@ -231,6 +237,9 @@ def test_the_dry_run_gives_the_exact_size_and_fetches_nothing(
     assert isinstance(found, Survey)
     assert found.num_bytes == sum(file.stat().st_size for file in models[MODEL].iterdir())
     assert downloads.downloads == () and not hub.asked_for(f"GET /{MODEL}/resolve")
+    downloads.ask(MODEL)
+    wait(lambda: state(downloads) == "done")
+    assert hub.requests.count(COMMIT_OF) == 1, "what is fetched is what was shown"
     hub.refusal = Refusal(401, "GatedRepo")
     refused = downloads.survey(MODEL)
     assert isinstance(refused, DownloadFault) and refused.code == "access"
@@ -273,30 +282,27 @@ def of_size(num_bytes: int) -> Survey:
 
 
 def fetching(known: Download, name: str, have_bytes: int, now_s: float) -> Download:
-    return advanced(known, {"file": name, "bytes": have_bytes, "phase": "fetching"}, now_s)
+    return advanced(known, {"file": name, "bytes": have_bytes}, now_s)
 
 
 def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:
-    known = Download(MODEL, "fetching", (FileProgress("a", 9_000_000, 0),), of_size(9_000_000))
+    known = Download(MODEL, "fetching", {"a": 0}, of_size(9_000_000))
     for second, have in ((0.0, 0), (100.0, 1_000_000), (102.0, 5_000_000)):
         known = fetching(known, "a", have, second)
     assert (known.bytes_per_s, known.seconds_left) == (2e6, 2.0), "older ones are dropped"
     assert in_words(known) == "5 of 9 MB, 2.0 MB/s, 2 s left"
-    unknown = Download(MODEL, "fetching", known.files, None)
+    unknown = Download(MODEL, "fetching", known.held, None)
     assert unknown.bytes_per_s is None and unknown.seconds_left is None
     assert in_words(unknown) == "5 MB of unknown size"
 
 
 def test_small_files_one_after_the_other_have_no_speed() -> None:
     """Asking for each takes longer than its bytes: it was "0.0 MB/s, 3 h left" at every start."""
-    sizes = {"a": 100, "b": 200, "large": 9_000_000}
-    known = Download(MODEL, "fetching", tuple(FileProgress(*each, 0) for each in sizes.items()))
+    sizes = {"a": 100, "b": 200}
+    known = Download(MODEL, "fetching")
     for second, name in enumerate(("a", "b")):
         known = fetching(known, name, sizes[name], second)
         assert known.bytes_per_s is None
-        for phase in ("checking", "done"):
-            known = advanced(known, {"file": name, "bytes": sizes[name], "phase": phase})
-            assert known.bytes_per_s is None
     for second, have in ((7.0, 500_000), (8.0, 1_000_000)):
         known = fetching(known, "large", have, second)
     assert known.bytes_per_s == 500_000.0
@@ -306,7 +312,7 @@ def test_small_files_one_after_the_other_have_no_speed() -> None:
 def test_how_much_is_here_is_said_in_one_unit_where_it_can_be() -> None:
     def said(have: int, total: int | None) -> str:
         survey = None if total is None else of_size(total)
-        return so_far(Download(MODEL, "paused", (FileProgress("a", 5, have),), survey))
+        return so_far(Download(MODEL, "paused", {"a": have}, survey))
 
     assert said(3_100_000_000, 5_000_000_000) == "3.1 of 5.0 GB"
     assert said(900_000_000, 5_000_000_000) == "900 MB of 5.0 GB"

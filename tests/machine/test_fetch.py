@@ -66,7 +66,7 @@ def cache(hub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
         yield tmp_path / "cache"
 
 
-def fetched(reports: list[tuple[str, int, str]] | None = None) -> Path:
+def fetched(reports: list[tuple[str | None, int]] | None = None) -> Path:
     said = reports if reports is not None else []
     return fetch(survey(TARGET), lambda *report: said.append(report))
 
@@ -91,9 +91,10 @@ def kept_parts(cache: Path) -> list[Path]:
 
 
 def test_what_is_fetched_is_what_the_hub_holds_and_nothing_else(
-    hub: HubStub, cache: Path, folder: Path
+    hub: HubStub, cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reports: list[tuple[str, int, str]] = []
+    monkeypatch.setattr(fetching, "REPORTS_PER_S", 1e9)
+    reports: list[tuple[str | None, int]] = []
     place = fetched(reports)
     for file in place.iterdir():
         assert file.read_bytes() == (folder / file.name).read_bytes()
@@ -102,10 +103,10 @@ def test_what_is_fetched_is_what_the_hub_holds_and_nothing_else(
     }
     assert not any(hub.asked_for(name) for name in UNWANTED)
     assert place.name == COMMIT
-    arriving = [num for name, num, phase in reports if (name, phase) == (WEIGHTS, "fetching")]
+    arriving = [num_bytes for name, num_bytes in reports if name == WEIGHTS]
     assert arriving == sorted(arriving) and len(arriving) > 3
     assert arriving[-1] == (folder / WEIGHTS).stat().st_size
-    assert {phase for _, _, phase in reports} == {"fetching", "checking", "done"}
+    assert reports[-1] == (None, sum(file.stat().st_size for file in place.iterdir()))
     assert not kept_parts(cache)
 
 
@@ -200,6 +201,17 @@ def test_a_fault_that_stays_ends_in_a_sentence_and_the_next_attempt_completes_it
     hub.ranges.clear()
     assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
     assert bool(hub.ranges) is has_part, "what had arrived was not fetched again"
+
+
+def test_a_page_of_the_network_takes_nothing_from_what_has_arrived(
+    hub: HubStub, cache: Path
+) -> None:
+    hub.fault = "closed"
+    assert fault().code == "network"
+    (part,) = (part for part in kept_parts(cache) if part.name == WEIGHTS)
+    held = part.stat().st_size
+    hub.fault = "page"
+    assert fault().code == "answer" and part.stat().st_size == held > 0
 
 
 def test_an_empty_file_belongs_to_its_model(folder: Path, tmp_path: Path) -> None:
@@ -464,7 +476,7 @@ def test_a_file_that_is_listed_otherwise_at_its_check_gets_no_name(
     known = survey(TARGET)
     hub.answers[TREE] = JSON, listed(**changes)
     with pytest.raises(DownloadError) as caught:
-        fetch(known, lambda *report: None)
+        fetch(known, lambda name, read: None)
     assert caught.value.fault.code == "file" and "checksum" in caught.value.fault.text
     assert not list(cache.rglob("snapshots/*")) and not list(cache.rglob("blobs/*"))
 

@@ -232,7 +232,7 @@ class ModelsController:
         card = self._card(said)
         for part in card.parts:
             if not part.is_here and not part.is_exact:
-                answer = self.catalogue.ask_size(part.id)
+                answer = self.catalogue.downloads.survey(part.id)
                 if isinstance(answer, DownloadFault):
                     self._faults[card.id] = answer
                     return str(answer)
