@@ -60,7 +60,7 @@ def named_results(options: LoadOptions) -> tuple[LoadOptions, list[NamedResult]]
     heads = tuple(str(each.folder) for each in named if each.drafter != "draft_model")
     options = replace(options, heads=heads, draft=next(iter(drafts), options.draft))
     if named:
-        target = resolve(options).target
+        target = resolve(options).folder
         for each in named:
             require_trained_for(each.folder, target)
     return options, named

@@ -38,7 +38,8 @@ from localspec.core.options import LoadOptions
 from localspec.engine.engine import Engine
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.hardware import probe
-from localspec.machine.sources import Source, resolve
+from localspec.machine.model import Model
+from localspec.machine.sources import resolve
 from localspec.record.log_file import learnt_states
 
 PROCESS = Path("/proc/self")
@@ -75,7 +76,7 @@ def open_bench_engine(
     return bench_engine_of(backend.loaded, resolve(options))
 
 
-def bench_engine_of(loaded: Loaded, source: Source) -> BenchEngine:
+def bench_engine_of(loaded: Loaded, source: Model) -> BenchEngine:
     """What was loaded, ready to be measured. source: the folders it came from."""
     template, known = loaded.template, loaded.description
     return BenchEngine(
@@ -87,8 +88,8 @@ def bench_engine_of(loaded: Loaded, source: Source) -> BenchEngine:
         context_length=loaded.context_length,
         precision=str(known.dtype),
         machine=machine_facts(known),
-        target_folder=source.target,
-        draft_folder=source.draft if known.draft is not None else None,
+        target_folder=source.folder,
+        draft_folder=source.draft.path if source.draft and known.draft is not None else None,
         joules=loaded.joules,
     )
 

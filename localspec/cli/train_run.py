@@ -29,7 +29,8 @@ from localspec.forward.weights import read_config
 from localspec.loading.placement import Place, place_for
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.hardware import hardware_for, probe
-from localspec.machine.sources import Source, resolve
+from localspec.machine.model import Model
+from localspec.machine.sources import resolve
 from localspec.record.log_file import read_replies
 from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.artifact import slug
@@ -52,8 +53,8 @@ def run_training(request: TrainRequest) -> tuple[dict[str, Any], str]:
     _require_places(request, settings.home, out, work)
     train_settings = TrainSettings(
         request,
-        source.target,
-        source.target_name,
+        source.folder,
+        source.name,
         place,
         prompts,
         settings.home,
@@ -92,7 +93,7 @@ def measure_acceptance(
             "with a number of the prompts that ship."
         )
     own = settings_for(load.home)
-    place = out or own.home / "accepted" / f"{slug(resolve(load).target_name)}.json"
+    place = out or own.home / "accepted" / f"{slug(resolve(load).name)}.json"
     settings = AcceptedSettings(load, prompts, numbers, max_tokens, place.expanduser())
     origin, measured = measure_accepted(settings, to_stderr)
     result = {**asdict(origin), "drafters": measured, "out": str(settings.out)}
@@ -164,7 +165,7 @@ def _own_chats(settings: Settings) -> list[TrainingPrompt]:
     ]
 
 
-def _target(load: LoadOptions, threads: int | None) -> tuple[Source, Place]:
+def _target(load: LoadOptions, threads: int | None) -> tuple[Model, Place]:
     """Raises ModelError for a target that cannot chat, which no draft or head would change."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -172,36 +173,36 @@ def _target(load: LoadOptions, threads: int | None) -> tuple[Source, Place]:
         torch.set_num_threads(require_threads("--threads", threads))
     source = resolve(load)
     place = place_for(load, source, hardware_for(probe(), load.device, torch), torch)
-    kv_shape(read_config(source.target), place.context_length)  # refuses what the chat refuses
-    if ChatTemplate.load(source.target).is_raw:
+    kv_shape(read_config(source.folder), place.context_length)  # refuses what the chat refuses
+    if ChatTemplate.load(source.folder).is_raw:
         raise ModelError(
-            f"{source.target_name} has no chat template, so it gives no answers to train on. Name "
+            f"{source.name} has no chat template, so it gives no answers to train on. Name "
             "its instruct or chat variant."
         )
     return source, place
 
 
-def _start(request: TrainRequest, source: Source) -> Path | None:
+def _start(request: TrainRequest, source: Model) -> Path | None:
     """The draft that is trained further: the one named, or with --from-chats the target's own."""
     if request.kind != DRAFT:
         return None
-    start = source.draft if request.from_chats else None
+    start = source.draft.path if source.draft and request.from_chats else None
     if request.start_from is not None:
-        start = resolve(LoadOptions(model=request.start_from, home=request.load.home)).target
+        start = resolve(LoadOptions(model=request.start_from, home=request.load.home)).path
     if start is not None:
-        require_compatible(source.target, start)
+        require_compatible(source.folder, start)
     return start
 
 
-def _in_use(request: TrainRequest, source: Source) -> tuple[Path, ...]:
+def _in_use(request: TrainRequest, source: Model) -> tuple[Path, ...]:
     """What drafts so far in the place of what is to be trained: the profile's draft, or its heads
     of that kind. Heads that cannot be read are among them, so that the summary names them."""
     if request.kind == DRAFT:
         usual = resolve(replace(request.load, draft=None, fetches=False))
-        if usual.draft is None and usual.draft_refusal != Source.draft_refusal:
-            to_stderr(f"The draft in use so far cannot be compared: {usual.draft_refusal}")
-        return () if usual.draft is None else (usual.draft,)
-    native = (source.target,) if request.kind == "mtp" and ships_mtp(source.target) else ()
+        for draft in (draft for draft in usual.drafts if draft.fault):
+            to_stderr(f"The draft in use so far cannot be compared: {draft.fault}")
+        return tuple(draft.path for draft in usual.drafts if draft.path is not None)
+    native = (source.folder,) if request.kind == "mtp" and ships_mtp(source.folder) else ()
     return (*(each for each in source.heads if _kind(each) in (request.kind, None)), *native)
 
 

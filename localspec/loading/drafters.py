@@ -30,7 +30,7 @@ from localspec.formats.folder_files import check_folder, longest_of, name_of, we
 from localspec.loading.placement import Place, keep_out_of_ram, load_at, refuse_shortage
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.memory import GRAPHS_BYTES
-from localspec.machine.sources import Source
+from localspec.machine.model import Model
 
 if TYPE_CHECKING:
     from localspec.drafters.parts import Parts
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from localspec.forward.graphs import Capturing, GraphPool
     from localspec.forward.model import LanguageModel
 
+NO_DRAFT = "no draft model was chosen for this target; --draft names one."
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class _Draft(NamedTuple):
 
 
 def gather(
-    source: Source,
+    source: Model,
     places: Sequence[Place],
     target: LanguageModel,
     template: ChatTemplate,
@@ -86,7 +87,7 @@ def gather(
     if (why := refusal_of(target)) is not None:
         return Gathered(Parts(target, draft_refusal=why), (), ())
     draft, refusal, code = _draft(source, target, places, report)
-    stranger = source.draft if code == "incompatible_vocabulary" else None
+    stranger = _path_of(source.drafts) if code == "incompatible_vocabulary" else None
     foreign, foreign_refusal = _foreign(source, stranger, target, places, report)
     heads, odd = heads_of(source)
     is_apart = draft is not None and draft.place.device != target.device
@@ -106,7 +107,7 @@ def gather(
     drafts = [each for each in (draft, foreign and foreign[1]) if each is not None]
     told = chain.from_iterable(
         (
-            size_warning(source.target_name, target.weight_bytes, "The draft", one.weight_bytes),
+            size_warning(source.name, target.weight_bytes, "The draft", one.weight_bytes),
             moved,
         )
         for one, _, moved in drafts
@@ -234,15 +235,16 @@ def captures_of(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple
 
 
 def _draft(
-    source: Source, target: LanguageModel, places: Sequence[Place], report: Report
+    source: Model, target: LanguageModel, places: Sequence[Place], report: Report
 ) -> tuple[_Draft | None, str, OffCode]:
     """The draft model, or why there is none, in words and as a code."""
-    if source.draft is None:
-        return None, source.draft_refusal, "no_draft"
+    draft = source.draft
+    if draft is None:
+        return None, source.drafts[0].fault if source.drafts else NO_DRAFT, "no_draft"
     try:
-        require_compatible(source.target, source.draft)
-        report(f"loading {source.draft_name}")
-        return _load_draft(source.draft, target, places), "", "no_draft"
+        require_compatible(source.folder, draft.folder)
+        report(f"loading {draft.name}")
+        return _load_draft(draft.folder, target, places), "", "no_draft"
     except DraftMismatch as error:
         return None, str(error), "incompatible_vocabulary"
     except (ModelError, MemoryShortage) as error:
@@ -250,7 +252,7 @@ def _draft(
 
 
 def _foreign(
-    source: Source,
+    source: Model,
     stranger: Path | None,
     target: LanguageModel,
     places: Sequence[Place],
@@ -259,15 +261,20 @@ def _foreign(
     """A draft with other tokens: the one asked for before the profile's own."""
     from localspec.drafters.vocabularies import foreign
 
-    folder = stranger or source.foreign
+    folder = stranger or _path_of(source.foreign)
     if folder is None:
         return None, "no draft with another vocabulary was chosen; --draft may name one."
     try:
         report(f"loading {name_of(folder)}")
         loaded = _load_draft(folder, target, places)
-        return (foreign(source.target, folder, loaded.model), loaded), ""
+        return (foreign(source.folder, folder, loaded.model), loaded), ""
     except (ModelError, MemoryShortage) as error:
         return None, str(error)
+
+
+def _path_of(models: Sequence[Model]) -> Path | None:
+    """The path of the first model; None where there is none on this machine."""
+    return models[0].path if models else None
 
 
 def _load_draft(folder: Path, target: LanguageModel, places: Sequence[Place]) -> _Draft:
@@ -303,7 +310,7 @@ def _with_room(folder: Path, places: Sequence[Place]) -> tuple[Place, str]:
         raise
 
 
-def heads_of(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:
+def heads_of(source: Model) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:
     """The first folder of each kind, and a status for each that is no head or another target's. A
     target that ships modules of its own brings them along."""
     from localspec.formats.fingerprint import require_trained_for
@@ -314,24 +321,25 @@ def heads_of(source: Source) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]
     for folder in source.heads:
         try:
             kind = head_kind(folder)
-            require_trained_for(folder, source.target)
+            require_trained_for(folder, source.folder)
             found.setdefault(kind, folder)
         except ModelError as error:
             odd.append(DrafterStatus(f"head {folder.name}", False, str(error)))
-    if ships_mtp(source.target):
-        found.setdefault("mtp", source.target)
+    if ships_mtp(source.folder):
+        found.setdefault("mtp", source.folder)
     return found, tuple(odd)
 
 
-def marks_of(source: Source, heads: Mapping[str, Path]) -> dict[str, str]:
+def marks_of(source: Model, heads: Mapping[str, Path]) -> dict[str, str]:
     """A short hash of the weights of the target, of each draft and of each kind of head: what was
     learnt with others is not theirs. A part that cannot be read has none; its status says why."""
     from localspec.formats.fingerprint import weights_mark
 
-    models = {"target": source.target, "draft": source.draft, "foreign": source.foreign}
+    draft, foreign = _path_of(source.drafts), _path_of(source.foreign)
+    models = {"target": source.path, "draft": draft, "foreign": foreign}
     found = dict[str, str]()
     for part, folder in {**models, **heads}.items():
-        if folder is None or (part in heads and folder == source.target):
+        if folder is None or (part in heads and folder == source.folder):
             continue  # a target's own modules are told by the target
         with suppress(ModelError, OSError):
             files = sorted(folder.glob("*.safetensors")) if part in heads else weight_files(folder)

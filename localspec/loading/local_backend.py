@@ -54,8 +54,9 @@ from localspec.loading.placement import (
     return_memory,
 )
 from localspec.machine.hardware import free_bytes_now, hardware_for, probe
+from localspec.machine.model import Model
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
-from localspec.machine.sources import Source, resolve
+from localspec.machine.sources import resolve
 
 if TYPE_CHECKING:
     from localspec.controller.controller import Controller
@@ -141,7 +142,7 @@ def _set_aside_from_garbage() -> Iterator[None]:
 class _Begun:
     """What is loaded before anything drafts. notices: what a person should know of it."""
 
-    source: Source
+    source: Model
     place: Place
     target: LanguageModel
     threads: Threads | None
@@ -163,7 +164,7 @@ def _opened(
     template_process()  # starts beside the import of torch
     torch = quiet_torch(report, options.kernels)
     begun = _begun(options, report, past, beside_page, torch)
-    found, place = begun.found, begun.place
+    found, place, draft = begun.found, begun.place, begun.source.draft
     drafters, statuses = build_drafters(found.parts, report)
     learnt = _learnt(options, begun, drafters, state or {}, torch)
     engine = Engine(begun.target, drafters)
@@ -177,14 +178,14 @@ def _opened(
             threads=begun.threads,
             template=begun.template,
             description=Description(
-                target=begun.source.target_name,
-                draft=begun.source.draft_name if "draft_model" in drafters else None,
+                target=begun.source.name,
+                draft=draft.name if draft is not None and "draft_model" in drafters else None,
                 device=place.hardware.device_name,
                 dtype=place.precision,
                 context_length=place.context_length,
                 drafters=(*statuses, *found.odd),
                 notices=(*begun.notices, *found.notices, *lost, *learnt.notices, *too_many),
-                fingerprint=fingerprint(begun.source.target),
+                fingerprint=fingerprint(begun.source.folder),
                 kernels=_kernels(options, place),
             ),
             captures=captures_of(begun.target, drafters),
@@ -212,7 +213,7 @@ def _begun(
     threads = _threads(target, report, beside_page)
     pool = pool_of(place)
     target = capturable(target, pool, _kernels(options, place) == FASTEST)
-    template = ChatTemplate.load(source.target, options.raw)
+    template = ChatTemplate.load(source.folder, options.raw)
     found = gather(source, draft_at, target, template, past, pool, report)
     if found.apart is not None:
         _threads(found.apart, report, beside_page)
@@ -249,14 +250,14 @@ def quiet_torch(report: Report, kernels: str | None) -> Any:
 
 
 def _target(
-    options: LoadOptions, source: Source, place: Place, report: Report
+    options: LoadOptions, source: Model, place: Place, report: Report
 ) -> tuple[LanguageModel, list[str]]:
     """The loaded target, and what a person should know of it."""
     from localspec.forward.recurrent import refusal_of
 
-    report(f"loading {source.target_name}")
-    short = check_target(source.target, place, options.anyway)
-    opened = load_at(source.target, place, is_fastest=_kernels(options, place) == FASTEST)
+    report(f"loading {source.name}")
+    short = check_target(source.folder, place, options.anyway)
+    opened = load_at(source.folder, place, is_fastest=_kernels(options, place) == FASTEST)
     target = opened.model
     slower = "transformers' own forward is used, which is slower."
     own = None if opened.notice is None else f"{slower} {opened.notice}"
@@ -266,10 +267,10 @@ def _target(
     head = QUANTISED_HEAD if place.quantises_head else None
     repacked = _repacked(source, place, opened)
     told = (short, own, repacked, rounded if is_told else None, head, opened.unread)
-    return target, [notice for notice in (*told, *notices_of(source.target)) if notice is not None]
+    return target, [notice for notice in (*told, *notices_of(source.folder)) if notice is not None]
 
 
-def _repacked(source: Source, place: Place, opened: Opened) -> str | None:
+def _repacked(source: Model, place: Place, opened: Opened) -> str | None:
     """What became of weights that the files keep in 4 bits."""
     if opened.repacking_error is not None:
         return (
@@ -279,7 +280,7 @@ def _repacked(source: Source, place: Place, opened: Opened) -> str | None:
         )
     if place.bits != 4 or opened.notice is not None:
         return None
-    stored = check_folder(source.target).stored
+    stored = check_folder(source.folder).stored
     return QUANTISED_AGAIN if stored is not None and stored.is_in_4_bits else None
 
 
@@ -377,7 +378,7 @@ def _one_step(model: LanguageModel) -> None:
 
 
 def _identity(
-    source: Source,
+    source: Model,
     marks: Mapping[str, str],
     place: Place,
     kernels: str,
@@ -386,11 +387,10 @@ def _identity(
 ) -> str:
     """What learnt costs and acceptances belong to. The weights count too: a head or a draft that
     was trained again keeps its name. The number of threads does not: it is chosen by time at each
-    load, and costs are measured anew in each run. apart: the device of a draft that is not beside
-    the target."""
+    load, and costs are measured anew in each run. apart: the device of a draft that has its own."""
     return identity(
-        source.target_name,
-        source.draft_name,
+        source.name,
+        None if source.draft is None else source.draft.name,
         place.precision,
         place.hardware.device_name,
         f"torch {torch.__version__}",

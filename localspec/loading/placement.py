@@ -48,7 +48,6 @@ from localspec.machine.memory import (
 from localspec.machine.model import Model
 from localspec.machine.plans import DEFAULT_CONTEXT, PlanRequest
 from localspec.machine.shapes import ModelShape
-from localspec.machine.sources import Source
 
 if TYPE_CHECKING:
     import torch
@@ -89,9 +88,9 @@ class Place:
         return PRECISIONS[str(self.dtype).removeprefix("torch.")]
 
 
-def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: Any) -> Place:
-    found = check_folder(source.target)
-    require_tokenizer(source.target)
+def place_for(options: LoadOptions, source: Model, hardware: Hardware, torch: Any) -> Place:
+    found = check_folder(source.folder)
+    require_tokenizer(source.folder)
     longest, stored = longest_of(found.config), found.stored
     wanted = options.context
     if wanted is None:
@@ -99,14 +98,14 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
     if not SHORTEST_CONTEXT <= wanted <= (longest or wanted):
         limit = f" to {longest}" if longest else " or more"
         raise ConfigError(
-            f"A context of {wanted} tokens was asked for, but {source.target_name} can use "
+            f"A context of {wanted} tokens was asked for, but {source.name} can use "
             f"{SHORTEST_CONTEXT}{limit}. Choose another --context."
         )
     device = device_of(hardware, torch)
     asked = BITS.get(options.dtype or "")
     if asked and stored is not None and not (stored.is_unpacked or stored.stays):
         raise ConfigError(
-            f"{source.target_name} keeps its weights as {stored.title}, which are not quantised a "
+            f"{source.name} keeps its weights as {stored.title}, which are not quantised a "
             f"second time. Leave --dtype {options.dtype} out."
         )
     dtype = dtype_of(None if asked else options.dtype, hardware)
@@ -114,7 +113,7 @@ def place_for(options: LoadOptions, source: Source, hardware: Hardware, torch: A
     return Place(hardware, device, dtype, bits, wanted, options.dtype == HEAD_TOO)
 
 
-def require_movable_draft(options: LoadOptions, source: Source) -> None:
+def require_movable_draft(options: LoadOptions, source: Model) -> None:
     """Raises ConfigError where a device was asked for a draft model and there is none."""
     if options.draft_device is None or source.draft or source.foreign:
         return
@@ -123,7 +122,7 @@ def require_movable_draft(options: LoadOptions, source: Source) -> None:
         stays = " A head reads the target's hidden states, so it stays on the target's device."
     raise ConfigError(
         f"--draft-device {options.draft_device} is for a draft model, and there is none for "
-        f"{source.target_name}.{stays} Name one with --draft, or leave --draft-device out."
+        f"{source.name}.{stays} Name one with --draft, or leave --draft-device out."
     )
 
 

@@ -85,6 +85,11 @@ class Model:
         return self.path
 
     @property
+    def draft(self) -> Model | None:
+        """The first of its drafts, if that one is on this machine."""
+        return self.drafts[0] if self.drafts and self.drafts[0].is_here else None
+
+    @property
     def is_here(self) -> bool:
         return self.path is not None
 

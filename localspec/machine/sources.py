@@ -1,7 +1,7 @@
 """Where models come from: the profiles, a folder, the hub's cache, the hub.
 
 Contract: `find_model` gives the shape, the folder if it is here and the known drafts of what a
-person named, and fetches nothing. `resolve` turns LoadOptions into folders on this disk: a hub id
+person named, and fetches nothing. `resolve` turns LoadOptions into a model on this disk: a hub id
 is looked for in the hub's cache first and fetched only when it is not whole there. What was trained
 for these very weights comes before the drafts and heads of a profile, and after those that were
 named. Errors say what to do and name the nearest known model.
@@ -12,7 +12,7 @@ Not here: opening the folders (forward.weights), downloads of the page (download
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from localspec.core.config import settings_for, suggestion
@@ -178,63 +178,49 @@ def is_whole(folder: Path) -> bool:
 # -- what to load ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Source:
-    """Folders to load, with the names to show. draft_refusal: why there is no draft. foreign: a
-    draft with a vocabulary of its own. heads: folders of heads for the target. accepted: a
-    file with the acceptance of these models' drafts, measured on another machine."""
+def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Model:
+    """Return the target with its files on this disk, and what is to be loaded with it: one draft,
+    whose fault says why it cannot be, one foreign draft that needs no download, and heads.
 
-    target: Path
-    target_name: str
-    draft: Path | None = None
-    draft_name: str | None = None
-    draft_refusal: str = "no draft model was chosen for this target; --draft names one."
-    foreign: Path | None = None
-    heads: tuple[Path, ...] = ()
-    accepted: Path | None = None
-
-
-def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Source:
-    """say: called with a phrase on what is being fetched. Raises ModelError, ConfigError."""
-    profiles = load_profiles(settings_for(options.home).profile_folders)
-    target = options.model or DEMO
+    say: called with a phrase on what is being fetched. Raises ModelError, ConfigError."""
+    settings = settings_for(options.home)
+    profiles = load_profiles(settings.profile_folders)
+    name = options.model or DEMO
     if options.model is None and options.profile is not None:
-        target = find_profile(options.profile, profiles).default
-    entry = in_profiles(target, profiles)
-    if target == DEMO and (entry is None or not _is_there(entry.path)):
+        name = find_profile(options.profile, profiles).default
+    entry = in_profiles(name, profiles)
+    if name == DEMO and (entry is None or not _is_there(entry.path)):
         raise ModelError(
             "The demo pair is missing from assets/demo. Restore the folder from the project, or "
             "name a model with --model."
         )
     own = tuple(_own_head(folder) for folder in options.heads)
-    folder = _folder(target, entry, options, say)
-    home = settings_for(options.home).home
-    trained = offered_results(home, folder)
-    draft = options.draft or next((each.id for each in trained_drafts(home, folder)), None)
-    heads = (*own, *(each for kind, each in trained.items() if kind != DRAFT))
-    source = Source(folder, _name(target, entry), heads=heads)
+    target = _on_disk(name, entry, options, say)
+    results = offered_results(settings.home, target.folder)
+    trained = [draft.id for draft in trained_drafts(settings.home, target.path)]
+    target = replace(target, heads=(*own, *(results[kind] for kind in results if kind != DRAFT)))
+    draft = next(iter((*filter(None, [options.draft]), *trained)), None)
     if entry is not None:
         usual = [each.id for each in entry.drafts[:1]]
-        is_as_measured = not heads and draft in (None, *usual)
-        source = replace(
-            source,
+        is_as_measured = not target.heads and draft in (None, *usual)
+        target = replace(
+            target,
             foreign=_first_here(entry.foreign, profiles),
-            heads=(*heads, *entry.heads),
+            heads=(*target.heads, *entry.heads),
             accepted=entry.accepted if is_as_measured else None,
         )
         draft = draft or next(iter(usual), None)
     if draft is None:
-        return source
-    draft_entry = in_profiles(draft, profiles)
+        return target
     try:
-        folder = _folder(draft, draft_entry, options, say)
-        if not _is_there(folder):
-            raise ModelError(f"{folder} holds no draft model: it has no config.json.")
+        chosen = _on_disk(draft, in_profiles(draft, profiles), options, say)
+        if not _is_there(chosen.path):
+            raise ModelError(f"{chosen.path} holds no draft model: it has no config.json.")
     except ModelError as error:
         if options.draft is not None:
             raise  # it was named
-        return replace(source, draft_refusal=str(error))
-    return replace(source, draft=folder, draft_name=_name(draft, draft_entry))
+        chosen = Model(draft, fault=str(error))
+    return replace(target, drafts=(chosen,))
 
 
 def _own_head(place: str) -> Path:
@@ -249,14 +235,19 @@ def _is_there(folder: Path | None) -> bool:
     return folder is not None and (folder / "config.json").is_file()
 
 
-def _first_here(models: tuple[Model, ...], profiles: Mapping[str, Profile]) -> Path | None:
+def _first_here(models: tuple[Model, ...], profiles: Mapping[str, Profile]) -> tuple[Model, ...]:
     """The first of these models that needs no download: nothing is fetched unasked."""
     for model in models:
         entry = in_profiles(model.id, profiles)
-        folder = entry.path if entry is not None else named_path(model.id)
-        if folder is not None and _is_there(folder):
-            return folder
-    return None
+        path = entry.path if entry is not None else named_path(model.id)
+        if path is not None and _is_there(path):
+            return (replace(model, path=path),)
+    return ()
+
+
+def _on_disk(name: str, entry: Model | None, options: LoadOptions, say: Say) -> Model:
+    model_id = name if entry is None else entry.id
+    return Model(model_id, _name(name, entry), _folder(name, entry, options, say))
 
 
 def _name(place: str, entry: Model | None) -> str:

@@ -57,7 +57,6 @@ from localspec.machine.model import Model
 from localspec.machine.plans import PlanRequest
 from localspec.machine.profiles import load_profiles
 from localspec.machine.recommend import Snapshot, recommend
-from localspec.machine.sources import Source
 from tests.kit.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.model_folders import VOCAB_SIZE, save_model
@@ -242,8 +241,8 @@ def test_weights_that_are_not_quantised_again_are_told_before_they_are_read(
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=r"oss keeps its weights as MXFP4.*Leave --dtype 4-bit"):
-        place_for(LoadOptions(dtype="4-bit"), Source(folder, "oss"), probe(), torch)
-    assert place_for(LoadOptions(), Source(folder, "oss"), probe(), torch).bits is None
+        place_for(LoadOptions(dtype="4-bit"), Model(str(folder), path=folder), probe(), torch)
+    assert place_for(LoadOptions(), Model(str(folder), path=folder), probe(), torch).bits is None
 
 
 def test_a_context_too_short_to_talk_in_is_no_remedy(
@@ -324,7 +323,7 @@ def test_memory_that_was_freed_between_blocks_in_use_goes_back_to_the_system() -
 def test_the_longest_context_is_read_by_any_of_its_names(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=VOCAB_SIZE, n_embd=32, n_layer=1, n_head=2, n_positions=100)
     folder = save_model(tmp_path / "gpt2", GPT2LMHeadModel(config))
-    source = Source(folder, "gpt2")
+    source = Model("gpt2", path=folder)
     assert place_for(LoadOptions(), source, probe(), torch).context_length == 100
     with pytest.raises(ConfigError, match="can use 64 to 100"):
         place_for(LoadOptions(context=101), source, probe(), torch)
@@ -388,9 +387,9 @@ def test_a_draft_is_placed_beside_the_target_then_on_the_other_card_or_where_it_
 
 
 def test_a_device_for_a_draft_that_is_not_there_is_refused_and_heads_stay_where_they_are() -> None:
-    source, options = Source(Path("t"), "t"), LoadOptions(draft_device="cpu")
+    source, options = Model("t", path=Path("t")), LoadOptions(draft_device="cpu")
     require_movable_draft(LoadOptions(), source)
-    require_movable_draft(options, replace(source, draft=Path("d")))
+    require_movable_draft(options, replace(source, drafts=(Model("d", path=Path("d")),)))
     with pytest.raises(ConfigError, match=r"there is none for t\. Name one with --draft"):
         require_movable_draft(options, source)
     with pytest.raises(ConfigError, match="A head reads the target's hidden states"):

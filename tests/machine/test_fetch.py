@@ -144,7 +144,7 @@ def test_a_fetched_model_is_found_offline_and_listed(hub: HubStub, cache: Path) 
     place = fetched()
     hub.requests.clear()
     constants.HF_HUB_OFFLINE = True
-    assert resolve(LoadOptions(model=TARGET, fetches=False)).target == place
+    assert resolve(LoadOptions(model=TARGET, fetches=False)).path == place
     assert hub.requests == []
     (listed,) = cached_models()
     assert (listed.id, listed.path) == (TARGET, place) and (listed.num_bytes or 0) > 0

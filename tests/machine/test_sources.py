@@ -74,7 +74,7 @@ def client(hub: HubStub, tmp_path: Path) -> Iterator[Path]:
 
 
 def fetched(target: str = TARGET) -> Path:
-    return resolve(LoadOptions(model=target)).target
+    return resolve(LoadOptions(model=target)).folder
 
 
 def refused(target: str = TARGET) -> str:
@@ -109,7 +109,7 @@ def test_a_fetch_that_broke_off_is_continued_and_names_what_it_fetches(
     hub.fault = None
     hub.ranges.clear()
     said = list[str]()
-    folder = resolve(LoadOptions(model=TARGET), said.append).target
+    folder = resolve(LoadOptions(model=TARGET), said.append).folder
     assert (folder / "model.safetensors").is_file() and hub.ranges
     assert said.count(f"fetching model.safetensors of {TARGET}") == 1
 
@@ -193,7 +193,7 @@ def test_the_page_offline_still_fetches_what_is_named(hub: HubStub, tmp_path: Pa
         "import os, sys; os.environ['HF_HUB_OFFLINE'] = '1'; import huggingface_hub.constants as c;"
         "from localspec.machine.sources import resolve;"
         "from localspec.core.options import LoadOptions;"
-        f"print(resolve(LoadOptions(model='{TARGET}')).target, c.HF_HUB_OFFLINE)"
+        f"print(resolve(LoadOptions(model='{TARGET}')).path, c.HF_HUB_OFFLINE)"
     )
     environment = {
         **os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"),
@@ -225,9 +225,9 @@ def test_a_profile_that_is_cached_resolves_with_its_draft(
     hub.requests.clear()
     found = resolve(LoadOptions(profile=profile))
     assert found == first and hub.requests == []
-    assert (found.target_name, found.draft_name) == (TARGET, DRAFT)
-    assert found.draft is not None and found.draft != found.target
-    assert (found.draft / "model.safetensors").is_file()
+    assert found.draft is not None and found.draft.folder != found.folder
+    assert (found.name, found.draft.name) == (TARGET, DRAFT)
+    assert (found.draft.folder / "model.safetensors").is_file()
 
 
 def test_a_draft_that_cannot_be_had_is_a_reason_unless_it_was_named(
@@ -235,9 +235,9 @@ def test_a_draft_that_cannot_be_had_is_a_reason_unless_it_was_named(
 ) -> None:
     hub.models = {TARGET: hub.models[TARGET]}
     found = resolve(LoadOptions(profile=profile))
-    assert (found.draft, found.draft_name) == (None, None)
-    assert (found.target / "model.safetensors").is_file()
-    assert f"The hub has no model {DRAFT}" in found.draft_refusal
+    assert found.draft is None
+    assert (found.folder / "model.safetensors").is_file()
+    assert [f"The hub has no model {DRAFT}" in draft.fault for draft in found.drafts] == [True]
     with pytest.raises(ModelError, match=DRAFT):
         resolve(LoadOptions(profile=profile, draft=DRAFT))
 
@@ -295,7 +295,8 @@ def test_a_folder_that_a_profile_names_brings_that_profiles_drafts_and_heads(
     )
     home = tmp_path / "home"
     found = resolve(LoadOptions(model=str(target), home=home))
-    assert found.draft == draft and found.heads == (tmp_path / "head",)
+    assert found.draft is not None and found.draft.path == draft
+    assert found.heads == (tmp_path / "head",)
     assert resolve(LoadOptions(model="own", home=home)).heads == found.heads
     assert resolve(LoadOptions(model=str(draft), home=home)).heads == ()
     (tmp_path / "other").mkdir()
@@ -316,7 +317,7 @@ def test_a_name_that_no_file_can_have_is_refused_in_words() -> None:
 def test_a_file_of_a_model_stands_for_its_folder(named: str, models: dict[str, Path]) -> None:
     folder = models[TARGET]
     found = resolve(LoadOptions(model=str(folder / named), fetches=False))
-    assert (found.target, found.target_name) == (folder.resolve(), "target")
+    assert (found.path, found.name) == (folder.resolve(), "target")
     assert find_model(str(folder / named), {}).path == folder
 
 
@@ -329,9 +330,9 @@ def test_a_model_in_the_hubs_cache_is_called_by_its_name_not_by_a_hash(
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text(COMMIT)
     found = resolve(LoadOptions(model=str(kept / below), fetches=False))
-    assert (found.target, found.target_name) == (kept / "snapshots" / COMMIT, TARGET)
+    assert (found.path, found.name) == (kept / "snapshots" / COMMIT, TARGET)
     assert find_model(str(kept / below), {}).name == TARGET
-    (found.target / "model.safetensors").unlink()
-    (found.target / "pytorch_model.bin").touch()
+    (found.folder / "model.safetensors").unlink()
+    (found.folder / "pytorch_model.bin").touch()
     with pytest.raises(ModelError, match=f"^{TARGET} has its weights as pickle"):
-        check_folder(found.target)
+        check_folder(found.folder)

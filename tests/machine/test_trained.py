@@ -103,17 +103,19 @@ def test_what_was_trained_is_loaded_after_what_is_named_and_before_a_profile_s(
         f'accepted = "{tmp_path / "accepted.json"}"\n'
     )
     before = resolve(LoadOptions(model="own", home=home))
-    assert (before.draft, before.heads) == (models / "draft", (tmp_path / "of profile",))
+    assert before.draft is not None and before.draft.path == models / "draft"
+    assert before.heads == (tmp_path / "of profile",)
     assert before.accepted is not None
     draft = kept(home, target, "draft", "draft", source=models / "draft")
     head = kept(home, target, "head")
     (tmp_path / "named").mkdir()
     found = resolve(LoadOptions(model="own", home=home, heads=(str(tmp_path / "named"),)))
-    assert (found.draft, found.draft_name) == (draft, "draft")
+    assert found.draft is not None
+    assert (found.draft.path, found.draft.name) == (draft, "draft")
     assert found.heads == (tmp_path / "named", head, tmp_path / "of profile")
     assert found.accepted is None, "it was measured with another draft"
     named = resolve(LoadOptions(model=str(target), home=home, draft=str(models / "draft")))
-    assert named.draft == models / "draft"
+    assert named.draft is not None and named.draft.path == models / "draft"
 
 
 def test_a_plan_and_the_models_tab_count_the_draft_that_was_trained(

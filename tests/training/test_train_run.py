@@ -128,7 +128,8 @@ def test_a_personal_draft_is_one_command_and_then_on_offer(target: Path, tmp_pat
     assert Path(made["out"]).name.startswith("tiny-draft-personal-")
     assert (home / "localspec.db").read_bytes() == log
     source = resolve(LoadOptions(model=str(target), home=home))
-    assert (source.draft, source.draft_name) == (Path(made["out"]), Path(made["out"]).name)
+    assert source.draft is not None
+    assert (source.draft.path, source.draft.name) == (Path(made["out"]), Path(made["out"]).name)
     assert run(*words)["before"] is not None, "the draft in use learns on"
 
 
@@ -187,7 +188,9 @@ def test_a_worse_draft_is_kept_and_not_offered(target: Path, tmp_path: Path) -> 
     made = run("distil", "--made-up", "6", "--hidden-size", "4", "--model", "own/tiny",
                "--home", str(home), *QUICK)  # fmt: skip
     assert profile.read_bytes() == before
-    assert resolve(LoadOptions(model="own/tiny", home=home)).draft == tmp_path / "good"
+    assert [each.path for each in resolve(LoadOptions(model="own/tiny", home=home)).drafts] == [
+        tmp_path / "good"
+    ]
     assert str(tmp_path / "good") in made["notice"]
     assert made["notice"].count("tokens a round") == 1 and "this one 1." in made["notice"]
     assert (Path(made["out"]) / "model.safetensors").is_file()
@@ -205,7 +208,9 @@ def test_a_draft_that_is_damaged_keeps_no_new_one_from_being_offered(
     result = CliRunner().invoke(app, [*command, *QUICK], catch_exceptions=False)
     assert f"{damaged} could not be compared with it" in result.stdout
     made = json.loads(result.stdout.splitlines()[-1])
-    assert resolve(LoadOptions(model="own/tiny", home=home)).draft == Path(made["out"])
+    assert [each.path for each in resolve(LoadOptions(model="own/tiny", home=home)).drafts] == [
+        Path(made["out"])
+    ]
 
 
 def test_heads_go_with_their_target_and_targets_of_one_name_stay_apart(

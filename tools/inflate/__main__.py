@@ -28,7 +28,8 @@ def inflate_pair(
 ) -> None:
     """Enlarge a pair to the shape of a bigger one; its text stays the same."""
     source = resolve(options)
-    written = inflate(source.target, source.draft, size, out, noise, seed, to_stderr)
+    draft = None if source.draft is None else source.draft.path
+    written = inflate(source.folder, draft, size, out, noise, seed, to_stderr)
     finish(written, f"The pair is in {out}. Use it with --model and --draft.", as_json)
 
 

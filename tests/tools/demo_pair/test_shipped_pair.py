@@ -177,7 +177,7 @@ def test_what_is_accepted_is_known_of_every_way_of_drafting(demo: Path) -> None:
     assert state is not None and notice is None
     origin = json.loads(source.accepted.read_text(encoding="utf-8"))
     assert origin["marks"] == marks and len(marks) == 6
-    assert (origin["target"], origin["draft"]) == (source.target_name, source.draft_name)
+    assert (origin["target"], origin["draft"]) == (source.name, source.draft and source.draft.name)
     known = {(row["drafter"], row["bucket"]) for row in state["records"] if not row["kind"]}
     drafters = {name for name, _ in known}
     assert drafters >= {"ngram", "lookahead", "draft_model", "draft_tree", "chained", "early_exit"}
