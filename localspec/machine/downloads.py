@@ -30,7 +30,8 @@ from localspec.core.config import PROJECT_FOLDER
 from localspec.core.files import read_json, replacing
 from localspec.core.units import clock
 from localspec.machine.download_faults import OF_QUESTION, DownloadFault, fault
-from localspec.machine.hub_files import HubModel, Survey, gb
+from localspec.machine.hub_files import Survey, gb
+from localspec.machine.model import Model
 
 WORKER = (sys.executable, "-m", "localspec.machine.fetch")
 # The one place that may call out. Xet's own transfers cannot be continued after a crash, plain
@@ -136,12 +137,12 @@ class Downloads:
             self._surveys[model_id] = Survey.from_dict(said["survey"])
             return self._surveys[model_id]
 
-    def search(self, words: str, most_params: str) -> tuple[HubModel, ...] | DownloadFault:
+    def search(self, words: str, most_params: str) -> tuple[Model, ...] | DownloadFault:
         """As hub_files.search, in a process of its own."""
         said = self._asked(words, "--search", most_params)
         if isinstance(said, DownloadFault):
             return said
-        return tuple(HubModel(**each) for each in said["found"])
+        return tuple(Model(**each) for each in said["found"])
 
     def _asked(self, about: str, *flags: str) -> dict[str, Any] | DownloadFault:
         """The answer of a process that asks the hub once."""

@@ -39,6 +39,7 @@ from localspec.machine.hub_files import (
     hash_of_hub,
     limit_hub_client,
     search,
+    searched,
     survey,
     understood,
 )
@@ -306,7 +307,7 @@ def run(model_id: str, flag: str = "", most_params: str = "") -> int:
     try:
         with within_time(give_up):
             if flag == "--search":
-                say(found=[asdict(each) for each in search(model_id, most_params)])
+                say(found=[searched(model) for model in search(model_id, most_params)])
                 return 0
             is_known = flag == "--surveyed"
             found = Survey.from_dict(json.load(sys.stdin)) if is_known else survey(model_id)

@@ -21,6 +21,7 @@ from localspec.core.proxies import require_usable_proxies
 from localspec.formats.native import NATIVE
 from localspec.formats.safetensors_file import num_bytes_of
 from localspec.machine.download_faults import DownloadError
+from localspec.machine.model import Model, page_of
 
 if TYPE_CHECKING:
     import httpx2
@@ -198,24 +199,7 @@ def understood() -> Iterator[None]:
         raise DownloadError("answer", reason=reason) from error
 
 
-@dataclass(frozen=True)
-class HubModel:
-    """What a search of the hub says of a model. Unknown is None. num_bytes: of its weights as
-    published. family: its model_type."""
-
-    id: str
-    num_params: int | None
-    num_bytes: int | None
-    family: str | None
-    is_gated: bool
-
-    @property
-    def is_known(self) -> bool:
-        """Whether its family runs natively here, as far as the hub says."""
-        return self.family is None or self.family in NATIVE
-
-
-def search(words: str, most_params: str) -> list[HubModel]:
+def search(words: str, most_params: str) -> list[Model]:
     """Models that write text and have .safetensors weights, the most fetched first. most_params:
     as the hub writes it, for example 4B; "" for any. Raises as `survey`.
 
@@ -241,7 +225,9 @@ def search(words: str, most_params: str) -> list[HubModel]:
         return [_hub_model(ModelInfo(**each)) for each in answer.json()[:MAX_FOUND]]
 
 
-def _hub_model(info: Any) -> HubModel:
+def _hub_model(info: Any) -> Model:
+    """A result of a search. What the hub does not say is None; a family that does not run natively
+    here is a fault."""
     parameters = {} if info.safetensors is None else dict(info.safetensors.parameters)
     if not all(
         type(count) is int and 0 <= count <= MOST_PARAMETERS for count in parameters.values()
@@ -249,13 +235,21 @@ def _hub_model(info: Any) -> HubModel:
         parameters = {}
     sizes = [num_bytes_of(count, dtype) for dtype, count in parameters.items()]
     family = (info.config or {}).get("model_type")
-    return HubModel(
+    is_unknown = isinstance(family, str) and family not in NATIVE
+    return Model(
         id=str(info.id),
-        num_params=sum(parameters.values()) or None,
         num_bytes=sum(sizes) or None,
-        family=family if isinstance(family, str) else None,
+        num_params=sum(parameters.values()) or None,
+        fault=f"of the family {family}: not yet" if is_unknown else "",
+        page=page_of(str(info.id)),
         is_gated=bool(info.gated),
     )
+
+
+def searched(model: Model) -> dict[str, Any]:
+    """Return the fields that a search fills, as one process says them to another."""
+    fields = ("id", "num_bytes", "num_params", "fault", "page", "is_gated")
+    return {field: getattr(model, field) for field in fields}
 
 
 def gb(num_bytes: float) -> str:

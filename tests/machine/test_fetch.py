@@ -441,7 +441,19 @@ def test_a_model_whose_number_of_values_is_no_count_is_listed_without_one(
     hub.answers["/api/models"] = JSON, [f"[{entry}]".encode()]
     (found,) = hub_files.search("", "")
     assert (found.id, found.num_params, found.num_bytes) == ("a/b", None, None)
-    assert found.is_known, "as far as the hub says"
+    assert not found.fault, "as far as the hub says"
+
+
+def test_a_model_of_a_family_that_does_not_run_natively_is_listed_with_that_fault(
+    hub: HubStub, cache: Path
+) -> None:
+    entries = (
+        f'{{"id": "a/{each}", "config": {{"model_type": "{each}"}}}}' for each in ("granite", "odd")
+    )
+    hub.answers["/api/models"] = JSON, [f"[{', '.join(entries)}]".encode()]
+    known, odd = hub_files.search("", "")
+    assert (known.fault, odd.fault) == ("", "of the family odd: not yet")
+    assert odd.page == "https://huggingface.co/a/odd"
 
 
 def test_a_list_of_files_that_comes_too_slowly_is_given_up(

@@ -30,7 +30,7 @@ from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Download
 from localspec.machine.found_line import found_line
-from localspec.machine.hub_files import HubModel
+from localspec.machine.model import Model
 from localspec.machine.plans import DEFAULT_CONTEXT
 from localspec.machine.recommend import Card
 from localspec.record.api_keys import MOST_CHARACTERS
@@ -108,7 +108,7 @@ class ModelsController:
         self._faults: dict[str, DownloadFault] = {}  # of dry runs
         self._lately: Mapping[str, RecentGain] = {}
         self._searched = ("", "")  # words and size
-        self._found: tuple[HubModel, ...] | DownloadFault | None = None
+        self._found: tuple[Model, ...] | DownloadFault | None = None
         self.tuning: Tuning | None = None
         self._server = None if service.options is None else service.options.remote
         self._acts: dict[str, Callable[[Mapping[str, Any]], str | Told | None]] = {
@@ -247,7 +247,7 @@ class ModelsController:
         self._found = self.catalogue.downloads.search(words, size)
         self._searched = words, size  # the form is made anew once there is an answer
 
-    def _results(self) -> tuple[HubModel, ...]:
+    def _results(self) -> tuple[Model, ...]:
         return self._found if isinstance(self._found, tuple) else ()
 
     def _download(self, said: Mapping[str, Any]) -> None:
