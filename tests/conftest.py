@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import socket
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +44,7 @@ os.environ["HOME"] = os.environ["USERPROFILE"] = HOME.name
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "tests" / "web"
+BROWSER = PAGE / "browser"
 STEP_BACK = 5  # niceness
 ENDURANCE_S = 6 * 3600.0  # of a test with all of its cases
 
@@ -173,7 +172,7 @@ def shared_data() -> Path:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test that drives a browser, by the fixture that it asks for, and order the files.
+    """Mark every test that drives a browser, and order the files.
 
     Tests of the page without a browser come before those with one: Playwright's event loop runs in
     the main thread from its first test on, where no test can then run a loop of its own. Of several
@@ -183,11 +182,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
 
     def place(item: pytest.Item) -> int:
-        if "playwright" in getattr(item, "fixturenames", ()):
-            item.add_marker("browser")
-            return 2
+        if item.path.is_relative_to(BROWSER):
+            needs_browser = "playwright" in getattr(item, "fixturenames", ())
+            if needs_browser:
+                item.add_marker("browser")
+            return 2 if needs_browser else 1
         if item.path.is_relative_to(PAGE):
-            return 1 if opens_a_page(item.path) else 3 if is_worker else 0
+            return 3 if is_worker else 0
         return 4 if item.path in slow else 5
 
     items.sort(key=place)
@@ -201,19 +202,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Beside a worker with the browser the others step back: the page has the longest way to go and
     waits for half of it."""
     if hasattr(item.config, "workerinput") and hasattr(os, "nice") and os.nice(0) < STEP_BACK:
-        os.nice(0 if opens_a_page(item.path) else STEP_BACK)
-
-
-@cache
-def opens_a_page(file: Path) -> bool:
-    """Whether tests of this file ask for a browser."""
-    words = r"\b(page|visit|browser|context): (Visit|Open|Any)\b"
-    return file.is_relative_to(PAGE) and bool(re.search(words, file.read_text(encoding="utf-8")))
+        os.nice(0 if item.path.is_relative_to(BROWSER) else STEP_BACK)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give the files that open a page to one worker together, and every other file to one.
+    """Give the files of the browser's folder to one worker together, and every other file to one.
 
     xdist's own groups are marks, which pytest 9.2 keeps from its controller: a group is added to
     `_nodeid`, which no test has any more.
@@ -223,7 +217,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::")[0]
-            return "browser" if opens_a_page(ROOT / file) else file
+            return "browser" if (ROOT / file).is_relative_to(BROWSER) else file
 
     return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
 

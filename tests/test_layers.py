@@ -248,12 +248,13 @@ IMPORT_OF_TESTS = re.compile(
 
 
 def foreign_helpers(module: str, text: str) -> list[str]:
-    """Names that a module of the tests may not import: test modules, and helpers of other wings."""
+    """Names that a module of the tests may not import: test modules, conftests and other wings."""
     wings = {"kit", "worlds", "__main__", module.split(".")[1]}
     return [
         f"{name}: {parts}"
         for name, parts in IMPORT_OF_TESTS.findall(text)
-        if name.split(".")[1] not in wings or re.search(r"\btest_\w+", f"{name} {parts}")
+        if name.split(".")[1] not in wings
+        or re.search(r"\b(test_\w+|conftest)\b", f"{name} {parts}")
     ]
 
 
@@ -275,6 +276,7 @@ def test_tests_import_helpers_of_the_kit_and_of_their_own_wing_alone() -> None:
         ("from tests.chat import test_local", False),
         ("def f():\n    import tests.web.test_live as live", False),
         ("from tests.web.checks import ask", False),
+        ("from tests.chat.conftest import Start", False),
         ("from tests.chat.crashing_app import main", True),
         ("from tests.kit.tiny import tiny_llama", True),
     ],

@@ -16,7 +16,7 @@ from localspec.api.replies import Asked
 from localspec.chat.tool_formats import FORMATS, CallFormat
 from localspec.core.backend import Chunk, Message, Request
 from localspec.core.turn_stats import TurnStats
-from tests.api.conftest import REPLY, Doors
+from tests.api.doors import REPLY, Doors
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import REPLY, Doors
+from tests.api.doors import REPLY, Doors
 
 RANDOM = "kr\N{REPLACEMENT CHARACTER}<|im_end|> ow\u00e9 (\N{GRINNING FACE}] <think> 7 \u0000 vel"
 ALL_USAGE = {"include_usage": True, "continuous_usage_stats": True}

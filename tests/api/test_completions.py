@@ -11,7 +11,7 @@ import pytest
 
 from localspec.core.backend import BYTES_AS_TEXT, Chunk, Logprob, Message, Request
 from localspec.core.turn_stats import TurnStats
-from tests.api.conftest import REPLY, Doors, serve_interfaces
+from tests.api.doors import REPLY, Doors, serve_interfaces
 from tests.kit.fakes import FakeBackend
 
 if TYPE_CHECKING:

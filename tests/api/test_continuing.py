@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.api.conftest import REPLY, Doors
+from tests.api.doors import REPLY, Doors
 
 BEGUN = [{"role": "user", "content": "Count."}, {"role": "assistant", "content": "One two"}]
 REST = REPLY.removeprefix("One two")

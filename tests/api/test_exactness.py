@@ -13,7 +13,7 @@ from localspec.chat.service import ReplySettings
 from localspec.core.decoding import SamplingParams
 from localspec.core.options import LoadOptions
 from localspec.loading.local_backend import open_local_backend
-from tests.api.conftest import Doors, serve_interfaces
+from tests.api.doors import Doors, serve_interfaces
 from tests.kit.waiting import WAIT_S
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from localspec.chat.programs import ProgramService
 from localspec.core.errors import LocalspecError, QueueFull
-from tests.api.conftest import Doors, serve_interfaces
+from tests.api.doors import Doors, serve_interfaces
 from tests.kit.fakes import FakeBackend, Script
 from tests.kit.waiting import until
 

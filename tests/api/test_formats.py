@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from localspec.chat.grammars import ANY_OBJECT, grammar_of
-from tests.api.conftest import Doors
+from tests.api.doors import Doors
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from localspec.api.leftovers import MOST_REMEMBERED, IgnoredLog
-from tests.api.conftest import Doors
+from tests.api.doors import Doors
 
 ASKED = [{"role": "user", "content": "Count."}]
 CHAT, TEXT = ("/v1/chat/completions", "messages"), ("/v1/completions", "prompt")

@@ -17,7 +17,7 @@ from localspec.api.replies import Asked
 from localspec.chat.programs import ProgramService
 from localspec.core.backend import Message, Request
 from localspec.core.errors import LocalspecError, QueueFull
-from tests.api.conftest import Doors, serve_interfaces
+from tests.api.doors import Doors, serve_interfaces
 from tests.kit.fakes import FakeBackend, Script
 from tests.kit.services import close, open_service
 from tests.kit.waiting import until

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from localspec.chat.service import ReplySettings
 from localspec.core.backend import Chunk, Description, Request, Server
-from tests.api.conftest import Doors, scripted_pace, scripted_reply, serve_interfaces
+from tests.api.doors import Doors, scripted_pace, scripted_reply, serve_interfaces
 from tests.kit.fakes import FakeBackend, Script
 from tests.kit.waiting import until
 

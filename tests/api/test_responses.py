@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from localspec.core.backend import Message
-from tests.api.conftest import REPLY, Doors
+from tests.api.doors import REPLY, Doors
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -15,7 +15,7 @@ from localspec.chat.json_calls import Block
 from localspec.chat.thinking import NEXT
 from localspec.chat.tool_formats import FORMATS, CallFormat
 from localspec.core.backend import Message, ToolCall
-from tests.api.conftest import CALL, REPLY, Doors
+from tests.api.doors import CALL, REPLY, Doors
 
 if TYPE_CHECKING:
     from openai import OpenAI

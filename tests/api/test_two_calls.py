@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from localspec.core.backend import Description
-from tests.api.conftest import Doors, serve_interfaces
+from tests.api.doors import Doors, serve_interfaces
 from tests.kit.fakes import FakeBackend, Script
 
 MODEL = "demo-12m"

@@ -24,7 +24,7 @@ from localspec.machine.sources import DEMO
 from localspec.web.live import HardwareLine, badge, footer, live_state
 from localspec.web.words import number, rate, time_of_day
 from tests.kit.fakes import FakeBackend
-from tests.web.conftest import until
+from tests.kit.waiting import until
 from tests.web.stats.rows import LENIENT, OFF, ROW
 
 LOADED = FakeBackend().describe()

@@ -16,8 +16,7 @@ from localspec.web.guard.connections import server_of
 from localspec.web.guard.security import Guard, Hosts
 from tests.kit.own_cookie import KEY, TOKEN, own_cookie
 from tests.kit.servers import HOST, serve_app
-from tests.kit.waiting import WAIT_S
-from tests.web.conftest import until
+from tests.kit.waiting import WAIT_S, until
 
 Connect = Callable[[], socket.socket]
 

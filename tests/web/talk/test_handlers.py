@@ -30,7 +30,8 @@ from localspec.web.talk.messages import ChatMessage
 from localspec.web.talk.presence import Arrivals, Presence
 from localspec.web.talk.sending import Extras
 from tests.kit.fakes import FakeBackend, Script, session_info
-from tests.web.conftest import scripted_pace, until
+from tests.kit.waiting import until
+from tests.web.site import scripted_pace
 
 FORM = Form(top_p="0.9", max_tokens="64", top_k="", min_p="")
 

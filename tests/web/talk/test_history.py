@@ -21,7 +21,7 @@ from localspec.web.talk.handlers import Handlers, Shown
 from localspec.web.talk.history import history_html
 from localspec.web.talk.sending import NOT_WHOLE, Extras
 from tests.kit.fakes import FakeBackend, session_info
-from tests.web.conftest import until
+from tests.kit.waiting import until
 
 FORM = Form(system_prompt="Be kind.", top_p="0.9", max_tokens="64")
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)

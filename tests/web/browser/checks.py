@@ -1,6 +1,6 @@
 """What the checks of the page have in common: asking, waiting, reading the log.
 
-Contract: helpers over a `Visit` and its `Site` (conftest); nothing here asserts what a check is
+Contract: helpers over a `Visit` and its `Site`; nothing here asserts what a check is
 about.
 """
 
@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.web.conftest import WAIT_MS, Site, Visit
+from tests.web.browser.visits import WAIT_MS, Visit
+from tests.web.site import Site
 
 READY = "() => document.querySelector('#ls-strip').dataset.phase === 'ready'"
 FOOTERS = "#ls-chat .bot .ls-footer"

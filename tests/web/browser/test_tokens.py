@@ -10,7 +10,9 @@ from localspec.chat.service import ReplySettings
 from localspec.core.decoding import SamplingParams
 from localspec.core.errors import StoreError
 from localspec.web.proof.tokens import Audits, token_view
-from tests.web.conftest import Site, Visit, until
+from tests.kit.waiting import until
+from tests.web.browser.visits import Visit
+from tests.web.site import Site
 
 
 def answer(site: Site, text: str, temperature: float = 0.0) -> tuple[int, int]:

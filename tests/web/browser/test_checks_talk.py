@@ -6,8 +6,10 @@ import pytest
 
 from tests.kit.samples import siblings
 from tests.kit.tally import Tally
-from tests.web.checks import READY, ask, bubbles, newest, num_rows, wait_for_reply
-from tests.web.conftest import WAIT_MS, Site, Visit, until
+from tests.kit.waiting import until
+from tests.web.browser.checks import READY, ask, bubbles, newest, num_rows, wait_for_reply
+from tests.web.browser.visits import WAIT_MS, Visit
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

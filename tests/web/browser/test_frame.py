@@ -9,9 +9,10 @@ import pytest
 
 from tests.kit.fakes import REPLY
 from tests.kit.own_cookie import TOKEN
-from tests.web.checks import READY, ask, newest
-from tests.web.conftest import LISTENS, WAIT_MS, Site, Visit
-from tests.web.tabs import VIEWPORT, new_tab
+from tests.web.browser.checks import READY, ask, newest
+from tests.web.browser.tabs import VIEWPORT, new_tab
+from tests.web.browser.visits import LISTENS, WAIT_MS, Visit
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

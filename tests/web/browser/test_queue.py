@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.web.conftest import WAIT_MS, Open, Site, Visit
+from tests.web.browser.visits import WAIT_MS, Open, Visit
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

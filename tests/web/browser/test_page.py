@@ -12,8 +12,10 @@ import pytest
 
 from localspec.core.workloads import AS_SET
 from tests.kit.fakes import REPLY
-from tests.web.checks import ask, newest, unfold_turns
-from tests.web.conftest import WAIT_MS, Site, Visit, until
+from tests.kit.waiting import until
+from tests.web.browser.checks import ask, newest, unfold_turns
+from tests.web.browser.visits import WAIT_MS, Visit
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,9 @@ from localspec.core.decoding import SamplingParams
 from localspec.core.errors import StoreError
 from localspec.web.proof.report import report_zip
 from localspec.web.stats.selection import Selection, day_of, selection_of
-from tests.web.conftest import Site, Visit, until
+from tests.kit.waiting import until
+from tests.web.browser.visits import Visit
+from tests.web.site import Site
 
 SECRET = "my-secret-plan"
 

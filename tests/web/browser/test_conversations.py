@@ -8,8 +8,10 @@ from base64 import b64encode
 import pytest
 
 from tests.kit.documents import pdf, word
-from tests.web.checks import READY, ask_until, bubbles, menu, stand
-from tests.web.conftest import WAIT_MS, Open, Site, Visit, until
+from tests.kit.waiting import until
+from tests.web.browser.checks import READY, ask_until, bubbles, menu, stand
+from tests.web.browser.visits import WAIT_MS, Open, Visit
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

@@ -16,9 +16,11 @@ import pytest
 from localspec.web.guard.routes import OPEN
 from tests.kit.own_cookie import own_cookie
 from tests.kit.servers import serve_handler
-from tests.web.checks import ask, num_rows
-from tests.web.conftest import Site, Visit, until
+from tests.kit.waiting import until
+from tests.web.browser.checks import ask, num_rows
+from tests.web.browser.visits import Visit
 from tests.web.guard.shut_routes import SHUT
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

@@ -16,10 +16,11 @@ from localspec.chat.service import ChatService, ReplySettings
 from localspec.record.store import Store
 from tests.kit.fakes import FakeBackend, Script, session_info
 from tests.kit.tally import Tally
-from tests.kit.waiting import WAIT_S
-from tests.web.checks import FOOTERS
-from tests.web.conftest import Site, Visit, serve_page, until
-from tests.web.tabs import new_tab
+from tests.kit.waiting import WAIT_S, until
+from tests.web.browser.checks import FOOTERS
+from tests.web.browser.tabs import new_tab
+from tests.web.browser.visits import Visit
+from tests.web.site import Site, serve_page
 
 pytestmark = pytest.mark.slow
 

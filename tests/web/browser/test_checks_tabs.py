@@ -8,10 +8,11 @@ import pytest
 
 from localspec.chat.service import ReplySettings
 from tests.kit.fakes import REPLY
-from tests.kit.waiting import WAIT_S
-from tests.web.checks import ask, bubbles, newest, num_rows, wait_for_reply
-from tests.web.conftest import WAIT_MS, Open, Site, Visit, end, until
-from tests.web.tabs import Tabs
+from tests.kit.waiting import WAIT_S, until
+from tests.web.browser.checks import ask, bubbles, newest, num_rows, wait_for_reply
+from tests.web.browser.tabs import Tabs
+from tests.web.browser.visits import WAIT_MS, Open, Visit, end
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.web.checks import READY, ask, newest, open_tab
-from tests.web.conftest import WAIT_MS, Open, Site, Visit
+from tests.web.browser.checks import READY, ask, newest, open_tab
+from tests.web.browser.visits import WAIT_MS, Open, Visit
+from tests.web.site import Site
 
 axe = pytest.importorskip("axe_playwright_python.base", reason="axe-core is not installed")
 

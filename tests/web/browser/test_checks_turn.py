@@ -12,9 +12,18 @@ import pytest
 
 from localspec.core.units import compared, gain_words, took
 from tests.kit.tally import Tally
-from tests.kit.waiting import WAIT_S
-from tests.web.checks import READY, ask, bubbles, newest, open_tab, unfold_turns, wait_for_reply
-from tests.web.conftest import WAIT_MS, Site, Visit, scripted_reply, until
+from tests.kit.waiting import WAIT_S, until
+from tests.web.browser.checks import (
+    READY,
+    ask,
+    bubbles,
+    newest,
+    open_tab,
+    unfold_turns,
+    wait_for_reply,
+)
+from tests.web.browser.visits import WAIT_MS, Visit
+from tests.web.site import Site, scripted_reply
 
 pytestmark = pytest.mark.slow
 

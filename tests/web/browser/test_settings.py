@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.web.checks import ask_until, open_chat
-from tests.web.conftest import WAIT_MS, Site, Visit, until
-from tests.web.tabs import VIEWPORT
+from tests.kit.waiting import until
+from tests.web.browser.checks import ask_until, open_chat
+from tests.web.browser.tabs import VIEWPORT
+from tests.web.browser.visits import WAIT_MS, Visit
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

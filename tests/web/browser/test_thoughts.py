@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.web.checks import wait_for_reply
-from tests.web.conftest import REPLY, WAIT_MS, Site, Visit, until
+from tests.kit.fakes import REPLY
+from tests.kit.waiting import until
+from tests.web.browser.checks import wait_for_reply
+from tests.web.browser.visits import WAIT_MS, Visit
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.kit.fakes import REPLY
-from tests.web.checks import ask, newest
-from tests.web.conftest import WAIT_MS, Site, Visit
+from tests.web.browser.checks import ask, newest
+from tests.web.browser.visits import WAIT_MS, Visit
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.web.checks import (
+from tests.kit.waiting import until
+from tests.web.browser.checks import (
     ask,
     bubbles,
     newest,
@@ -16,7 +17,8 @@ from tests.web.checks import (
     recorded,
     wait_for_reply,
 )
-from tests.web.conftest import WAIT_MS, Open, Site, Visit, scripted_reply, until
+from tests.web.browser.visits import WAIT_MS, Open, Visit
+from tests.web.site import Site, scripted_reply
 
 pytestmark = pytest.mark.slow
 

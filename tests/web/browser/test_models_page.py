@@ -10,9 +10,10 @@ import pytest
 
 from tests.kit.fakes import Script
 from tests.kit.own_cookie import TOKEN
-from tests.web.conftest import WAIT_MS, serve_page
+from tests.web.browser.tabs import new_tab
+from tests.web.browser.visits import WAIT_MS
 from tests.web.models_site import DRAFT, TARGET, ModelsSite, models_site
-from tests.web.tabs import new_tab
+from tests.web.site import serve_page
 
 # Whether no line lies over the form that asked.
 IS_WHOLE = """(asked) => !asked.matches('form')

@@ -19,8 +19,9 @@ from localspec.web.proof.race_html import race_html
 from localspec.web.proof.race_tab import Runs
 from tests.kit.fakes import Script
 from tests.kit.services import close, open_service
-from tests.kit.waiting import WAIT_S
-from tests.web.conftest import Open, Site, Visit, until
+from tests.kit.waiting import WAIT_S, until
+from tests.web.browser.visits import Open, Visit
+from tests.web.site import Site
 
 
 def to_tab(one: Visit) -> Any:

@@ -24,10 +24,12 @@ from localspec.core.options import LoadOptions
 from localspec.record.store import Store
 from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
 from tests.kit.own_cookie import TOKEN
-from tests.web.checks import READY, bubbles, status_of, wait_for_reply
-from tests.web.conftest import LISTENS, WAIT_MS, Site, Visit, serve_page, until
+from tests.kit.waiting import until
+from tests.web.browser.checks import READY, bubbles, status_of, wait_for_reply
+from tests.web.browser.tabs import new_tab
+from tests.web.browser.visits import LISTENS, WAIT_MS, Visit
 from tests.web.models_site import TARGET, models_site
-from tests.web.tabs import new_tab
+from tests.web.site import Site, serve_page
 
 pytestmark = pytest.mark.slow
 

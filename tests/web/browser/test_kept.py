@@ -14,8 +14,9 @@ import pytest
 
 from localspec.chat.service import Reply
 from localspec.core.errors import EngineLost
-from tests.web.checks import ask_until, menu, open_chat, shows, stand
-from tests.web.conftest import WAIT_MS, Site, Visit
+from tests.web.browser.checks import ask_until, menu, open_chat, shows, stand
+from tests.web.browser.visits import WAIT_MS, Visit
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,9 @@ import pytest
 from localspec.chat.service import ReplySettings
 from tests.kit.own_cookie import TOKEN
 from tests.kit.tally import Tally
-from tests.web.checks import ask, open_tab, recorded, status_of
-from tests.web.conftest import WAIT_MS, Open, Site, launch
+from tests.web.browser.checks import ask, open_tab, recorded, status_of
+from tests.web.browser.visits import WAIT_MS, Open, launch
+from tests.web.site import Site
 
 pytestmark = pytest.mark.slow
 
