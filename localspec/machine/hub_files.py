@@ -141,7 +141,7 @@ def limit_hub_client() -> None:
     """Let the hub's client of this process read the answers to one question within limits only,
     and print nothing. Files are bounded by the size that the hub lists. Raises ConfigError where
     the environment names a proxy that cannot be used."""
-    from huggingface_hub import set_client_factory
+    from huggingface_hub import hf_raise_for_status, set_client_factory
     from huggingface_hub.utils import _http, disable_progress_bars  # type: ignore[attr-defined]
 
     from localspec.core.http_limits import Limits
@@ -153,6 +153,8 @@ def limit_hub_client() -> None:
     def bound(response: httpx2.Response) -> None:
         if response.is_success and "html" in response.headers.get("content-type", "").lower():
             raise DownloadError("answer", reason="the network sent a page of its own in its place")
+        if response.status_code == 429 and response.request.method == "HEAD":
+            hf_raise_for_status(response)  # the dry run would wait in silence, for minutes
         if not response.is_success or API in response.request.url.path:
             limits.bound(response)
 

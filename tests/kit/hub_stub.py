@@ -1,7 +1,8 @@
 """A model hub on this machine: enough of its protocol for huggingface_hub 2.4.0 to fetch from.
 
-Contract: serves folders at one commit each. Weights are answered as the real hub answers them,
-by a redirect to another place. `requests` holds what was asked for, as "METHOD path"; `refusal`
+Contract: serves folders at one commit each, as the real hub does: weights by a redirect to another
+host, which knows nothing of the hub and beside which Xet is offered, small files by one inside the
+hub. `requests` holds what was asked for, as "METHOD path"; `refusal`
 and `fault` make it fail in the ways a hub fails. A fault befalls weights only, but "portal", which
 is a network's own page in place of everything. `client_of` points the client of this process
 at it, offline as the page leaves it.
@@ -39,6 +40,8 @@ CUT_AT = 0.6  # the share of a weight file that a cut connection lets through
 # page: a page of HTML in place of the weights. portal: in place of everything. endless: more bytes
 # come than were listed, and their number is not announced.
 Fault = Literal["closed", "reset", "stalled", "long", "short", "wrong", "page", "portal", "endless"]
+SMALL = "/api/resolve-cache/models/"  # where the hub keeps small files, by model
+NO_PROXY = "127.0.0.1,localhost"
 PAGE = b"<!DOCTYPE html><html><body>Sign in to use this network</body></html>"
 
 
@@ -58,7 +61,6 @@ class HubStub:
 
     models: Mapping[str, Path]
     endpoint: str = ""
-    cdn: str = ""  # where weights are said to lie, the endpoint if empty
     requests: list[str] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
     searches: list[dict[str, str]] = field(default_factory=list)
@@ -72,6 +74,11 @@ class HubStub:
     # Of a path, headers and body of an answer of the test's own; without a length, so that the body
     # may have no end.
     answers: dict[str, tuple[dict[str, str], Iterable[bytes]]] = field(default_factory=dict)
+
+    @property
+    def cdn(self) -> str:
+        """Where weights lie: this server, by another name."""
+        return self.endpoint.replace("127.0.0.1", "localhost")
 
     def asked_for(self, name: str) -> bool:
         return any(name in request for request in self.requests)
@@ -108,7 +115,7 @@ def client_of(endpoint: str, cache: Path, is_offline: bool = True) -> Iterator[N
         return httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=None, verify=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NO_PROXY", "127.0.0.1")
+        patch.setenv("NO_PROXY", NO_PROXY)
         patch.delenv("HF_TOKEN", raising=False)
         patch.setattr(constants, "HF_TOKEN_PATH", str(cache / "token"))
         patch.setattr(constants, "ENDPOINT", endpoint)
@@ -160,10 +167,10 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._listing({"id": model_id, "sha": COMMIT, "siblings": []})
             if path == f"/api/models/{model_id}/tree/{COMMIT}":
                 return self._listing(_tree(folder))
-            for prefix in (f"/{model_id}/resolve/{COMMIT}/", f"/cdn/{model_id}/"):
-                file = folder / path.removeprefix(prefix)
-                if path.startswith(prefix) and file.is_file():
-                    return self._file(model_id, folder, file, is_elsewhere=prefix[1:4] == "cdn")
+            for place in (f"/{model_id}/resolve", f"{SMALL}{model_id}", f"/cdn/{model_id}"):
+                file = folder / path.removeprefix(f"{place}/{COMMIT}/")
+                if path.startswith(f"{place}/{COMMIT}/") and file.is_file():
+                    return self._file(model_id, folder, file, place)
         self._refuse(Refusal(404, "RepoNotFound"))
 
     def _search_results(self) -> list[dict[str, object]]:
@@ -178,20 +185,29 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(refusal)
         self._send(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
 
-    def _file(self, model_id: str, folder: Path, file: Path, is_elsewhere: bool) -> None:
+    def _file(self, model_id: str, folder: Path, file: Path, place: str) -> None:
         if self.stub.refusal is not None:
             return self._refuse(self.stub.refusal)
-        raw = file.read_bytes()
+        raw, path = file.read_bytes(), f"{model_id}/{COMMIT}/{file.relative_to(folder).as_posix()}"
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{_etag(file)}"', "Accept-Ranges": "bytes"}
-        if file.suffix == ".safetensors" and not is_elsewhere:
-            name = file.relative_to(folder).as_posix()
-            headers |= {
-                "X-Linked-ETag": f'"{_etag(file)}"',
-                "X-Linked-Size": str(len(raw)),
-                "Location": f"{self.stub.cdn or self.stub.endpoint}/cdn/{model_id}/{name}",
-            }
-            return self._send(302, headers, b"")
-        self._content(raw, headers, is_weights=is_elsewhere)
+        if place.startswith("/cdn/"):
+            return self._content(raw, {"ETag": '"another"', "Accept-Ranges": "bytes"}, True)
+        if place.startswith(SMALL):
+            return self._content(
+                raw, headers | {"Content-Type": "text/plain; charset=utf-8"}, False
+            )
+        if file.suffix != ".safetensors":
+            return self._send(307, headers | {"Location": f"{SMALL}{path}?etag=x"}, b"Redirect")
+        token = f"{self.stub.endpoint}/api/models/{model_id}/xet-read-token/{COMMIT}"
+        headers |= {
+            "X-Linked-ETag": f'"{_etag(file)}"',
+            "X-Linked-Size": str(len(raw)),
+            "X-Xet-Hash": _etag(file),
+            "Link": f'<{token}>; rel="xet-auth"',
+            "ETag": '"of the redirect"',
+            "Location": f"{self.stub.cdn}/cdn/{path}?signature=x",
+        }
+        self._send(302, headers, b"Redirect")
 
     def _content(self, raw: bytes, headers: dict[str, str], is_weights: bool) -> None:
         asked = self.headers.get("Range")
@@ -280,6 +296,7 @@ def _entry(folder: Path, file: Path) -> dict[str, object]:
     entry |= {"size": size, "oid": _git_name(file)}
     if file.suffix == ".safetensors":
         entry["lfs"] = {"oid": _etag(file), "size": size, "pointerSize": 134}
+        entry["xetHash"] = _etag(file)
     return entry
 
 

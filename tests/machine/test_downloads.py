@@ -30,7 +30,7 @@ from localspec.machine.downloads import (
 )
 from localspec.machine.hub_files import HubFile, Survey
 from tests.kit import waiting
-from tests.kit.hub_stub import COMMIT, HubStub, Refusal, client_of, serve_hub
+from tests.kit.hub_stub import COMMIT, NO_PROXY, HubStub, Refusal, client_of, serve_hub
 
 pytestmark = pytest.mark.slow  # starts child processes
 
@@ -70,7 +70,7 @@ def environment(hub: HubStub, cache: Path) -> dict[str, str]:
         "HF_HUB_CACHE": str(cache),
         "HF_HOME": str(cache.parent / "hf"),
         "HF_HUB_DOWNLOAD_TIMEOUT": "1",
-        "NO_PROXY": "127.0.0.1",
+        "NO_PROXY": NO_PROXY,
     }
 
 

@@ -21,7 +21,7 @@ from localspec.core.options import LoadOptions
 from localspec.formats.folder_files import check_folder
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.sources import find_model, resolve
-from tests.kit.hub_stub import COMMIT, HubStub, Refusal, client_of, serve_hub
+from tests.kit.hub_stub import COMMIT, NO_PROXY, HubStub, Refusal, client_of, serve_hub
 from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import tiny_llama
 
@@ -197,7 +197,7 @@ def test_the_page_offline_still_fetches_what_is_named(hub: HubStub, tmp_path: Pa
     )
     environment = {
         **os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"),
-        "XDG_DATA_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1",
+        "XDG_DATA_HOME": str(tmp_path), "NO_PROXY": NO_PROXY,
     }  # fmt: skip
     environment.pop("HF_HUB_CACHE", None)
     command = [sys.executable, "-c", code]
