@@ -319,7 +319,7 @@ def stopped(known: Download, state: State, why: DownloadFault | None = None) -> 
 
 def advanced(known: Download, line: Mapping[str, Any], now_s: float | None = None) -> Download:
     """Return a download after one report of progress; now_s: None reads the clock. A report without
-    a file says that all are here and checked."""
+    a file says that all are here and the check begins."""
     name = line["file"]
     if name is None:
         return replace(known, state="checking", samples=())

@@ -40,14 +40,17 @@ from localspec.machine.hub_files import (
     limit_hub_client,
     search,
     searched,
-    survey,
+    survey_model,
     understood,
 )
 
 # Left free beside a model, or the log and the system suffer.
 SPARE_DISK_BYTES = 512 * 2**20
+# Attempts at one file in a row without a byte, and attempts in all: a line that drops every few
+# minutes still brings a large file.
 MOST_IDLE_ATTEMPTS = 3
 MOST_ATTEMPTS = 50
+# Lines about a file that comes: the page is drawn anew no more often.
 REPORTS_PER_S = 5.0
 # The client's own 10 MiB would show nothing for long on a slow line, and lose as much at a kill.
 CHUNK_BYTES = 64 * 1024
@@ -55,88 +58,88 @@ CHUNK_BYTES = 64 * 1024
 # Seconds for all answers to a question: the client asks again for 24 s where there is no network.
 QUESTION_S = 120.0
 
-# Called with a file's name and its bytes so far, and with None once all files are here and checked.
+# Called with a file's name and its bytes so far; with None when all are here and are checked.
 Report = Callable[[str | None, int], None]
 
 
 # -- the whole model ------------------------------------------------------------------------
 
 
-def fetch(found: Survey, report: Report) -> Path:
+def fetch(survey: Survey, report: Report) -> Path:
     """Fetch what a survey lists, and return the model's folder."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
-    if not any(file.name.endswith(".safetensors") for file in found.files):
-        raise DownloadError("format", model_id=found.model_id)
-    require_disk(found)
+    if not any(file.name.endswith(".safetensors") for file in survey.files):
+        raise DownloadError("format", model_id=survey.model_id)
+    require_disk(survey)
     limit_hub_client()
-    for folder in (found.parts, found.folder / "blobs", found.lock.parent):
+    for folder in (survey.parts, survey.folder / "blobs", survey.lock.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    with WeakFileLock(found.lock):  # two starts of the app must not write one part
-        blobs = {file: _blob(found, file) for file in found.files}
+    with WeakFileLock(survey.lock):  # two starts of the app must not write one part
+        blobs = {file: _blob(survey, file) for file in survey.files}
         absent = []
         for file, blob in blobs.items():
-            if blob.exists() or found.is_there(file):
-                found.part(file).unlink(missing_ok=True)
+            if blob.exists() or survey.is_there(file):
+                survey.part(file).unlink(missing_ok=True)
             else:
                 absent.append(file)
-        _receive_all(found, absent, report)
+        _receive_all(survey, absent, report)
         for file, blob in blobs.items():
-            _give_name(found, file, blob)
-        shutil.rmtree(found.parts)
-    # This commit is the one that is found by the model's name alone.
-    with replacing(found.folder / "refs" / "main") as part:
-        part.write_text(found.commit, encoding="utf-8")
-    return found.snapshot
+            _give_name(survey, file, blob)
+        shutil.rmtree(survey.parts)
+    # Programs take this commit where a person names the model alone.
+    with replacing(survey.folder / "refs" / "main") as part:
+        part.write_text(survey.commit, encoding="utf-8")
+    return survey.snapshot
 
 
-def require_disk(found: Survey) -> None:
+def require_disk(survey: Survey) -> None:
     """Room for what is still to come, before the first byte of it."""
-    needed = found.num_bytes - sum(found.held_bytes().values())
-    free = free_disk(found.folder)
+    needed = survey.num_bytes - sum(survey.held_bytes().values())
+    free = free_disk(survey.folder)
     room = needed if free is None else max(0, free - SPARE_DISK_BYTES)
     if needed > room:
         reason = f"{gb(needed)} more are needed, and {gb(room)} can be used there"
-        place, model_id = found.folder.parent, found.model_id
+        place, model_id = survey.folder.parent, survey.model_id
         raise DownloadError("disk", model_id=model_id, place=place, reason=reason)
 
 
-def _blob(found: Survey, file: HubFile) -> Path:
+def _blob(survey: Survey, file: HubFile) -> Path:
     """Return where the hub's cache keeps the content of a file, and take over as its part what an
     earlier version of localspec left there."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-    known = get_hf_file_metadata(hf_hub_url(found.model_id, file.name, revision=found.commit))
-    if (known.commit_hash, known.size) != (found.commit, file.num_bytes):
+    known = get_hf_file_metadata(hf_hub_url(survey.model_id, file.name, revision=survey.commit))
+    if (known.commit_hash, known.size) != (survey.commit, file.num_bytes):
         reason = "the hub serves another version than it lists"
         raise DownloadError("file", name=file.name, reason=reason)
     with understood():
-        blob = found.folder / "blobs" / hash_of_hub(known.etag)
+        blob = survey.folder / "blobs" / hash_of_hub(known.etag)
     old = blob.with_name(f"{blob.name}.incomplete")
-    if old.is_file() and not found.part(file).is_file():
-        os.replace(old, found.part(file))
+    if old.is_file() and not survey.part(file).is_file():
+        os.replace(old, survey.part(file))
     return blob
 
 
-def _receive_all(found: Survey, files: Sequence[HubFile], report: Report) -> None:
+def _receive_all(survey: Survey, files: Sequence[HubFile], report: Report) -> None:
     """Receive the files, until all their parts are what the hub lists."""
     from huggingface_hub import HfApi
 
     for _ in range(2):  # wrong bytes once may be an old part; twice they are what is sent
         for file in files:
-            _receive(found, file, report)
+            _receive(survey, file, report)
             report(file.name, file.num_bytes)
-        report(None, found.num_bytes)
+        report(None, survey.num_bytes)
         with understood():
             result = HfApi().verify_repo_checksums(
-                found.model_id, revision=found.commit, local_dir=found.parts
+                survey.model_id, revision=survey.commit, local_dir=survey.parts
             )
         wrong_names = {mismatch["path"] for mismatch in result.mismatches} | set(result.extra_paths)
         for file in files:
             if file.name in wrong_names:
-                found.part(file).unlink()
+                survey.part(file).unlink()
             else:
-                _require_readable(found.part(file))
+                _require_readable(survey.part(file))
         files = [file for file in files if file.name in wrong_names]
         if not files:
             return
@@ -159,14 +162,14 @@ def _require_readable(part: Path) -> None:
         raise DownloadError("file", name=part.name, reason=reason) from error
 
 
-def _give_name(found: Survey, file: HubFile, blob: Path) -> None:
+def _give_name(survey: Survey, file: HubFile, blob: Path) -> None:
     """Move a part into the hub's cache, and give it its name in the snapshot."""
     from huggingface_hub import hf_hub_download
 
-    if found.part(file).is_file():
-        os.replace(found.part(file), blob)
+    if survey.part(file).is_file():
+        os.replace(survey.part(file), blob)
     # The client finds the blob and fetches nothing.
-    place = Path(hf_hub_download(found.model_id, file.name, revision=found.commit))
+    place = Path(hf_hub_download(survey.model_id, file.name, revision=survey.commit))
     if not place.is_symlink():  # where there are no links it was copied
         blob.unlink(missing_ok=True)
 
@@ -174,16 +177,16 @@ def _give_name(found: Survey, file: HubFile, blob: Path) -> None:
 # -- one file -------------------------------------------------------------------------------
 
 
-def _receive(found: Survey, file: HubFile, report: Report) -> None:
+def _receive(survey: Survey, file: HubFile, report: Report) -> None:
     """Receive a file until its part is as long as the file. Each attempt goes on from the last
     one's end."""
     import httpx2
 
-    part, idle, last = found.part(file), 0, None  # type: Path, int, Exception | None
+    part, idle, last = survey.part(file), 0, None  # type: Path, int, Exception | None
     for _ in range(MOST_ATTEMPTS):
         before = _length(part, file)
         try:
-            _ask_for_rest(found, file, before, report)
+            _ask_for_rest(survey, file, before, report)
             return
         except httpx2.ReadError as error:  # the one that the client does not retry itself
             last = error
@@ -216,7 +219,7 @@ def _wrong_length(file: HubFile, num_bytes: int) -> DownloadError:
     return DownloadError("file", name=file.name, reason=reason)
 
 
-def _ask_for_rest(found: Survey, file: HubFile, start: int, report: Report) -> None:
+def _ask_for_rest(survey: Survey, file: HubFile, start: int, report: Report) -> None:
     """Receive what a part lacks. The client keeps no part of a file that it fetches itself: what
     has arrived of 5 GB would be lost with the connection."""
     from huggingface_hub import hf_hub_url
@@ -224,10 +227,10 @@ def _ask_for_rest(found: Survey, file: HubFile, start: int, report: Report) -> N
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     untyped: Any = http_get
-    with found.part(file).open("ab") as stream:
+    with survey.part(file).open("ab") as stream:
         untyped(
             # It leads to where the file lies. The client takes the token to no other host.
-            hf_hub_url(found.model_id, file.name, revision=found.commit),
+            hf_hub_url(survey.model_id, file.name, revision=survey.commit),
             stream,
             resume_size=start,
             headers=build_hf_headers(),
@@ -310,10 +313,10 @@ def run(model_id: str, flag: str = "", most_params: str = "") -> int:
                 say(found=[searched(model) for model in search(model_id, most_params)])
                 return 0
             is_known = flag == "--surveyed"
-            found = Survey.from_dict(json.load(sys.stdin)) if is_known else survey(model_id)
-        say(survey=asdict(found))
+            survey = Survey.from_dict(json.load(sys.stdin)) if is_known else survey_model(model_id)
+        say(survey=asdict(survey))
         if not is_question:
-            say(folder=str(fetch(found, lambda name, read: say(file=name, bytes=read))))
+            say(folder=str(fetch(survey, lambda name, read: say(file=name, bytes=read))))
     except Exception as error:  # the edge of this process: whoever reads it must be told why
         say_fault(error)
         return 1

@@ -1,6 +1,6 @@
 """What the hub holds of a model, what of it is wanted, and where the hub's cache keeps it.
 
-Contract: `survey` asks the hub and pins the commit it found; nothing is fetched or written.
+`survey_model` asks the hub and pins the commit it names; nothing is fetched or written.
 WANTED_FILES is the allow list: weights as safetensors, JSON, chat templates and the tokenizer's own
 files, from the top folder only; never pickle or code. `Survey.held_bytes` says what is on this
 disk. `search` finds models by name and size.
@@ -117,7 +117,7 @@ class Survey:
         return self.folder.parent / ".locks" / self._folder_name / "incomplete.lock"
 
 
-def survey(model_id: str) -> Survey:
+def survey_model(model_id: str) -> Survey:
     """Ask the hub. Raises whatever its client raises (`fault_of` puts it into words)."""
     from huggingface_hub import HfApi, snapshot_download
 

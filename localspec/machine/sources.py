@@ -24,7 +24,7 @@ from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.fetch import fetch
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf, shape_to_load
 from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
-from localspec.machine.hub_files import survey
+from localspec.machine.hub_files import survey_model
 from localspec.machine.model import Model
 from localspec.machine.profiles import Profile, find_profile, load_profiles
 from localspec.machine.trained import DRAFT, offered_results, trained_drafts
@@ -298,7 +298,7 @@ def _fetched(hub_id: str, say: Say) -> Path:
     # is asking.
     was_offline, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
     try:
-        folder = fetch(survey(hub_id), report)
+        folder = fetch(survey_model(hub_id), report)
     except (OSError, ValueError, httpx2.HTTPError, ConfigError, DownloadError) as error:
         raise ModelError(
             f"{hub_id} is not on this machine and could not be fetched. {fault_of(error, hub_id)}"

@@ -22,7 +22,7 @@ from localspec.machine import fetch as fetching
 from localspec.machine import hub_files
 from localspec.machine.download_faults import DownloadError, DownloadFault, fault_of
 from localspec.machine.fetch import fetch
-from localspec.machine.hub_files import survey
+from localspec.machine.hub_files import survey_model
 from localspec.machine.sources import cached_models, resolve
 from tests.kit.hub_stub import COMMIT, HubStub, Refusal, client_of, serve_hub
 from tests.kit.model_folders import VOCAB_SIZE, save_model
@@ -72,7 +72,7 @@ def cache(hub: HubStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def fetched(reports: list[tuple[str | None, int]] | None = None) -> Path:
     said = reports if reports is not None else []
-    return fetch(survey(TARGET), lambda *report: said.append(report))
+    return fetch(survey_model(TARGET), lambda *report: said.append(report))
 
 
 def fault() -> DownloadFault:
@@ -155,7 +155,7 @@ def test_a_fetched_model_is_found_offline_and_listed(hub: HubStub, cache: Path) 
 
 
 def test_the_dry_run_fetches_and_writes_nothing(hub: HubStub, cache: Path, folder: Path) -> None:
-    found = survey(TARGET)
+    found = survey_model(TARGET)
     wanted = [f for f in folder.iterdir() if f.is_file() and f.name not in UNWANTED]
     assert found.num_bytes == sum(file.stat().st_size for file in wanted)
     assert found.commit == COMMIT and not hub.asked_for(f"GET /{TARGET}/resolve")
@@ -232,7 +232,7 @@ def test_an_empty_file_belongs_to_its_model(folder: Path, tmp_path: Path) -> Non
 def test_a_part_with_wrong_bytes_is_found_out_and_fetched_anew(
     hub: HubStub, cache: Path, folder: Path
 ) -> None:
-    found = survey(TARGET)
+    found = survey_model(TARGET)
     file = next(each for each in found.files if each.name == WEIGHTS)
     part = found.part(file)
     part.parent.mkdir(parents=True)
@@ -245,7 +245,9 @@ def test_what_an_earlier_version_left_of_a_file_is_gone_on_with(
 ) -> None:
     """It named a part by its checksum and kept it among the blobs."""
     content = (folder / WEIGHTS).read_bytes()
-    old = survey(TARGET).folder / "blobs" / f"{hashlib.sha256(content).hexdigest()}.incomplete"
+    old = (
+        survey_model(TARGET).folder / "blobs" / f"{hashlib.sha256(content).hexdigest()}.incomplete"
+    )
     old.parent.mkdir(parents=True)
     old.write_bytes(content[:5000])
     assert (fetched() / WEIGHTS).read_bytes() == content
@@ -255,12 +257,12 @@ def test_what_an_earlier_version_left_of_a_file_is_gone_on_with(
 def test_what_another_commit_brought_is_not_fetched_again(hub: HubStub, cache: Path) -> None:
     shutil.rmtree(fetched())
     hub.requests.clear()
-    assert sum(survey(TARGET).held_bytes().values()) == survey(TARGET).num_bytes
+    assert sum(survey_model(TARGET).held_bytes().values()) == survey_model(TARGET).num_bytes
     assert (fetched() / WEIGHTS).is_file() and not hub.asked_for("GET /cdn")
 
 
 def test_a_part_longer_than_the_file_is_dropped(hub: HubStub, cache: Path, folder: Path) -> None:
-    found = survey(TARGET)
+    found = survey_model(TARGET)
     file = next(each for each in found.files if each.name == WEIGHTS)
     part = found.part(file)
     part.parent.mkdir(parents=True)
@@ -488,7 +490,7 @@ def test_a_list_of_files_without_end_is_given_up(
 def test_a_file_that_is_listed_otherwise_at_its_check_gets_no_name(
     hub: HubStub, cache: Path, changes: dict[str, Any]
 ) -> None:
-    known = survey(TARGET)
+    known = survey_model(TARGET)
     hub.answers[TREE] = JSON, listed(**changes)
     with pytest.raises(DownloadError) as caught:
         fetch(known, lambda name, read: None)
