@@ -16,6 +16,7 @@ from typing import Any
 from localspec.bench.results import ALL
 from localspec.bench.settings import BenchSettings, suite_settings
 from localspec.bench.tables import interval
+from localspec.core.backend import Report
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError
 from localspec.core.options import LoadOptions
@@ -43,64 +44,66 @@ class NamedResult:
         return (f"{self.drafter}@1-{known or USUAL_LENGTHS}", self.drafter)
 
 
-def named_results(options: LoadOptions) -> tuple[LoadOptions, list[NamedResult]]:
-    """Return what `--heads` names, and the options that load it: a draft is loaded as one. Raises
-    ConfigError for two of a kind, ModelError for a folder that is none or another target's."""
-    named = [_named(Path(folder).expanduser()) for folder in options.heads]
-    for place, result in enumerate(named):
-        other = next((each for each in named[:place] if each.drafter == result.drafter), None)
-        if other is not None:
+def named_results(options: LoadOptions, report: Report) -> tuple[LoadOptions, list[NamedResult]]:
+    """Return what `--heads` names, and the options that load it: a draft is loaded as one. report:
+    called with what is fetched of the target. Raises ConfigError for two of a kind, ModelError for
+    a folder that is none or another target's."""
+    results = [_named_result(Path(folder).expanduser()) for folder in options.heads]
+    by_drafter = dict[str, NamedResult]()
+    for result in results:
+        other = by_drafter.setdefault(result.drafter, result)
+        if other is not result:
             raise ConfigError(
                 f"{other.folder} and {result.folder} are both for {result.drafter}, and one can be "
                 "loaded at a time. Compare each by itself with plain decoding."
             )
-    drafts = [str(each.folder) for each in named if each.drafter == "draft_model"]
+    drafts = [str(result.folder) for result in results if result.drafter == "draft_model"]
     if drafts and options.draft is not None:
         raise ConfigError(f"--draft and --heads {drafts[0]} both name a draft. Leave one out.")
-    heads = tuple(str(each.folder) for each in named if each.drafter != "draft_model")
+    heads = tuple(str(result.folder) for result in results if result.drafter != "draft_model")
     options = replace(options, heads=heads, draft=next(iter(drafts), options.draft))
-    if named:
-        target = resolve(options).folder
-        for each in named:
-            require_trained_for(each.folder, target)
-    return options, named
+    if results:
+        target = resolve(options, report).folder
+        for result in results:
+            require_trained_for(result.folder, target)
+    return options, results
 
 
-def _named(folder: Path) -> NamedResult:
+def _named_result(folder: Path) -> NamedResult:
     note = read_artifact(folder) if (folder / NOTE).is_file() else None
     if note is not None and note.kind == DRAFT:
         return NamedResult(folder, "draft_model", note)
     return NamedResult(folder, head_kind(folder), note)
 
 
-def settings_of(named: Sequence[NamedResult], home: Path | None) -> BenchSettings:
+def settings_of(results: Sequence[NamedResult], home: Path | None) -> BenchSettings:
     """Return what is compared where nothing else was asked for: few prompts, greedily."""
-    arms = (arm for each in named for arm in each.arms)
+    arms = (arm for result in results for arm in result.arms)
     return replace(suite_settings("quick", home), arms=(OFF, *arms, AUTO))
 
 
-def gains(result: Mapping[str, Any], named: Sequence[NamedResult]) -> list[dict[str, Any]]:
+def gains(comparison: Mapping[str, Any], results: Sequence[NamedResult]) -> list[dict[str, Any]]:
     """Return for each folder its held-out acceptance and its best arm, as JSON data. best: None
     where no arm could be measured. pays: None where that is not known."""
     return [
         {
-            "folder": str(each.folder),
-            "drafter": each.drafter,
-            "target": None if each.note is None else each.note.target,
-            "acceptance": None if each.note is None else each.note.acceptance,
-            "before": None if each.note is None else each.note.before,
-            "best": (best := _best(result, each.drafter)),
+            "folder": str(result.folder),
+            "drafter": result.drafter,
+            "target": None if result.note is None else result.note.target,
+            "acceptance": None if result.note is None else result.note.acceptance,
+            "before": None if result.note is None else result.note.before,
+            "best": (best := _best(comparison, result.drafter)),
             "pays": None if best is None else _pays(best),
         }
-        for each in named
+        for result in results
     ]
 
 
-def _best(result: Mapping[str, Any], drafter: str) -> dict[str, Any] | None:
+def _best(comparison: Mapping[str, Any], drafter: str) -> dict[str, Any] | None:
     """Of all temperatures. A single prompt has no interval and counts by its ratio alone."""
     rows = (
         row
-        for row in result["rows"]
+        for row in comparison["rows"]
         if row["arm"].partition("@")[0] == drafter and row["task"] == ALL
     )
     known = [row for row in rows if row["ratio_to_off"] is not None]
@@ -115,9 +118,9 @@ def _pays(best: Mapping[str, Any]) -> bool | None:
     return True if (best["ratio_low"] or 0.0) > 1.0 else None
 
 
-def render_gains(found: Sequence[Mapping[str, Any]]) -> str:
+def render_gains(all_gains: Sequence[Mapping[str, Any]]) -> str:
     """Return what is said of each folder below the tables of the comparison."""
-    return "\n".join(line for gain in found for line in ("", *_lines(gain)))
+    return "\n".join(line for gain in all_gains for line in ("", *_lines(gain)))
 
 
 def _lines(gain: Mapping[str, Any]) -> list[str]:

@@ -124,7 +124,7 @@ def bench(
     from localspec.bench.report import render
     from localspec.bench.settings import suite_settings
 
-    options, named = named_results(replace(options, parallel=1))
+    options, named = named_results(replace(options, parallel=1), to_stderr)
     is_of_heads = bool(named) and arms is None and asked.suite is None
     usual = suite_settings(asked.suite, options.home, others)
     settings = asked.changed(settings_of(named, options.home) if is_of_heads else usual, arms)

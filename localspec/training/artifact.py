@@ -55,7 +55,7 @@ def _write_note(folder: Path, note: Artifact) -> None:
 def content_hash(folder: Path) -> str:
     """Return a short hash of a result's files and their names, without its note."""
     digest = hashlib.sha256()
-    for place in sorted(each for each in folder.rglob("*") if each != folder / NOTE):
+    for place in sorted({*folder.rglob("*")} - {folder / NOTE}):
         digest.update(f"{place.relative_to(folder).as_posix()}\0".encode())
         if place.is_file():
             with place.open("rb") as stream:

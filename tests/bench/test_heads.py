@@ -44,7 +44,8 @@ def trained(folder: Path, target: Path | None, kind: str) -> str:
 
 
 def named(target: Path, home: Path, *heads: str, draft: str | None = None) -> Any:
-    return named_results(LoadOptions(model=str(target), home=home, heads=heads, draft=draft))
+    options = LoadOptions(model=str(target), home=home, heads=heads, draft=draft)
+    return named_results(options, pytest.fail)
 
 
 def test_a_head_stays_a_head_and_a_draft_is_loaded_as_one(target: Path, tmp_path: Path) -> None:
