@@ -1,14 +1,18 @@
 """A throughput test of somebody's server, as its users meet it: many requests, streamed.
 
-Contract: at each concurrency every prompt is asked once of each server, the servers in turn, so
-that both meet the same load; a few requests before that are not counted. With two servers, the
-first speculates and the second does not, and the advice compares them; of one alone it goes by
-acceptance. What was drafted is the difference of the server's counters over the whole run, which
-nobody else may use meanwhile, else what the replies tell. Unknown is null.
+Contract: at each concurrency every prompt is asked of each arm, the arms by turns, so that all meet
+the same load; a few requests before that are not counted. With two arms the first speculates and
+the second does not, and the advice compares them; of one alone it goes by acceptance. The second
+arm is the server of `--plain`, or the same server where it takes the drafter from the request. What
+was drafted is the difference of the server's counters over the whole run, which nobody else may use
+meanwhile, else what the replies tell. Unknown is null.
 
 TTFT and inter-token times are the client's, from the request to the first text, and between two
 events of the stream; an event of a server that speculates may hold several tokens. tpot_ms: from
-the first to the last event, by the tokens after the first.
+the first to the last event, by the tokens after the first. speedup is of tokens over time of all
+runs, of_one_at_a_time the same against one plain reply after the other, both with their 95 %
+interval over the repetitions. num_differing: replies whose text is not that of the first arm
+without speculation at the first concurrency; of one arm alone its own.
 
 Not here: comparing ways of drafting of the engine here (compare).
 """
@@ -18,18 +22,21 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from localspec.bench.cases import Prompt
-from localspec.bench.tables import DASH, Column, aligned, number, text
-from localspec.core.arithmetic import percentile, ratio
+from localspec.bench.statistics import IntervalEstimate, Timed, rate_ratio
+from localspec.bench.tables import DASH, Column, aligned, known, limits, number, text
+from localspec.chat.compare import Answer, answers, compare
+from localspec.core.arithmetic import percentile
 from localspec.core.backend import Message, Request
-from localspec.core.decoding import SamplingParams
+from localspec.core.decoding import AUTO, OFF, SamplingParams
 from localspec.core.errors import ConfigError, LocalspecError
 from localspec.core.options import RemoteServer
 from localspec.core.speculation import DecodeCounts
@@ -38,25 +45,54 @@ from localspec.core.units import took
 from localspec.remote.counters import Counters
 from localspec.remote.server import ServerBackend
 
-WARM_REQUESTS = 2  # of each server before each run
+WARM_REQUESTS, WARM_TOKENS = 2, 16  # at least so many requests before each run
 MOST_LOOKS, LOOK_S = 50, 0.1  # at counters that move
 PERCENTILES = (50, 95, 99)
 # Acceptance rates between which the advice changes.
 GOOD, FAIR = 0.7, 0.4
 FASTER, SLOWER = 1.05, 0.95  # times plain decoding
+SPECULATIVE, PLAIN = "speculative", "plain"
+DRAFT_COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
 @dataclass(frozen=True)
-class Answered:
-    """One request. gaps_ms: between the events of its stream. fault: why it failed."""
+class ServerArm:
+    """drafter: that each request names; AUTO leaves it to the server."""
 
-    stats: TurnStats | None
-    gaps_ms: tuple[float, ...] = ()
-    fault: str | None = None
+    name: str
+    backend: ServerBackend
+    drafter: str = AUTO
+
+
+@dataclass(frozen=True)
+class Load:
+    """So many requests at the same time. time: of the repetition, from 0."""
+
+    concurrency: int
+    time: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """All requests to one arm, once. answers: in the order of the prompts, None of one that failed.
+    counts: what was drafted, in the order of DRAFT_COUNTS, None where that is not known."""
+
+    answers: tuple[Answer | None, ...]
+    faults: tuple[str, ...]
+    seconds: float
+    counts: tuple[int | None, ...]
+    batch: dict[str, Any] | None
 
     @property
-    def num_tokens(self) -> int:
-        return 0 if self.stats is None else self.stats.num_output_tokens
+    def whole(self) -> list[Answer]:
+        return [answer for answer in self.answers if answer is not None]
+
+    @property
+    def timed(self) -> Timed:
+        return sum(each.stats.num_output_tokens for each in self.whole), 1000.0 * self.seconds
+
+
+Runs = Mapping[tuple[str, int], Sequence[Run]]  # of an arm's name and a concurrency
 
 
 def run_remote(
@@ -66,80 +102,100 @@ def run_remote(
     max_tokens: int,
     temperature: float,
     say: Callable[[str], None],
+    repeats: int = 1,
 ) -> dict[str, Any]:
-    """The result as plain JSON data. Raises ConfigError."""
+    """The result as plain JSON data. repeats: how often the arms take turns at each concurrency,
+    with other seeds. Raises ConfigError."""
     if not prompts or not concurrencies or min(concurrencies) < 1:
         raise ConfigError("A test needs prompts, and --concurrency numbers of at least 1.")
-    requests = [_request(prompt, max_tokens, temperature) for prompt in prompts]
+    loads = [Load(each, time) for each in dict.fromkeys(concurrencies) for time in range(repeats)]
+
+    def ask(load: Load, arm: ServerArm) -> Generator[Run, None, None]:
+        say(f"{arm.name}: {len(prompts)} requests, {load.concurrency} at the same time")
+        requests = [_request(each, max_tokens, temperature, arm, load.time) for each in prompts]
+        yield _run(arm, requests, load.concurrency)
+
+    runs = defaultdict[tuple[str, int], list[Run]](list)
     with ExitStack() as stack:
         backends = [
             stack.enter_context(closing(ServerBackend(one, counts_replies=False)))
             for one in servers
         ]
-        names = ["speculative", "plain"][: len(backends)]
-        rows = list[dict[str, Any]]()
-        for concurrency in concurrencies:
-            for name, backend in zip(names, backends, strict=True):
-                say(f"{name}: {len(requests)} requests, {concurrency} at the same time")
-                row = _run(backend, requests, concurrency)
-                rows.append({"server": name, "concurrency": concurrency, **row})
-        described = [backend.describe() for backend in backends]
-    rows = _with_speedups(rows)
+        arms = _arms(backends)
+        for sample in compare(ask, loads, arms, 1, threading.Event()):
+            if sample.is_over:
+                runs[sample.arm.name, sample.prompt.concurrency].append(sample.answer)
+        described = [arm.backend.describe() for arm in arms]
+    rows = _rows(runs, [arm.name for arm in arms], list(dict.fromkeys(concurrencies)))
     return {
         "servers": [
-            {"name": name, "model": one.target, "program": one.server and one.server.name}
-            for name, one in zip(names, described, strict=True)
+            {"name": arm.name, "model": one.target, "program": one.server and one.server.name}
+            for arm, one in zip(arms, described, strict=True)
         ],
-        "num_prompts": len(requests),
+        "num_prompts": len(prompts),
         "max_tokens": max_tokens,
         "temperature": temperature,
+        "repeats": repeats,
         "rows": rows,
         "advice": list(_advice(rows)),
     }
 
 
-def _request(prompt: Prompt, max_tokens: int, temperature: float) -> Request:
-    sampling = SamplingParams(temperature=temperature, seed=zlib.crc32(prompt.id.encode()))
-    return Request((Message("user", prompt.text),), sampling, max_tokens)
+def _arms(backends: Sequence[ServerBackend]) -> list[ServerArm]:
+    """Return the speculating arm, and the plain one where there is any."""
+    first, *others = backends
+    plain = [ServerArm(PLAIN, each) for each in others]
+    if not others and first.takes_drafter:
+        plain = [ServerArm(PLAIN, first, OFF)]
+    return [ServerArm(SPECULATIVE, first), *plain]
 
 
-def _run(backend: ServerBackend, requests: Sequence[Request], concurrency: int) -> dict[str, Any]:
+def _request(
+    prompt: Prompt, max_tokens: int, temperature: float, arm: ServerArm, time: int
+) -> Request:
+    seed = zlib.crc32(prompt.id.encode()) + time
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    return Request((Message("user", prompt.text),), sampling, max_tokens, drafter=arm.drafter)
+
+
+def _run(arm: ServerArm, requests: Sequence[Request], concurrency: int) -> Run:
+    backend = arm.backend
     with ThreadPoolExecutor(concurrency) as pool:
-        list(pool.map(lambda one: _answer(backend, one), requests[:WARM_REQUESTS]))
+        list(pool.map(lambda one: _answer(backend, one), _warm_requests(arm, concurrency)))
         before, started_s = _settled(backend), time.monotonic()
-        answered = list(pool.map(lambda one: _answer(backend, one), requests))
+        replies = list(pool.map(lambda one: _answer(backend, one), requests))
         took_s = time.monotonic() - started_s
         after = _settled(backend)
-    whole = [one for one in answered if one.fault is None]
-    stats = [one.stats for one in whole if one.stats is not None]
-    num_tokens = sum(one.num_tokens for one in whole)
-    faults = sorted({one.fault for one in answered if one.fault is not None})
-    return {
-        "num_requests": len(answered),
-        "num_failed": len(answered) - len(whole),
-        "faults": faults,
-        "seconds": took_s,
-        "requests_per_second": len(whole) / took_s,
-        "tokens_per_second": num_tokens / took_s,
-        "ttft_ms": _spread([one.ttft_ms for one in stats if one.ttft_ms is not None]),
-        "inter_token_ms": _spread([gap for one in whole for gap in one.gaps_ms]),
-        "tpot_ms": _spread(list(_tpot_ms(stats))),
-        **_drafts(before, after, stats),
-        "batch": _batch(backend, requests) if concurrency > 1 else None,
-    }
+    own = tuple(each if isinstance(each, Answer) else None for each in replies)
+    return Run(
+        own,
+        tuple(each for each in replies if isinstance(each, str)),
+        took_s,
+        _draft_counts(before, after, [each.stats for each in own if each is not None]),
+        _batch(backend, requests) if concurrency > 1 else None,
+    )
 
 
-def _answer(backend: ServerBackend, request: Request) -> Answered:
-    times_s, stats, fault = list[float](), None, None
+def _warm_requests(arm: ServerArm, concurrency: int) -> list[Request]:
+    """Return as many as run at the same time. They ask something else than the prompts, so that no
+    prompt stands in the server's caches from an earlier run."""
+    return [
+        Request(
+            (Message("user", f"Name {number} rivers."),),
+            SamplingParams(seed=0),
+            WARM_TOKENS,
+            drafter=arm.drafter,
+        )
+        for number in range(2, 2 + max(WARM_REQUESTS, concurrency))
+    ]
+
+
+def _answer(backend: ServerBackend, request: Request) -> Answer | str:
+    """Return the whole answer, or why there is none."""
     try:
-        for chunk in backend.generate(request, threading.Event()):
-            stats, fault = chunk.stats, chunk.error
-            if chunk.text or chunk.thinking:
-                times_s.append(time.monotonic())
+        return deque(answers(backend, request, threading.Event()), maxlen=1)[0]
     except LocalspecError as error:
-        fault = str(error)
-    gaps = (1000.0 * (after_s - before_s) for before_s, after_s in pairwise(times_s))
-    return Answered(stats, tuple(gaps), fault)
+        return str(error)
 
 
 def _settled(backend: ServerBackend) -> Counters | None:
@@ -154,37 +210,27 @@ def _settled(backend: ServerBackend) -> Counters | None:
     return found
 
 
-def _tpot_ms(stats: Sequence[TurnStats]) -> Iterator[float]:
-    for one in stats:
-        if one.num_output_tokens > 1:
-            yield one.decode_ms / (one.num_output_tokens - 1)
-
-
 def _spread(values: Sequence[float]) -> dict[str, float] | None:
     found = {f"p{each}": percentile(values, each / 100) for each in PERCENTILES}
     known = {name: value for name, value in found.items() if value is not None}
     return known or None
 
 
-def _drafts(
+def _draft_counts(
     before: Counters | None, after: Counters | None, stats: Sequence[TurnStats]
-) -> dict[str, Any]:
+) -> tuple[int | None, ...]:
     """What was drafted in the run, by the counters where it has them, else by the replies."""
-    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
     if before is not None and after is not None:
         is_alone = after.num_finished - before.num_finished == len(stats)
-        sums = [int(getattr(after, name) - getattr(before, name)) for name in names]
-        counts = sums if is_alone else [None] * 3
-    else:
-        of_replies = [[one.told(name) for one in stats] for name in names]
-        counts = [None if None in each or not each else sum(each) for each in of_replies]
-    told = {name: count for name, count in zip(names, counts, strict=True) if count is not None}
-    rates = DecodeCounts(**told) if "num_accepted_tokens" in told else DecodeCounts()
-    return {
-        **dict(zip(names, counts, strict=True)),
-        "acceptance_rate": rates.acceptance_rate,
-        "mean_accepted_length": rates.mean_accepted_length,
-    }
+        sums = tuple(int(getattr(after, name) - getattr(before, name)) for name in DRAFT_COUNTS)
+        return sums if is_alone else (None,) * len(DRAFT_COUNTS)
+    return tuple(_sum([one.told(name) for one in stats]) for name in DRAFT_COUNTS)
+
+
+def _sum(counts: Sequence[int | None]) -> int | None:
+    """The sum of known counts; None where one of them is not known, or there is none."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
 
 
 def _batch(backend: ServerBackend, requests: Sequence[Request]) -> dict[str, Any] | None:
@@ -208,26 +254,79 @@ def _batch(backend: ServerBackend, requests: Sequence[Request]) -> dict[str, Any
     }
 
 
-def _with_speedups(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """speedup: tokens per second of the run, times those of the plain server under this load."""
-    plain = {
-        row["concurrency"]: row["tokens_per_second"] for row in rows if row["server"] == "plain"
+def _rows(runs: Runs, names: Sequence[str], concurrencies: Sequence[int]) -> list[dict[str, Any]]:
+    """One row for each concurrency and arm."""
+    base = names[-1]  # the plain arm, where there is one
+    first = runs[base, concurrencies[0]]
+    rows = []
+    for concurrency in concurrencies:
+        for name in names:
+            own = runs[name, concurrency]
+            plain = runs[base, concurrency] if name != PLAIN and base == PLAIN else ()
+            row = {
+                "server": name,
+                "concurrency": concurrency,
+                **_figures(own),
+                **_ratio(own, plain).columns("speedup"),
+                **_ratio(own, runs.get((base, 1), ())).columns("of_one_at_a_time"),
+                "num_differing": sum(map(_num_differing, own, first)),
+            }
+            rows.append(row)
+    return rows
+
+
+def _figures(runs: Sequence[Run]) -> dict[str, Any]:
+    whole = list(chain.from_iterable(run.whole for run in runs))
+    seconds = sum(run.seconds for run in runs)
+    counts = [_sum(each) for each in zip(*(run.counts for run in runs), strict=True)]
+    told = {n: count for n, count in zip(DRAFT_COUNTS, counts, strict=True) if count is not None}
+    rates = DecodeCounts(**told) if "num_accepted_tokens" in told else DecodeCounts()
+    stats = [answer.stats for answer in whole]
+    return {
+        "num_requests": sum(len(run.answers) for run in runs),
+        "num_failed": sum(len(run.faults) for run in runs),
+        "faults": sorted({fault for run in runs for fault in run.faults}),
+        "seconds": seconds,
+        "requests_per_second": len(whole) / seconds,
+        "tokens_per_second": sum(one.num_output_tokens for one in stats) / seconds,
+        "ttft_ms": _spread([one.ttft_ms for one in stats if one.ttft_ms is not None]),
+        "inter_token_ms": _spread(list(chain.from_iterable(map(_gaps_ms, whole)))),
+        "tpot_ms": _spread([ms for one in stats if (ms := _tpot_ms(one)) is not None]),
+        "num_reused_tokens": _sum([one.told("num_reused_tokens") for one in stats]),
+        **dict(zip(DRAFT_COUNTS, counts, strict=True)),
+        "acceptance_rate": rates.acceptance_rate,
+        "mean_accepted_length": rates.mean_accepted_length,
+        "batch": runs[-1].batch,
     }
-    return [
-        {
-            **row,
-            "speedup": None
-            if row["server"] == "plain"
-            else ratio(row["tokens_per_second"], plain.get(row["concurrency"])),
-        }
-        for row in rows
-    ]
+
+
+def _gaps_ms(answer: Answer) -> list[float]:
+    """Between the events of its stream."""
+    return [1000.0 * (after_s - before_s) for before_s, after_s in pairwise(answer.arrived_s)]
+
+
+def _tpot_ms(stats: TurnStats) -> float | None:
+    num_after_first = stats.num_output_tokens - 1
+    return stats.decode_ms / num_after_first if num_after_first > 0 else None
+
+
+def _ratio(runs: Sequence[Run], others: Sequence[Run]) -> IntervalEstimate:
+    """Tokens over time, runs over others, each repetition paired; unknown without others."""
+    if not others:
+        return IntervalEstimate()
+    return rate_ratio([run.timed for run in runs], [run.timed for run in others])
+
+
+def _num_differing(run: Run, first: Run) -> int:
+    """Replies whose text is not that of the first run."""
+    pairs = zip(run.answers, first.answers, strict=True)
+    return sum(None not in (a, b) and a.text != b.text for a, b in pairs)  # type: ignore[union-attr]
 
 
 def _advice(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A sentence for each load of the server that speculates."""
     for row in rows:
-        if row["server"] == "plain":
+        if row["server"] == PLAIN:
             continue
         rate, gain = row["acceptance_rate"], row["speedup"]
         at = f"With {row['concurrency']} at the same time"
@@ -267,18 +366,30 @@ COLUMNS = (
     text("server"),
     number("req/s", "requests_per_second", ".2f"),
     number("tok/s", "tokens_per_second", ".1f"),
+    Column("each", lambda row: _each(row["tpot_ms"])),
     Column("TTFT P50/95/99", lambda row: _triple(row["ttft_ms"])),
     Column("between P50/95/99", lambda row: _triple(row["inter_token_ms"])),
     number("accepted", "acceptance_rate", ".0%"),
     number("mean length", "mean_accepted_length", ".2f"),
     number("times plain", "speedup", ".2f"),
+    limits("95 %", "speedup"),
+    number("times one at a time", "of_one_at_a_time", ".2f"),
+    limits("95 %", "of_one_at_a_time"),
+    number("differ", "num_differing", "d"),
     number("failed", "num_failed", "d"),
 )
 
 
 def render_remote(result: Mapping[str, Any]) -> str:
     faults = sorted({fault for row in result["rows"] for fault in row["faults"]})
-    return "\n".join([*aligned(COLUMNS, result["rows"]), "", *result["advice"], *faults])
+    return "\n".join(
+        [*aligned(known(COLUMNS, result["rows"]), result["rows"]), "", *result["advice"], *faults]
+    )
+
+
+def _each(tpot_ms: Mapping[str, float] | None) -> str:
+    """The rate of the reply in the middle, behind its first token."""
+    return f"{1000.0 / tpot_ms['p50']:.1f}" if tpot_ms and tpot_ms["p50"] else DASH
 
 
 def _triple(spread: Mapping[str, float] | None) -> str:

@@ -33,7 +33,7 @@ ARMS_HELP = (
 SETUP_HELP = "python -m tools.peers: install llama.cpp and vLLM, and end."
 THREADS_HELP = "python -m tools.peers: threads of other engines; default: as many as ours."
 OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
-ONLY_HERE = ("suite", "arms", "warm", "repeats", "peer_threads")
+ONLY_HERE = ("suite", "arms", "warm", "peer_threads")
 # Flags of earlier versions, each with what does the same now.
 GONE = {
     "cold_starts": (
@@ -73,7 +73,11 @@ class BenchFlags:
     ] = None
     plot: Annotated[str | None, typer.Option(hidden=True)] = None
     plain: Annotated[
-        str | None, typer.Option(help="With --remote: the same server without speculation.")
+        str | None,
+        typer.Option(
+            help="With --remote: the same server without speculation; a localspec server is asked "
+            "for both."
+        ),
     ] = None
     concurrency: Annotated[
         str | None,
@@ -167,7 +171,9 @@ def _measure_servers(
     at_once = listed_numbers(asked.concurrency or "1,4,16", int)
     cases = load_prompts(settings.prompts or OWN_PROMPTS, settings.limit)
     limit, temperature = settings.max_tokens, settings.temperatures[0]
-    measured = run_remote([server, *plain], cases, at_once, limit, temperature, to_stderr)
+    measured = run_remote(
+        [server, *plain], cases, at_once, limit, temperature, to_stderr, settings.repeats
+    )
     _tell(measured, render_remote(measured), kept, as_json)
 
 

@@ -83,6 +83,11 @@ class ServerBackend:
             self._client = _client_of(server, self._connection)
             self._open = stack.pop_all()
 
+    @property
+    def takes_drafter(self) -> bool:
+        """Whether a request may name the drafter, or none."""
+        return self._found.kind.takes_drafter
+
     def is_alive(self) -> bool:
         return True  # a server that went away may be there again with the next request
 

@@ -44,6 +44,10 @@ def fields_of(found: servers.Found, request: Request) -> dict[str, Any]:
     }
     if request.ignores_end:
         extra["ignore_eos"] = True
+    if request.drafter != AUTO:  # else as the server was started
+        extra["drafter"] = request.drafter
+    if request.num_draft_tokens is not None:
+        extra["num_draft_tokens"] = request.num_draft_tokens
     if request.is_raw:
         fields["prompt"] = request.messages[0].content
     else:
@@ -65,7 +69,8 @@ def _refuse_what_cannot_be(kind: servers.ServerKind, request: Request) -> None:
     filters = (sampling.top_k, sampling.min_p, sampling.repetition_penalty)
     refusals = (
         (
-            request.drafter != AUTO or request.num_draft_tokens is not None,
+            not kind.takes_drafter
+            and (request.drafter != AUTO or request.num_draft_tokens is not None),
             "decides by itself whether and how it drafts, for all requests alike. Choose "
             '"auto" and leave the fixed γ empty. To compare it with plain decoding, start it '
             "without speculation beside: python -m localspec bench --remote URL --plain URL",

@@ -57,7 +57,8 @@ class ServerKind:
     fields: of every request. continuing: fields by which the last message is continued, None where
     it cannot be. counts_tokens: whether /tokenize takes a conversation. can_switch_thinking: by the
     chat template's arguments. counts_as_it_goes: whether every event can hold the number of tokens
-    so far. drafts: in its streams. counters: prefix of its counters in /metrics.
+    so far. takes_drafter: whether a request may name the drafter, or none. drafts: in its streams.
+    counters: prefix of its counters in /metrics.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ServerKind:
     counts_tokens: bool = False
     can_switch_thinking: bool = False
     counts_as_it_goes: bool = False
+    takes_drafter: bool = False
     drafts: DraftPaths | None = None
     counters: str = ""
 
@@ -122,6 +124,7 @@ KINDS = (
         sampling=SAME_NAMES,
         no_top_k=0,
         can_switch_thinking=True,
+        takes_drafter=True,
         drafts=DraftPaths(
             "choices.speculation.num_drafts",
             "choices.speculation.num_draft_tokens",
@@ -152,8 +155,10 @@ class Found:
         """What cannot be asked of it."""
         kind = self.kind
         told = [
-            "It decides by itself whether and how it drafts, for all requests alike, so a way of "
-            "drafting cannot be chosen here, nor plain decoding beside it.",
+            "It does not tell which drafters it has, so none can be chosen here."
+            if kind.takes_drafter
+            else "It decides by itself whether and how it drafts, for all requests alike, so a way "
+            "of drafting cannot be chosen here, nor plain decoding beside it.",
             "It does not say which tokens were drafted, so there is no view of tokens and no "
             "replay.",
         ]

@@ -64,8 +64,34 @@ def test_every_prompt_is_asked_of_both_at_every_load(pair: tuple[Stub, Stub]) ->
     gains = [row["speedup"] for row in rows]
     assert gains[1] is gains[3] is None
     assert gains[0] == pytest.approx(rows[0]["tokens_per_second"] / rows[1]["tokens_per_second"])
-    assert len(drafting.bodies) == len(plain.bodies) == 2 * (2 + 6)
+    assert len(drafting.bodies) == len(plain.bodies) == (2 + 6) + (3 + 6)
+    asked = [body["messages"][0]["content"] for body in drafting.bodies]
+    assert not set(asked[:2]) & set(asked[2:8]), "no prompt stands in a cache"
+    assert [row["num_differing"] for row in rows] == [0, 0, 0, 0]
+    assert [row["of_one_at_a_time_low"] for row in rows] == [None] * 4, "one run has no interval"
     assert "times plain" in render_remote(result)
+
+
+@pytest.mark.slow
+def test_arms_take_turns_as_often_as_is_asked_for_with_other_seeds(pair: tuple[Stub, Stub]) -> None:
+    drafting, plain = pair
+    plain.words = ("Rain", " fell", ".")
+    result = measured(drafting, plain, concurrencies=[1], repeats=2, prompts=PROMPTS[:2])
+    row, _ = result["rows"]
+    assert (row["num_requests"], row["num_draft_tokens"], row["num_differing"]) == (4, 48, 4)
+    assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+    assert row["speedup"] == row["of_one_at_a_time"], "without speculation one at a time"
+    seeds = [body["seed"] for body in drafting.bodies]
+    assert seeds[2:4] == [seed - 1 for seed in seeds[6:8]]
+    assert f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}" in render_remote(result)
+
+
+@pytest.mark.slow
+def test_a_localspec_server_is_asked_for_both_ways(pair: tuple[Stub, Stub]) -> None:
+    pair[0].owned_by = "localspec"
+    result = measured(pair[0], concurrencies=[2])
+    assert [row["server"] for row in result["rows"]] == ["speculative", "plain"]
+    assert [body.get("drafter") for body in pair[0].bodies] == [None] * 8 + ["off"] * 8
 
 
 @pytest.mark.slow

@@ -200,6 +200,16 @@ def test_a_reply_is_continued_as_it_stands(stub: Stub, open_it: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_localspec_server_takes_the_drafter_from_the_request(stub: Stub, open_it: Any) -> None:
+    stub.owned_by = "localspec"
+    backend = open_it(stub)
+    for more in ({}, {"drafter": OFF}, {"drafter": "ngram", "num_draft_tokens": 3}):
+        chunks(backend, **more)
+    told = [(body.get("drafter"), body.get("num_draft_tokens")) for body in stub.bodies]
+    assert told == [(None, None), (OFF, None), ("ngram", 3)]
+    assert "plain decoding" not in " ".join(backend.describe().server.limits)
+
+
 @pytest.mark.parametrize(
     ("asked", "word"),
     [

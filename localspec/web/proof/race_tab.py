@@ -30,7 +30,7 @@ POLL_S = 0.15
 SEED = 1
 FEWEST_TOKENS, MOST_TOKENS = 8, 2048  # of a reply
 ON_A_SERVER = (
-    "A server answers, and it cannot be told to write without drafting. Load a model of this "
+    "A server answers, which does not tell the tokens that a race compares. Load a model of this "
     "machine, under Models, to race."
 )
 # The button to stop is off when it has done its work, and would take the focus with it.
