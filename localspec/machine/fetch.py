@@ -4,8 +4,7 @@ that does it: `python -m localspec.machine.fetch MODEL_ID [--survey | --surveyed
 `fetch` takes a survey, checks that the disk has room, fetches file after file at the commit of the
 survey, verifies all of them before any has its name in the cache, and returns the model's folder.
 It may be killed at any moment: parts stay in a folder that nothing loads from, and are continued by
-Range. A file is tried a bounded number of times, and at most MOST_IDLE_ATTEMPTS times without
-gaining a byte. Raises what the client raises, and DownloadError.
+Range, as long as attempts bring something. Raises what the client raises, and DownloadError.
 
 The process prints one JSON object a line: {"survey"}, {"file", "bytes"}, and last {"folder"} or
 {"fault"}; at most REPORTS_PER_S lines a second while a file comes, and one at its end. It ends as
@@ -46,10 +45,9 @@ from localspec.machine.hub_files import (
 
 # Left free beside a model, or the log and the system suffer.
 SPARE_DISK_BYTES = 512 * 2**20
-# Attempts at one file in a row without a byte, and attempts in all: a line that drops every few
+# Attempts at one file, in a row, that bring less than CHUNK_BYTES: a line that drops every few
 # minutes still brings a large file.
 MOST_IDLE_ATTEMPTS = 3
-MOST_ATTEMPTS = 50
 # Lines about a file that comes: the page is drawn anew no more often.
 REPORTS_PER_S = 5.0
 # The client's own 10 MiB would show nothing for long on a slow line, and lose as much at a kill.
@@ -182,26 +180,24 @@ def _receive(survey: Survey, file: HubFile, report: Report) -> None:
     one's end."""
     import httpx2
 
-    part, idle, last = survey.part(file), 0, None  # type: Path, int, Exception | None
-    for _ in range(MOST_ATTEMPTS):
+    part, num_idle = survey.part(file), 0
+    while True:
         before = _length(part, file)
         try:
-            _ask_for_rest(survey, file, before, report)
-            return
-        except httpx2.ReadError as error:  # the one that the client does not retry itself
-            last = error
-        except OSError as error:
-            # The client's own types and the disk's errors are for the caller; a plain one says
-            # that the length was not the promised one.
-            if type(error) is not OSError or error.errno is not None:
+            return _ask_for_rest(survey, file, before, report)
+        except (httpx2.ReadError, OSError) as error:
+            # The client goes on by itself after all but a connection that is cut, for which it has
+            # httpx2's error, and a length that was not the promised one, for which it has a plain
+            # one. Its other errors and those of the disk are for the caller.
+            is_short = type(error) is OSError and error.errno is None
+            if not is_short and not isinstance(error, httpx2.ReadError):
                 raise
-            last = error
-        idle = 0 if _length(part, file) > before else idle + 1
-        if idle == MOST_IDLE_ATTEMPTS:
-            break
-    if isinstance(last, httpx2.TransportError):
-        raise last
-    raise _wrong_length(file, _length(part, file)) from last
+            num_bytes = _length(part, file)
+            num_idle = 0 if num_bytes - before >= CHUNK_BYTES else num_idle + 1
+            if num_idle == MOST_IDLE_ATTEMPTS and is_short:
+                raise _wrong_length(file, num_bytes) from error
+            if num_idle == MOST_IDLE_ATTEMPTS:
+                raise
 
 
 def _length(part: Path, file: HubFile) -> int:
