@@ -10,7 +10,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,9 @@ from localspec.core.options import SAME_BITS
 from localspec.loading.local_backend import library_settings
 from localspec.web.quick_gradio import without_type_stubs
 from tests.kit.tally import PROPERTY, Tally
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 # Tiny models gain nothing from threads, and on a busy machine threads that wait for each other
 # cost far more than they save. Where a test wants two, they sleep while they wait: three workers
@@ -154,6 +157,23 @@ def taken_port() -> Iterator[int]:
     """A port at which another program listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def quick_start() -> Iterator[None]:
+    """Processes of engines begin as copies of one that has imported what they need."""
+    from tests.kit.engines import forked_quickly
+
+    with forked_quickly():
+        yield
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """A tokenizer of 420 entries, learnt from generated dialogues."""
+    from tests.kit.tiny_tokenizer import dialogue_tokenizer
+
+    return dialogue_tokenizer()
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from tests.kit.waiting import WAIT_S
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def demo_doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     home = tmp_path_factory.mktemp("demo")
     backend = open_local_backend(LoadOptions(context=512, home=home), None, lambda phrase: None)
     with pytest.MonkeyPatch.context() as patch:
@@ -29,9 +29,9 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
 
 @pytest.mark.slow  # loads the demo pair
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_reply_is_the_chats_token_for_token(demo: Doors, temperature: float) -> None:
-    service, text = demo.service, "Tell me a story about a fox."
-    with demo.openai() as client:
+def test_a_reply_is_the_chats_token_for_token(demo_doors: Doors, temperature: float) -> None:
+    service, text = demo_doors.service, "Tell me a story about a fox."
+    with demo_doors.openai() as client:
         found = client.chat.completions.create(
             model="localspec/demo",
             messages=[
@@ -61,7 +61,7 @@ def test_a_reply_is_the_chats_token_for_token(demo: Doors, temperature: float) -
 
 
 @pytest.mark.slow  # loads the demo pair
-def test_a_prediction_is_drafted_and_changes_no_token(demo: Doors) -> None:
+def test_a_prediction_is_drafted_and_changes_no_token(demo_doors: Doors) -> None:
     asked = {
         "model": "localspec/demo",
         "messages": [{"role": "user", "content": "What is the capital of Peru?"}],
@@ -69,7 +69,7 @@ def test_a_prediction_is_drafted_and_changes_no_token(demo: Doors) -> None:
         "max_tokens": 24,
     }
     drafting = {"drafter": "ngram", "num_draft_tokens": 6}
-    with demo.openai() as client:
+    with demo_doors.openai() as client:
         plain = client.chat.completions.create(**asked, extra_body=drafting)  # type: ignore[call-overload]
         text = plain.choices[0].message.content
         found = [
@@ -82,13 +82,13 @@ def test_a_prediction_is_drafted_and_changes_no_token(demo: Doors) -> None:
     details = [one.usage.completion_tokens_details for one in (plain, *found)]
     none, whole, edited, other = (one.accepted_prediction_tokens for one in details)
     assert whole > edited > max(none, other)
-    assert demo.service.flush()
-    logged = demo.service.store.reply_tokens(demo.service.turn_rows()[-3]["message_id"])
+    assert demo_doors.service.flush()
+    logged = demo_doors.service.store.reply_tokens(demo_doors.service.turn_rows()[-3]["message_id"])
     assert logged is not None and logged[1][0] == "ngram", "the first token was drafted too"
 
 
 @pytest.mark.slow  # loads the demo pair
-def test_a_reply_to_a_schema_is_valid_and_the_same_whatever_drafts(demo: Doors) -> None:
+def test_a_reply_to_a_schema_is_valid_and_the_same_whatever_drafts(demo_doors: Doors) -> None:
     kinds = {"name": {"type": "string", "maxLength": 20}, "kind": {"enum": ["town", "country"]}}
     schema = {
         "type": "object",
@@ -104,7 +104,7 @@ def test_a_reply_to_a_schema_is_valid_and_the_same_whatever_drafts(demo: Doors) 
     }
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
     found, speculation = list[str](), list[dict[str, int]]()
-    with demo.openai() as client:
+    with demo_doors.openai() as client:
         for drafting in ({"drafter": "off"}, {"drafter": "draft_tree", "num_draft_tokens": 6}):
             made = client.chat.completions.create(  # type: ignore[call-overload]
                 **asked, response_format=form, extra_body=drafting
@@ -120,28 +120,30 @@ def test_a_reply_to_a_schema_is_valid_and_the_same_whatever_drafts(demo: Doors) 
 
 
 @pytest.mark.slow  # loads the demo pair
-def test_a_reply_to_a_schema_or_a_text_can_be_made_again_from_the_log(demo: Doors) -> None:
+def test_a_reply_to_a_schema_or_a_text_can_be_made_again_from_the_log(demo_doors: Doors) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["ab", "cd"]}}}
     asked = {"model": "localspec/demo", "temperature": 0.8, "seed": 4, "max_tokens": 12}
-    with demo.openai() as client:
+    with demo_doors.openai() as client:
         message = {"role": "user", "content": "Describe Peru."}
         client.chat.completions.create(**asked, messages=[message], response_format=form)  # type: ignore[call-overload]
         client.completions.create(**asked, prompt="Once upon a time")  # type: ignore[call-overload]
         beyond = {"extra_body": {"ignore_eos": True}, "messages": [message]}
         client.chat.completions.create(**{**asked, "max_tokens": 60}, **beyond)  # type: ignore[call-overload]
-    assert demo.service.flush()
-    rows = demo.service.turn_rows()[-3:]
+    assert demo_doors.service.flush()
+    rows = demo_doors.service.turn_rows()[-3:]
     assert rows[-1]["num_output_tokens"] == 60, "it went on beyond its end"
     for row in rows:
-        replay = replay_of(demo.service.store, row["message_id"], "off")
-        assert demo.service.enqueue("Replaying", replay.run).done.wait(WAIT_S)
+        replay = replay_of(demo_doors.service.store, row["message_id"], "off")
+        assert demo_doors.service.enqueue("Replaying", replay.run).done.wait(WAIT_S)
         assert replay.finding is not None and replay.finding.outcome == "identical", replay
         assert replay.finding.changes == () and replay.finding.num_compared > 2
 
 
 @pytest.mark.slow  # loads the demo pair
-def test_logprobs_are_the_same_whatever_drafts_and_name_the_greedy_token_first(demo: Doors) -> None:
-    with demo.openai() as client:
+def test_logprobs_are_the_same_whatever_drafts_and_name_the_greedy_token_first(
+    demo_doors: Doors,
+) -> None:
+    with demo_doors.openai() as client:
         found = [
             client.chat.completions.create(
                 model="localspec/demo",
@@ -161,11 +163,11 @@ def test_logprobs_are_the_same_whatever_drafts_and_name_the_greedy_token_first(d
 
 
 @pytest.mark.slow  # loads the demo pair
-def test_a_raw_text_is_continued_where_it_ends(demo: Doors) -> None:
+def test_a_raw_text_is_continued_where_it_ends(demo_doors: Doors) -> None:
     """The chat format written out is the chat."""
     import openai
 
-    with demo.openai() as client:
+    with demo_doors.openai() as client:
         chat = client.chat.completions.create(
             model="localspec/demo",
             messages=[{"role": "user", "content": "What is the capital of Peru?"}],

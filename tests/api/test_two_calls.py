@@ -37,17 +37,17 @@ class OfItsOwnFormat(FakeBackend):
 
 
 @pytest.fixture(scope="module")
-def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
+def own_format_doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doors]:
     backend = OfItsOwnFormat(Script(reply=SAID, round_s=0.0005, prefill_s=0.0))
     with serve_interfaces(backend, tmp_path_factory.mktemp("doors")) as running:
         yield running
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_in_chats_of_openai(doors: Doors, is_streamed: bool) -> None:
+def test_in_chats_of_openai(own_format_doors: Doors, is_streamed: bool) -> None:
     asked: Any = {"model": MODEL, "messages": ASKED}
     asked["tools"] = [{"type": "function", "function": {**FUNCTION, "strict": True}}]
-    with doors.openai() as client:
+    with own_format_doors.openai() as client:
         if is_streamed:
             with client.chat.completions.stream(**asked) as stream:
                 events = list(stream)
@@ -65,10 +65,10 @@ def test_in_chats_of_openai(doors: Doors, is_streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_in_responses_of_openai(doors: Doors, is_streamed: bool) -> None:
+def test_in_responses_of_openai(own_format_doors: Doors, is_streamed: bool) -> None:
     tool = {"type": "function", **FUNCTION, "strict": True}
     asked: Any = {"model": MODEL, "input": ASKED, "tools": [tool]}
-    with doors.openai() as client:
+    with own_format_doors.openai() as client:
         if is_streamed:
             with client.responses.stream(**asked) as stream:
                 response = stream.until_done().get_final_response()
@@ -80,10 +80,10 @@ def test_in_responses_of_openai(doors: Doors, is_streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_in_messages_of_anthropic(doors: Doors, is_streamed: bool) -> None:
+def test_in_messages_of_anthropic(own_format_doors: Doors, is_streamed: bool) -> None:
     tool = {"name": "weather", "input_schema": SCHEMA}
     asked: Any = {"model": MODEL, "max_tokens": 300, "messages": ASKED, "tools": [tool]}
-    with doors.anthropic() as client:
+    with own_format_doors.anthropic() as client:
         if is_streamed:
             with client.messages.stream(**asked) as stream:
                 message = stream.get_final_message()
@@ -96,7 +96,7 @@ def test_in_messages_of_anthropic(doors: Doors, is_streamed: bool) -> None:
 
 
 def test_tools_for_a_model_whose_calls_are_not_read_are_refused(
-    doors: Doors, tmp_path: Any
+    own_format_doors: Doors, tmp_path: Any
 ) -> None:
     import openai
 

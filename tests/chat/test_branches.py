@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,18 +28,6 @@ from tests.kit.services import FAST, WAIT_S, ask, close, ended, open_service, te
 SETTINGS = ReplySettings()
 ROLES: tuple[Role, Role] = ("user", "assistant")
 WHOLE = str(FAST.reply)
-
-
-@pytest.fixture
-def started(tmp_path: Path) -> Iterator[tuple[ChatService, FakeBackend]]:
-    service, backend = open_service(tmp_path)
-    yield service, backend
-    close(service)
-
-
-@pytest.fixture
-def service(started: tuple[ChatService, FakeBackend]) -> ChatService:
-    return started[0]
 
 
 def id_at(service: ChatService, handle: int, place: int) -> int:
@@ -75,9 +62,9 @@ def test_a_message_sent_while_the_reply_before_it_is_being_stored_follows_it(
 
 
 def test_an_edited_message_is_a_sibling_and_answered_with_what_stood_before_it(
-    started: tuple[ChatService, FakeBackend],
+    service_and_fake: tuple[ChatService, FakeBackend],
 ) -> None:
-    service, backend = started
+    service, backend = service_and_fake
     handle = ask(service, "one").handle
     ask(service, "two", handle)
     ask(service, "three", handle)
@@ -102,9 +89,9 @@ def test_the_first_message_can_be_edited_too(service: ChatService) -> None:
 
 
 def test_a_rewritten_reply_is_stored_and_what_follows_builds_on_it(
-    started: tuple[ChatService, FakeBackend],
+    service_and_fake: tuple[ChatService, FakeBackend],
 ) -> None:
-    service, backend = started
+    service, backend = service_and_fake
     handle = ask(service, "one").handle
     assert service.edit(handle, id_at(service, handle, 1), "Eleven.", SETTINGS) is None
     assert texts(service, handle) == ["one", "Eleven."]
@@ -223,9 +210,9 @@ def cut(service: ChatService, num_tokens: int = 4) -> int:
 
 
 def test_going_on_makes_one_text_with_the_numbers_of_both_turns_apart(
-    started: tuple[ChatService, FakeBackend],
+    service_and_fake: tuple[ChatService, FakeBackend],
 ) -> None:
-    service, backend = started
+    service, backend = service_and_fake
     handle = cut(service)
     first = id_at(service, handle, 1)
     reply = service.proceed(handle, SETTINGS)
@@ -249,9 +236,9 @@ def test_going_on_makes_one_text_with_the_numbers_of_both_turns_apart(
 
 
 def test_going_on_again_hands_over_every_token_so_far(
-    started: tuple[ChatService, FakeBackend],
+    service_and_fake: tuple[ChatService, FakeBackend],
 ) -> None:
-    service, backend = started
+    service, backend = service_and_fake
     handle = cut(service)
     for _ in range(2):
         ended(service, service.proceed(handle, ReplySettings(max_tokens=3)))
@@ -300,9 +287,9 @@ def test_an_interrupted_reply_goes_on_from_its_text(tmp_path: Path) -> None:
 
 
 def test_without_a_word_so_far_the_message_is_answered_from_the_start(
-    started: tuple[ChatService, FakeBackend],
+    service_and_fake: tuple[ChatService, FakeBackend],
 ) -> None:
-    service, backend = started
+    service, backend = service_and_fake
     made = service.store.create_conversation("a crash came before the reply")
     service.store.add_message(made, None, "user", "Count.")
     ended(service, service.proceed(made, SETTINGS))
@@ -514,11 +501,11 @@ def test_the_gauge_is_unknown_while_nothing_is_loaded(tmp_path: Path) -> None:
 
 
 def test_an_attached_file_is_part_of_what_is_asked(
-    started: tuple[ChatService, FakeBackend],
+    service_and_fake: tuple[ChatService, FakeBackend],
 ) -> None:
     from localspec.chat.attachments import Attachment, with_attachments
 
-    service, backend = started
+    service, backend = service_and_fake
     text = with_attachments("What does it say?", [Attachment("notes.txt", "Buy bread.\n")])
     ask(service, text)
     asked: Request = backend.requests[-1]

@@ -23,7 +23,7 @@ import pytest
 from localspec.chat.service import ChatService, Reply, ReplySettings
 from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
-from tests.kit.engines import forked_quickly, opening
+from tests.kit.engines import opening
 from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
 from tests.kit.tally import Tally
 from tests.kit.waiting import WAIT_S, until
@@ -157,12 +157,6 @@ def _kill_one(
 def _ends(forger: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
     assert forger.stdin is not None and forger.stdout is not None
     return forger.stdin, forger.stdout
-
-
-@pytest.fixture
-def quick_start() -> Iterator[None]:
-    with forked_quickly():
-        yield
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sqlite3
 import weakref
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -23,13 +22,6 @@ from tests.kit.services import FAST, ask, close, ended, open_service, texts, unt
 SETTINGS = ReplySettings(system_prompt="Speak like a pirate.")
 SECRETS = ("mellon", "pirate", "Three rings")
 SECRET = Script(reply="Three rings for the kings under the sky.", round_s=0.001)
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[ChatService]:
-    opened, _ = open_service(tmp_path)
-    yield opened
-    close(opened)
 
 
 def on_a_full_disk(

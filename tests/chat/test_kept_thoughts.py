@@ -21,7 +21,7 @@ RAW = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[tuple[ChatService, FakeBackend]]:
+def thinking_service(tmp_path: Path) -> Iterator[tuple[ChatService, FakeBackend]]:
     service, backend = open_service(tmp_path, Script(RAW, round_s=0.0))
     yield service, backend
     close(service)
@@ -33,9 +33,9 @@ def exported(service: ChatService, format: Format, folder: Path) -> Path:
 
 
 def test_the_log_has_thought_and_reply_apart(
-    opened: tuple[ChatService, FakeBackend], tmp_path: Path
+    thinking_service: tuple[ChatService, FakeBackend], tmp_path: Path
 ) -> None:
-    service, backend = opened
+    service, backend = thinking_service
     handle = ask(service, "Which?").handle
     shown = service.messages(handle)[-1]
     assert (shown.thinking, shown.text) == (THOUGHT, ANSWER)
@@ -51,9 +51,9 @@ def test_the_log_has_thought_and_reply_apart(
 
 
 def test_exports_name_the_thought_and_an_import_keeps_it(
-    opened: tuple[ChatService, FakeBackend], tmp_path: Path
+    thinking_service: tuple[ChatService, FakeBackend], tmp_path: Path
 ) -> None:
-    service, _ = opened
+    service, _ = thinking_service
     ask(service, "Which?")
     with exported(service, "csv", tmp_path).open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
@@ -66,9 +66,9 @@ def test_exports_name_the_thought_and_an_import_keeps_it(
 
 
 def test_a_chat_that_is_copied_or_not_logged_has_its_thoughts(
-    opened: tuple[ChatService, FakeBackend],
+    thinking_service: tuple[ChatService, FakeBackend],
 ) -> None:
-    service, _ = opened
+    service, _ = thinking_service
     handle = ask(service, "Which?").handle
     assert service.messages(service.copy(handle))[-1].thinking == THOUGHT
     service.store.logs_text = False
@@ -81,9 +81,9 @@ def test_a_chat_that_is_copied_or_not_logged_has_its_thoughts(
 
 
 def test_a_checkpoint_that_comes_after_the_end_changes_no_unlogged_reply(
-    opened: tuple[ChatService, FakeBackend],
+    thinking_service: tuple[ChatService, FakeBackend],
 ) -> None:
-    service, _ = opened
+    service, _ = thinking_service
     service.store.logs_text = False
     reply = ask(service, "Which?")
     reply.pending.reply_text, reply.pending.reply_thinking = "", THOUGHT[:5]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,24 +15,12 @@ from localspec.core.errors import RequestError
 from localspec.core.leniency import Threshold
 from localspec.core.turn_stats import TurnStats
 from localspec.core.workloads import load_workloads
-from localspec.record.store import Store
-from tests.kit.fakes import FakeBackend, Script, session_info
+from tests.kit.fakes import FakeBackend
 from tests.kit.local_backend import PIECES, SAY, Knowing, ask, backend_of
 from tests.kit.tiny import scripted
 from tests.kit.waiting import WAIT_S
 
 CODE = "write a function that adds"
-
-
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[ChatService]:
-    store = Store.open(tmp_path / "localspec.db")
-    script = Script(reply="One two three four five six seven.", round_s=0.002)
-    opened = ChatService(store, session_info, lambda report: FakeBackend(script))
-    opened.start()
-    yield opened
-    opened.close()
-    store.close()
 
 
 def turn_of(service: ChatService, text: str, settings: ReplySettings) -> dict[str, object]:

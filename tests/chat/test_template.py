@@ -112,7 +112,7 @@ def tokenizer_named(
 
 
 @pytest.fixture(params=["tiny", *REAL])
-def tokenizer(request: pytest.FixtureRequest, tokenizer_named: Any) -> Any:
+def each_tokenizer(request: pytest.FixtureRequest, tokenizer_named: Any) -> Any:
     return tokenizer_named(request.param)
 
 
@@ -143,11 +143,11 @@ def special_of(tokenizer: Any) -> set[int]:
 
 
 @pytest.mark.slow
-def test_ordinary_conversations_render_as_transformers_renders_them(tokenizer: Any) -> None:
-    template, rng = template_of(tokenizer), random.Random(1)
+def test_ordinary_conversations_render_as_transformers_renders_them(each_tokenizer: Any) -> None:
+    template, rng = template_of(each_tokenizer), random.Random(1)
     for _ in range(60):
         messages = random_conversation(rng)
-        assert template.render(messages) == reference(tokenizer, messages), messages
+        assert template.render(messages) == reference(each_tokenizer, messages), messages
 
 
 @pytest.mark.slow
@@ -427,8 +427,8 @@ def stream(template: ChatTemplate, tokens: list[int]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_streamed_text_never_shows_half_a_character(tokenizer: Any) -> None:
-    template, rng = template_of(tokenizer), random.Random(4)
+def test_streamed_text_never_shows_half_a_character(each_tokenizer: Any) -> None:
+    template, rng = template_of(each_tokenizer), random.Random(4)
     for _ in range(100):
         text = random_text(rng)
         pieces = stream(template, template.encode_text(text))

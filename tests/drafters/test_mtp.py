@@ -27,7 +27,7 @@ PROMPT = (5, 9, 12, 30, 7, 41)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mtp_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("mtp")
     write_random(made, with_cache(tiny_llama()))
     return made
@@ -75,16 +75,16 @@ def draft(drafter: MtpDrafter, target: Decoder, tokens: tuple[int, ...], count: 
     return list(drafter.propose(sequence, DraftPlan("mtp", count)).tokens)
 
 
-def test_a_greedy_draft_is_the_modules_own(folder: Path) -> None:
-    drafter, target = built(folder)
-    assert draft(drafter, target, PROMPT, 5) == by_hand(folder, PROMPT, 5)
+def test_a_greedy_draft_is_the_modules_own(mtp_folder: Path) -> None:
+    drafter, target = built(mtp_folder)
+    assert draft(drafter, target, PROMPT, 5) == by_hand(mtp_folder, PROMPT, 5)
 
 
 @pytest.mark.slow
-def test_no_row_is_stale_whatever_came_before(folder: Path) -> None:
+def test_no_row_is_stale_whatever_came_before(mtp_folder: Path) -> None:
     """Acceptance, rejection, an edit, another first token, and the same again: each draft is what
     a fresh drafter would say."""
-    drafter, target = built(folder)
+    drafter, target = built(mtp_folder)
     guess = tuple(draft(drafter, target, PROMPT, 4))
     others = (
         (*PROMPT, *guess),  # all accepted: rows of the module's own states must not be kept
@@ -99,16 +99,16 @@ def test_no_row_is_stale_whatever_came_before(folder: Path) -> None:
         sequence = sequence_of(*tokens)
         at_root(target, sequence)
         proposal = drafter.propose(sequence, DraftPlan("mtp", 4))
-        wanted = rows_by_hand(folder, tokens, 4)
+        wanted = rows_by_hand(mtp_folder, tokens, 4)
         assert list(proposal.tokens) == [int(row.argmax()) for row in wanted], tokens
         heights = [float(row.max()) for row in wanted]
         assert proposal.confidences == pytest.approx(heights, abs=1e-5), tokens
 
 
 def test_drafted_rows_are_forgotten_also_after_an_error(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    mtp_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter, target = built(folder)
+    drafter, target = built(mtp_folder)
     guess = tuple(draft(drafter, target, PROMPT, 3))
     extend, calls = AutoregressiveHead.extend, list[int]()
 
@@ -123,7 +123,7 @@ def test_drafted_rows_are_forgotten_also_after_an_error(
         draft(drafter, target, PROMPT, 6)
     monkeypatch.undo()
     tokens = (*PROMPT, *guess)
-    assert draft(drafter, target, tokens, 4) == by_hand(folder, tokens, 4)
+    assert draft(drafter, target, tokens, 4) == by_hand(mtp_folder, tokens, 4)
 
 
 @pytest.mark.parametrize(
@@ -132,25 +132,25 @@ def test_drafted_rows_are_forgotten_also_after_an_error(
     ids=str,
 )
 def test_a_token_is_what_the_target_would_choose_by_the_modules_logits(
-    folder: Path, sampling: SamplingParams
+    mtp_folder: Path, sampling: SamplingParams
 ) -> None:
-    drafter, target = built(folder)
+    drafter, target = built(mtp_folder)
     sequence = sequence_of(sampling=sampling)
     at_root(target, sequence)
     proposal = drafter.propose(sequence, DraftPlan("mtp", 4))
     fresh = with_cache(tiny_llama())
     features = fresh.follow([LAST])
     fresh.forward(PROMPT[:-1])
-    head = AutoregressiveHead(read_mtp(folder, fresh), 64)
+    head = AutoregressiveHead(read_mtp(mtp_folder, fresh), 64)
     states = {PROMPT: head.start(PROMPT, features)}
     for text in proposal.texts:
         states[*PROMPT, *text] = head.extend(text[-1], states[*PROMPT, *text[:-1]])
     assert_chosen(proposal, sequence, lambda text: fresh.head(states[text])[0], HEAD_SHARE)
 
 
-def test_the_stop_rule_ends_the_draft_after_the_token_it_saw(folder: Path) -> None:
+def test_the_stop_rule_ends_the_draft_after_the_token_it_saw(mtp_folder: Path) -> None:
     for reads_once in (False, True):
-        drafter, target = built(folder, reads_once)
+        drafter, target = built(mtp_folder, reads_once)
         sequence = sequence_of()
         at_root(target, sequence)
         plan = DraftPlan("mtp", 6, keep_drafting=lambda index, confidence: index < 2)
@@ -164,11 +164,11 @@ def test_the_stop_rule_ends_the_draft_after_the_token_it_saw(folder: Path) -> No
     ids=str,
 )
 def test_a_draft_read_at_once_is_the_draft_read_token_by_token(
-    folder: Path, sampling: SamplingParams
+    mtp_folder: Path, sampling: SamplingParams
 ) -> None:
     found = list[Proposal]()
     for reads_once in (False, True):
-        drafter, target = built(folder, reads_once)
+        drafter, target = built(mtp_folder, reads_once)
         sequence = sequence_of(sampling=sampling)
         at_root(target, sequence)
         found.append(drafter.propose(sequence, DraftPlan("mtp", 5)))
@@ -176,8 +176,8 @@ def test_a_draft_read_at_once_is_the_draft_read_token_by_token(
     assert found[0].confidences == pytest.approx(found[1].confidences, abs=1e-5)
 
 
-def test_without_a_state_before_the_root_it_has_nothing_to_say(folder: Path) -> None:
-    drafter, _ = built(folder)
+def test_without_a_state_before_the_root_it_has_nothing_to_say(mtp_folder: Path) -> None:
+    drafter, _ = built(mtp_folder)
     assert drafter.signal(sequence_of(5)) is None
     assert drafter.propose(sequence_of(5), DraftPlan("mtp", 4)).tokens == ()
 

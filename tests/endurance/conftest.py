@@ -18,7 +18,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadOptions, LoadOp
 
 
 @pytest.fixture(scope="session")
-def options(pairs: tuple[LoadOptions, LoadOptions]) -> LoadOptions:
+def pair_options(pairs: tuple[LoadOptions, LoadOptions]) -> LoadOptions:
     return pairs[0]
 
 

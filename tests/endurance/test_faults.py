@@ -286,14 +286,14 @@ class Rendering:
 @pytest.mark.parametrize("is_each_operation", [False, True], ids=["forward", "allocation"])
 def test_a_fault_of_the_model_at_any_call_loses_nothing(
     tmp_path: Path,
-    options: LoadOptions,
+    pair_options: LoadOptions,
     tally: Tally,
     monkeypatch: pytest.MonkeyPatch,
     is_each_operation: bool,
 ) -> None:
     """Each case in a copy of this process: one load serves all."""
     monkeypatch.setattr(template, "template_process", Rendering)
-    backend = open_local_backend(options, None, lambda phrase: None)
+    backend = open_local_backend(pair_options, None, lambda phrase: None)
 
     def play_one(fault: Fault) -> int:
         with tempfile.TemporaryDirectory(dir=tmp_path) as folder:

@@ -40,16 +40,16 @@ HELLO = (Message("user", "hello"),)
 
 
 @pytest.fixture
-def folder(options: LoadOptions, tmp_path: Path) -> Path:
-    assert options.model is not None
-    return Path(shutil.copytree(options.model, tmp_path / "model"))
+def model_copy(pair_options: LoadOptions, tmp_path: Path) -> Path:
+    assert pair_options.model is not None
+    return Path(shutil.copytree(pair_options.model, tmp_path / "model"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["anywhere", "header"])
-def test_mutated_weights_are_loaded_or_refused(folder: Path, tally: Tally, place: str) -> None:
+def test_mutated_weights_are_loaded_or_refused(model_copy: Path, tally: Tally, place: str) -> None:
     def weights(rng: random.Random) -> None:
-        copy = copied(folder, rng)
+        copy = copied(model_copy, rng)
         file = copy / "model.safetensors"
         data = file.read_bytes()
         size = struct.unpack("<Q", data[:8])[0]
@@ -70,9 +70,9 @@ def test_mutated_weights_are_loaded_or_refused(folder: Path, tally: Tally, place
 
 
 @pytest.mark.slow
-def test_mutated_configs_are_loaded_or_refused(folder: Path, tally: Tally) -> None:
+def test_mutated_configs_are_loaded_or_refused(model_copy: Path, tally: Tally) -> None:
     def configs(rng: random.Random) -> None:
-        copy = copied(folder, rng)
+        copy = copied(model_copy, rng)
         name = rng.choice(("config.json", "config.json", "generation_config.json"))
         file = copy / name
         data = file.read_bytes() if file.is_file() else b'{"eos_token_id": 1}'
@@ -101,8 +101,8 @@ TEMPLATE_PARTS = (
 
 
 @pytest.mark.slow
-def test_mutated_templates_answer_or_refuse(folder: Path, tally: Tally) -> None:
-    file = folder / "chat_template.jinja"
+def test_mutated_templates_answer_or_refuse(model_copy: Path, tally: Tally) -> None:
+    file = model_copy / "chat_template.jinja"
     source = file.read_text()
 
     def templates(rng: random.Random) -> None:
@@ -110,7 +110,7 @@ def test_mutated_templates_answer_or_refuse(folder: Path, tally: Tally) -> None:
             text = "".join(rng.choices(TEMPLATE_PARTS, k=rng.randrange(1, 8)))
         else:
             text = mutated(source.encode(), rng).decode("utf-8", "replace")
-        copy = copied(folder, rng)
+        copy = copied(model_copy, rng)
         (copy / file.name).write_text(text, "utf-8", "replace")
         try:
             ChatTemplate.load(copy).render(HELLO)
@@ -121,11 +121,11 @@ def test_mutated_templates_answer_or_refuse(folder: Path, tally: Tally) -> None:
 
 
 @pytest.mark.slow
-def test_mutated_tokenizers_are_loaded_or_refused(folder: Path, tally: Tally) -> None:
+def test_mutated_tokenizers_are_loaded_or_refused(model_copy: Path, tally: Tally) -> None:
     names = ("tokenizer.json", "tokenizer_config.json")
 
     def tokenizers(rng: random.Random) -> None:
-        copy = copied(folder, rng)
+        copy = copied(model_copy, rng)
         file = copy / rng.choice(names)
         file.write_text(json.dumps(twisted(json.loads(file.read_bytes()), rng)))
         try:

@@ -46,13 +46,13 @@ def ready(service: ChatService) -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_turns_leave_nothing_behind(
-    tmp_path: Path, options: LoadOptions, tally: Tally
+    tmp_path: Path, pair_options: LoadOptions, tally: Tally
 ) -> None:
     num_turns = tally.size(40, 10_000)
     before = _of_a_turn()
     store = Store.open(tmp_path / "localspec.db")
     service = ChatService(
-        store, session_info, lambda report: open_local_backend(options, None, report)
+        store, session_info, lambda report: open_local_backend(pair_options, None, report)
     )
     service.start()
     ready(service)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,6 @@ def tiny_tokenizer(vocabulary_size: int = 600) -> Any:
     return tokenizer
 
 
-@cache
 def dialogue_tokenizer() -> Tokenizer:
     """Return a tokenizer of 420 entries, learnt from generated dialogues."""
     from tools.demo_pair import dialogues

@@ -20,7 +20,7 @@ from tests.kit.waiting import WAIT_S
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def impatient_store(tmp_path: Path) -> Iterator[Store]:
     opened = open_store(tmp_path, busy_timeout_ms=300)
     yield opened
     opened.close()
@@ -49,18 +49,20 @@ def full_disk(store: Store) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_finish_turn_waits_for_a_lock_then_says_so_then_can_be_retried(store: Store) -> None:
-    turn = begin(store)
-    store.checkpoint_reply(turn.message_id, "half")
-    with locked(store):
+def test_finish_turn_waits_for_a_lock_then_says_so_then_can_be_retried(
+    impatient_store: Store,
+) -> None:
+    turn = begin(impatient_store)
+    impatient_store.checkpoint_reply(turn.message_id, "half")
+    with locked(impatient_store):
         started = time.monotonic()
         with pytest.raises(StoreError, match=r"another program keeps it locked\. Close that"):
-            finish(store, turn)
+            finish(impatient_store, turn)
         assert time.monotonic() - started >= 0.29
-        assert store.branch(turn.message_id)[-1].text == "half"
-    finish(store, turn)
-    assert store.branch(turn.message_id)[-1].state == "complete"
-    assert len(store.step_rows(turn.turn_id)) == len(STEPS)
+        assert impatient_store.branch(turn.message_id)[-1].text == "half"
+    finish(impatient_store, turn)
+    assert impatient_store.branch(turn.message_id)[-1].state == "complete"
+    assert len(impatient_store.step_rows(turn.turn_id)) == len(STEPS)
 
 
 def test_lock_released_in_time_goes_unnoticed(tmp_path: Path) -> None:
@@ -124,31 +126,44 @@ def test_reading_does_not_wait_for_a_writer_that_waits(tmp_path: Path) -> None:
         lambda store, turn: store.save_state("costs", {"a": "x" * 100_000}),
     ],
 )
-def test_full_disk_is_said_and_leaves_nothing_half_done(store: Store, write: object) -> None:
-    turn = begin(store)
-    before = store.messages(1), store.turn_rows(), store.conversations()
-    with full_disk(store):
+def test_full_disk_is_said_and_leaves_nothing_half_done(
+    impatient_store: Store, write: object
+) -> None:
+    turn = begin(impatient_store)
+    before = (
+        impatient_store.messages(1),
+        impatient_store.turn_rows(),
+        impatient_store.conversations(),
+    )
+    with full_disk(impatient_store):
         with pytest.raises(StoreError, match=r"disk is full\. Free disk space"):
-            write(store, turn)  # type: ignore[operator]
-        assert (store.messages(1), store.turn_rows(), store.conversations()) == before
-    write(store, turn)  # type: ignore[operator]
-    assert store.step_rows(turn.turn_id) == [] or store.turn_rows()[0]["state"] == "complete"
-    finish(store, turn)
-    assert store.branch(turn.message_id)[-1].state == "complete"
+            write(impatient_store, turn)  # type: ignore[operator]
+        assert (
+            impatient_store.messages(1),
+            impatient_store.turn_rows(),
+            impatient_store.conversations(),
+        ) == before
+    write(impatient_store, turn)  # type: ignore[operator]
+    assert (
+        impatient_store.step_rows(turn.turn_id) == []
+        or impatient_store.turn_rows()[0]["state"] == "complete"
+    )
+    finish(impatient_store, turn)
+    assert impatient_store.branch(turn.message_id)[-1].state == "complete"
 
 
-def test_error_inside_a_transaction_rolls_all_of_it_back(store: Store) -> None:
-    turn = begin(store)
-    with store._db.writing() as tables:
+def test_error_inside_a_transaction_rolls_all_of_it_back(impatient_store: Store) -> None:
+    turn = begin(impatient_store)
+    with impatient_store._db.writing() as tables:
         tables.execute(
             "CREATE TRIGGER no_steps BEFORE INSERT ON step WHEN new.n = 2 "
             "BEGIN SELECT raise(ABORT, 'third step'); END"
         )
     with pytest.raises(StoreError, match="third step"):
-        finish(store, turn)
-    assert store.step_rows(turn.turn_id) == []
-    assert store.turn_rows()[0]["finish_reason"] is None
-    assert store.branch(turn.message_id)[-1].state == "draft"
+        finish(impatient_store, turn)
+    assert impatient_store.step_rows(turn.turn_id) == []
+    assert impatient_store.turn_rows()[0]["finish_reason"] is None
+    assert impatient_store.branch(turn.message_id)[-1].state == "draft"
 
 
 class NoRollback(sqlite3.Connection):
@@ -175,34 +190,39 @@ def test_a_rollback_that_fails_costs_that_write_alone(
         assert [one.title for one in store.conversations()] == ["kept"]
 
 
-def test_snapshot_sees_one_moment(store: Store) -> None:
-    begin(store)
-    with store.snapshot():
-        assert len(store.turn_rows()) == 1
+def test_snapshot_sees_one_moment(impatient_store: Store) -> None:
+    begin(impatient_store)
+    with impatient_store.snapshot():
+        assert len(impatient_store.turn_rows()) == 1
         seen = list[int]()
-        other = threading.Thread(target=lambda: (begin(store), seen.append(len(store.turn_rows()))))
+        other = threading.Thread(
+            target=lambda: (begin(impatient_store), seen.append(len(impatient_store.turn_rows())))
+        )
         other.start()
         other.join(WAIT_S)
         assert seen == [2], "another thread writes and reads meanwhile"
-        assert len(store.turn_rows()) == 1
-    assert len(store.turn_rows()) == 2
+        assert len(impatient_store.turn_rows()) == 1
+    assert len(impatient_store.turn_rows()) == 2
 
 
-def test_damage_found_in_use_says_what_the_next_start_will_do(store: Store) -> None:
-    with pytest.raises(StoreError, match="sets the damaged file aside"), store._db.explained():
+def test_damage_found_in_use_says_what_the_next_start_will_do(impatient_store: Store) -> None:
+    with (
+        pytest.raises(StoreError, match="sets the damaged file aside"),
+        impatient_store._db.explained(),
+    ):
         raise sqlite3.DatabaseError("database disk image is malformed")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows moves no open file")
-def test_nothing_is_written_to_a_file_that_is_not_in_its_place(store: Store) -> None:
-    assert store.path is not None
-    turn = begin(store)
+def test_nothing_is_written_to_a_file_that_is_not_in_its_place(impatient_store: Store) -> None:
+    assert impatient_store.path is not None
+    turn = begin(impatient_store)
     for other in (None, b"another"):
-        moved = store.path.rename(store.path.with_name("moved"))
+        moved = impatient_store.path.rename(impatient_store.path.with_name("moved"))
         if other is not None:
-            store.path.write_bytes(other)
+            impatient_store.path.write_bytes(other)
         with pytest.raises(StoreError, match=r"was moved, deleted or replaced .* Put it back"):
-            finish(store, turn)
-        moved.replace(store.path)
-    finish(store, turn)
-    assert store.branch(turn.message_id)[-1].state == "complete"
+            finish(impatient_store, turn)
+        moved.replace(impatient_store.path)
+    finish(impatient_store, turn)
+    assert impatient_store.branch(turn.message_id)[-1].state == "complete"

@@ -30,13 +30,6 @@ IMPORTED = Imported(
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(tmp_path)
-    yield opened
-    opened.close()
-
-
 def talk(store: Store, text: str) -> int:
     """A finished conversation of one turn; its id."""
     finish(store, begin(store, text))

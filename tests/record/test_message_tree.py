@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -11,13 +10,7 @@ import pytest
 
 from localspec.record.export import Scope, export
 from localspec.record.store import ContinuedReply, Store
-from tests.kit.samples import INFO, SETTINGS, STEPS, begin, finish, open_store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with closing(open_store(tmp_path)) as opened:
-        yield opened
+from tests.kit.samples import INFO, SETTINGS, STEPS, begin, finish
 
 
 def talk(store: Store) -> tuple[int, list[int]]:

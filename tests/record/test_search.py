@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,13 +11,6 @@ import pytest
 from localspec.record import search
 from localspec.record.store import Store
 from tests.kit.samples import INFO, SETTINGS, begin, finish, open_store
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(tmp_path)
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

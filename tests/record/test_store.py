@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,13 +39,6 @@ NASTY = {
     "empty": "",
     "long": "x" * 1_000_000,
 }
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(tmp_path)
-    yield opened
-    opened.close()
 
 
 def raw(store: Store, sql: str) -> list[tuple[object, ...]]:

@@ -38,19 +38,12 @@ from tests.kit.engines import (
     LONG,
     PHRASES,
     SLOW,
-    forked_quickly,
     opening,
 )
 from tests.kit.fakes import REPLY, FakeBackend, Script
 from tests.kit.waiting import WAIT_S, until
 
-pytestmark = pytest.mark.slow  # starts child processes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_start() -> Iterator[None]:
-    with forked_quickly():
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_start")]  # starts child processes
 
 
 def silent(phrase: str) -> None:
@@ -58,7 +51,7 @@ def silent(phrase: str) -> None:
 
 
 @pytest.fixture
-def opened() -> Iterator[Any]:
+def open_engine() -> Iterator[Any]:
     """Open engines by name; all are closed at the end, and leave no process."""
     found: list[ChildBackend] = []
     before = set(multiprocessing.active_children())
@@ -95,7 +88,7 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     notes = tmp_path_factory.mktemp("shared") / "notes"
     backend = ChildBackend.open(opening("playing", notes=notes), silent)
     yield Shared(backend, notes)
@@ -103,10 +96,12 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
 
 
 @pytest.fixture
-def shared(engine: Shared) -> Iterator[Shared]:
-    engine.notes.write_text("")
-    yield engine
-    assert engine.backend.is_alive() and play(engine.backend)[-1].finish_reason == "eos"
+def shared(shared_engine: Shared) -> Iterator[Shared]:
+    shared_engine.notes.write_text("")
+    yield shared_engine
+    assert (
+        shared_engine.backend.is_alive() and play(shared_engine.backend)[-1].finish_reason == "eos"
+    )
 
 
 def request(text: str = HI, **more: Any) -> Request:
@@ -170,9 +165,9 @@ def test_replies_run_beside_each_other_and_calls_that_need_no_engine_between(
     assert num_ended == [2], "both replies came to their end before"
 
 
-def test_an_error_of_ours_while_loading_arrives_as_itself(opened: Any) -> None:
+def test_an_error_of_ours_while_loading_arrives_as_itself(open_engine: Any) -> None:
     with pytest.raises(ContextOverflow, match="set max tokens to 324") as found:
-        opened("overflowing")
+        open_engine("overflowing")
     assert (found.value.num_prompt_tokens, found.value.context_length) == (700, 1024)
 
 
@@ -208,9 +203,9 @@ def test_a_faulty_request_is_an_error_that_pickles() -> None:
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_a_lost_engine_ends_the_turn_after_what_was_written(
-    opened: Any, deed: str, said: str
+    open_engine: Any, deed: str, said: str
 ) -> None:
-    backend = opened()
+    backend = open_engine()
     texts: list[str] = []
     with pytest.raises(EngineLost, match=said):
         for chunk in backend.generate(request(deed), threading.Event()):
@@ -223,9 +218,9 @@ def test_a_lost_engine_ends_the_turn_after_what_was_written(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-def test_an_idle_engine_that_is_killed_is_noticed(opened: Any) -> None:
+def test_an_idle_engine_that_is_killed_is_noticed(open_engine: Any) -> None:
     others = multiprocessing.active_children()
-    backend = opened()
+    backend = open_engine()
     assert backend.is_alive()
     (process,) = [one for one in multiprocessing.active_children() if one not in others]
     process.kill()
@@ -253,9 +248,9 @@ def test_phrases_of_loading_arrive_and_loading_can_be_given_up(tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
-def test_close_ends_what_the_engine_started(opened: Any, tmp_path: Path) -> None:
+def test_close_ends_what_the_engine_started(open_engine: Any, tmp_path: Path) -> None:
     notes = tmp_path / "notes"
-    backend = opened("with_a_stopped_child", notes=notes)
+    backend = open_engine("with_a_stopped_child", notes=notes)
     started = psutil.Process(int(notes.read_text()))
     assert started.is_running()
     backend.close()
@@ -282,7 +277,7 @@ def test_a_load_that_stands_still_is_ended_in_words(
 
 
 def test_a_load_that_works_has_no_limit(
-    opened: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    open_engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each look finds that the process has taken more processor time, as if it always had some."""
     num_looks = count(1)
@@ -298,7 +293,7 @@ def test_a_load_that_works_has_no_limit(
     monkeypatch.setattr(child, "STILL_S", 0.1)  # half of the looks
     with monkeypatch.context() as patched:
         patched.setattr(child, "psutil", SimpleNamespace(Process=Working, Error=psutil.Error))
-        backend = opened("silent_to_open", go_on=tmp_path / "go")
+        backend = open_engine("silent_to_open", go_on=tmp_path / "go")
     assert backend.is_alive()
 
 
@@ -456,10 +451,10 @@ def test_a_reply_that_does_not_heed_its_cancel_is_given_up(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
-def test_a_stopped_process_is_ended(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_process_is_ended(open_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "SILENT_S", 0.6)
     others = multiprocessing.active_children()
-    backend = opened()
+    backend = open_engine()
     (process,) = [one for one in multiprocessing.active_children() if one not in others]
     with pytest.raises(EngineLost, match="stands still"):
         for chunk in backend.generate(request(SLOW), threading.Event()):
@@ -470,11 +465,11 @@ def test_a_stopped_process_is_ended(opened: Any, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGSTOP")
 def test_a_page_does_not_wait_for_a_count_by_a_stopped_process(
-    opened: Any, monkeypatch: pytest.MonkeyPatch
+    open_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child, "COUNT_S", 600.0)
     others = multiprocessing.active_children()
-    backend = opened()
+    backend = open_engine()
     (process,) = [one for one in multiprocessing.active_children() if one not in others]
     os.kill(process.pid, signal.SIGSTOP)
     # One of its threads has to run to stop them all; until then the others may answer.
@@ -493,13 +488,15 @@ def counts(backend: ChildBackend) -> bool:
         return False
 
 
-def test_what_libraries_print_does_not_disturb(opened: Any) -> None:
-    assert play(opened("busy"))[-1].finish_reason == "eos"
+def test_what_libraries_print_does_not_disturb(open_engine: Any) -> None:
+    assert play(open_engine("busy"))[-1].finish_reason == "eos"
 
 
-def test_closing_ends_the_process_in_the_middle_of_a_reply(opened: Any, tmp_path: Path) -> None:
+def test_closing_ends_the_process_in_the_middle_of_a_reply(
+    open_engine: Any, tmp_path: Path
+) -> None:
     others = multiprocessing.active_children()
-    backend = opened(notes=tmp_path / "notes")
+    backend = open_engine(notes=tmp_path / "notes")
     chunks = backend.generate(request(SLOW), threading.Event())
     next(chunks)
     backend.close()

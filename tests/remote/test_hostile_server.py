@@ -20,7 +20,7 @@ from localspec.core.errors import ConfigError, LocalspecError, NotCounted
 from localspec.core.options import RemoteServer
 from localspec.remote import counters, remote_turn, server, servers
 from localspec.remote.server import ServerBackend
-from tests.kit.stub_server import Stub, reset, serve_stub
+from tests.kit.stub_server import Stub, reset
 from tests.kit.waiting import WAIT_S
 
 Send = Callable[[bytes], None]
@@ -36,31 +36,23 @@ EVENTS = HEAD + b"Content-Type: text/event-stream\r\n\r\n"
 DEEP = b"[" * 500 + b"]" * 500
 
 
-@pytest.fixture(scope="module")
-def stub_of_file() -> Iterator[Stub]:
-    with serve_stub() as stub:
-        yield stub
-
-
-@pytest.fixture
-def stub(stub_of_file: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
-    """With limits of size that are reached soon."""
-    reset(stub_of_file)
+@pytest.fixture(autouse=True)
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Limits of size that are reached soon."""
     monkeypatch.setattr(http_limits, "ANSWER_BYTES", SMALL)
     monkeypatch.setattr(http_limits, "EVENT_BYTES", SMALL)
     monkeypatch.setattr(counters, "UPDATE_S", 0.0)
-    return stub_of_file
 
 
 @pytest.fixture(scope="module")
-def backend_of_file(stub_of_file: Stub) -> Iterator[ServerBackend]:
-    reset(stub_of_file)
-    with closing(ServerBackend(RemoteServer(stub_of_file.url))) as backend:
+def backend_of_file(stub_of_module: Stub) -> Iterator[ServerBackend]:
+    reset(stub_of_module)
+    with closing(ServerBackend(RemoteServer(stub_of_module.url))) as backend:
         yield backend
 
 
 @pytest.fixture
-def backend(stub: Stub, backend_of_file: ServerBackend) -> ServerBackend:
+def remote_backend(stub: Stub, backend_of_file: ServerBackend) -> ServerBackend:
     return backend_of_file
 
 
@@ -176,20 +168,24 @@ def reply(backend: ServerBackend, **more: Any) -> list[Chunk]:
     ],
 )  # fmt: skip
 def test_a_stream_that_cannot_be_read_ends_the_reply_in_words(
-    stub: Stub, backend: ServerBackend, monkeypatch: pytest.MonkeyPatch, write: Write, words: str
+    stub: Stub,
+    remote_backend: ServerBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Write,
+    words: str,
 ) -> None:
     monkeypatch.setattr(remote_turn, "EVENTS_BESIDE", 100)
     monkeypatch.setattr(server, "SILENT_S", SOON_S if words == LATE else WAIT_S)
     stub.writes = {CHAT: write}
     try:
-        fault = str(reply(backend, max_tokens=9)[-1].error)
+        fault = str(reply(remote_backend, max_tokens=9)[-1].error)
     except LocalspecError as error:
         fault = str(error)
     assert words in fault
     fault.encode()
     stub.writes = {}
     monkeypatch.setattr(server, "SILENT_S", WAIT_S)
-    assert "".join(chunk.text for chunk in reply(backend)) == "Rain falls."
+    assert "".join(chunk.text for chunk in reply(remote_backend)) == "Rain falls."
 
 
 @pytest.mark.parametrize(
@@ -206,13 +202,17 @@ def test_a_stream_that_cannot_be_read_ends_the_reply_in_words(
     ],
 )  # fmt: skip
 def test_a_refusal_that_cannot_be_read_is_a_sentence(
-    stub: Stub, backend: ServerBackend, monkeypatch: pytest.MonkeyPatch, write: Write, words: str
+    stub: Stub,
+    remote_backend: ServerBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    write: Write,
+    words: str,
 ) -> None:
     stub.writes = {CHAT: write}
     if words == LATE:
         monkeypatch.setattr(server, "SILENT_S", SOON_S)
     with pytest.raises(LocalspecError, match=words) as refused:
-        reply(backend)
+        reply(remote_backend)
     assert len(str(refused.value)) < 600
 
 
@@ -239,7 +239,7 @@ def test_a_server_that_ignores_the_most_tokens_is_stopped_here(
 
 
 def test_a_server_that_counts_its_tokens_is_stopped_at_the_last_one(
-    stub: Stub, backend: ServerBackend
+    stub: Stub, remote_backend: ServerBackend
 ) -> None:
     def write(send: Send) -> None:
         send(EVENTS)
@@ -247,7 +247,7 @@ def test_a_server_that_counts_its_tokens_is_stopped_at_the_last_one(
             send(word(usage={"completion_tokens": number}))
 
     stub.writes = {CHAT: write}
-    found = reply(backend, max_tokens=9)
+    found = reply(remote_backend, max_tokens=9)
     assert sum(bool(chunk.text) for chunk in found) == 9
 
 
@@ -265,18 +265,18 @@ def test_a_server_that_cuts_its_text_into_letters_is_not_stopped(stub: Stub, wor
 
 
 def test_half_a_character_of_a_reply_is_shown_as_one_sign(
-    stub: Stub, backend: ServerBackend
+    stub: Stub, remote_backend: ServerBackend
 ) -> None:
     end = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     stub.writes = {CHAT: body(word("\ud83d") + end, b"Content-Type: text/event-stream\r\n")}
-    assert [chunk.text for chunk in reply(backend) if chunk.text] == ["�"]
+    assert [chunk.text for chunk in reply(remote_backend) if chunk.text] == ["�"]
 
 
-def test_a_mark_of_the_byte_order_hides_no_word(stub: Stub, backend: ServerBackend) -> None:
+def test_a_mark_of_the_byte_order_hides_no_word(stub: Stub, remote_backend: ServerBackend) -> None:
     end = event({"choices": [{"delta": {}, "finish_reason": "stop"}]})
     for sent in ([BOM_UTF8 + word() + end], [BOM_UTF8[:1], BOM_UTF8[1:] + word() + end]):
         stub.writes = {CHAT: lambda send, sent=sent: [send(part) for part in (EVENTS, *sent)]}  # type: ignore[misc]
-        assert [chunk.text for chunk in reply(backend) if chunk.text] == ["word "]
+        assert [chunk.text for chunk in reply(remote_backend) if chunk.text] == ["word "]
 
 
 def test_closing_ends_a_reply_that_nobody_reads(stub: Stub) -> None:
@@ -292,9 +292,9 @@ def test_closing_ends_a_reply_that_nobody_reads(stub: Stub) -> None:
     assert "was closed" in str(list(found)[-1].error)
 
 
-def test_no_more_is_read_than_the_reader_takes(stub: Stub, backend: ServerBackend) -> None:
+def test_no_more_is_read_than_the_reader_takes(stub: Stub, remote_backend: ServerBackend) -> None:
     stub.writes = {CHAT: endless(EVENTS, word("x" * 1000, more="y" * 9000))}
-    found = backend.generate(Request(ASKED, max_tokens=10**6), threading.Event())
+    found = remote_backend.generate(Request(ASKED, max_tokens=10**6), threading.Event())
     next(found)
     assert stub.blocked.wait(WAIT_S), "the server cannot send on"
     found.close()

@@ -64,7 +64,7 @@ backend.close()
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
+def engine_options(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
     root = tmp_path_factory.mktemp("pair")
     module = tiny_llama(vocab_size=VOCAB_SIZE)
     target = save_model(root / "target", module)
@@ -73,10 +73,10 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> LoadOptions:
 
 
 @pytest.fixture(scope="module")
-def page(options: LoadOptions, root: Path) -> dict[str, Any]:
+def seen_by_page(engine_options: LoadOptions, root: Path) -> dict[str, Any]:
     """What the process of a page saw of its engine."""
     ran = subprocess.run(
-        [sys.executable, "-c", PAGE, str(options.model), str(options.draft)],
+        [sys.executable, "-c", PAGE, str(engine_options.model), str(engine_options.draft)],
         cwd=root,
         capture_output=True,
         text=True,
@@ -87,26 +87,35 @@ def page(options: LoadOptions, root: Path) -> dict[str, Any]:
     return found
 
 
-def test_the_page_loads_nothing_heavy_while_its_engine_answers(page: dict[str, Any]) -> None:
-    assert page["heavy"] == []
+def test_the_page_loads_nothing_heavy_while_its_engine_answers(
+    seen_by_page: dict[str, Any],
+) -> None:
+    assert seen_by_page["heavy"] == []
 
 
 def test_the_same_tokens_and_figures_come_from_either_process(
-    options: LoadOptions, page: dict[str, Any]
+    engine_options: LoadOptions, seen_by_page: dict[str, Any]
 ) -> None:
-    backend = open_local_backend(options, None, lambda phrase: None)
+    backend = open_local_backend(engine_options, None, lambda phrase: None)
     here = list(backend.generate(REQUEST, threading.Event()))
-    assert page["num_prompt_tokens"] == here[-1].stats.num_prompt_tokens
-    assert page["chunks"] == [[list(c.tokens), list(c.provenance), c.text] for c in here]
-    assert page["num_accepted_tokens"] == here[-1].stats.num_accepted_tokens > 0
+    assert seen_by_page["num_prompt_tokens"] == here[-1].stats.num_prompt_tokens
+    assert seen_by_page["chunks"] == [[list(c.tokens), list(c.provenance), c.text] for c in here]
+    assert seen_by_page["num_accepted_tokens"] == here[-1].stats.num_accepted_tokens > 0
 
 
 def test_the_next_engine_takes_up_what_was_learnt_and_measured(
-    options: LoadOptions, page: dict[str, Any]
+    engine_options: LoadOptions, seen_by_page: dict[str, Any]
 ) -> None:
-    assert page["before"] is None
-    again = open_local_backend(options, page["state"], lambda phrase: None).describe().calibration
-    assert again is not None and again["verify_ms"].keys() == page["measured"]["verify_ms"].keys()
+    assert seen_by_page["before"] is None
+    again = (
+        open_local_backend(engine_options, seen_by_page["state"], lambda phrase: None)
+        .describe()
+        .calibration
+    )
+    assert (
+        again is not None
+        and again["verify_ms"].keys() == seen_by_page["measured"]["verify_ms"].keys()
+    )
 
 
 @pytest.mark.parametrize("number", ENDINGS)

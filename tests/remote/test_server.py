@@ -24,7 +24,7 @@ from localspec.remote.server import ServerBackend
 from localspec.web.live import live_state
 from localspec.web.talk.form import Form
 from tests.kit.fakes import session_info
-from tests.kit.stub_server import Stub, reset, serve_stub
+from tests.kit.stub_server import Stub
 from tests.kit.waiting import WAIT_S, until
 
 ASKED = (Message("system", "Be brief."), Message("user", "Rain?"))
@@ -38,20 +38,8 @@ SGLANG = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def stub_of_file() -> Iterator[Stub]:
-    with serve_stub() as stub:
-        yield stub
-
-
 @pytest.fixture
-def stub(stub_of_file: Stub) -> Stub:
-    reset(stub_of_file)
-    return stub_of_file
-
-
-@pytest.fixture
-def opened() -> Iterator[list[ServerBackend]]:
+def opened_backends() -> Iterator[list[ServerBackend]]:
     backends: list[ServerBackend] = []
     yield backends
     for backend in backends:
@@ -59,10 +47,10 @@ def opened() -> Iterator[list[ServerBackend]]:
 
 
 @pytest.fixture
-def open_it(opened: list[ServerBackend]) -> Any:
+def open_it(opened_backends: list[ServerBackend]) -> Any:
     def open_backend(stub: Stub, **more: Any) -> ServerBackend:
-        opened.append(ServerBackend(RemoteServer(stub.url), **more))
-        return opened[-1]
+        opened_backends.append(ServerBackend(RemoteServer(stub.url), **more))
+        return opened_backends[-1]
 
     return open_backend
 
@@ -341,7 +329,7 @@ def test_its_own_words_explain_a_fault(
     assert text_of(chunks(backend)) == "Rain falls."
 
 
-def test_a_server_that_is_not_there_is_said_so(opened: list[ServerBackend]) -> None:
+def test_a_server_that_is_not_there_is_said_so(opened_backends: list[ServerBackend]) -> None:
     with pytest.raises(ConfigError, match="does not answer"):
         ServerBackend(RemoteServer("http://127.0.0.1:9"))
     for url in ("localhost:8000", "http://10.0.0..5:8000", "http://a\tb", f"http://{'a' * 64}"):
@@ -359,19 +347,19 @@ def test_a_model_that_it_has_not_is_named_with_those_it_has(stub: Stub) -> None:
 
 @pytest.mark.slow
 def test_the_key_opens_the_server_and_is_in_no_sentence(
-    stub: Stub, opened: list[ServerBackend]
+    stub: Stub, opened_backends: list[ServerBackend]
 ) -> None:
     stub.key = "sesame"
     with pytest.raises(ConfigError, match="refused the key") as refused:
         ServerBackend(RemoteServer(stub.url, key="wrong-word"))
     assert "wrong-word" not in str(refused.value)
     server = RemoteServer(stub.url, key="sesame")
-    opened.append(ServerBackend(server))
-    assert text_of(chunks(opened[-1])) == "Rain falls."
-    assert "sesame" not in repr(server) + repr(opened[-1].describe())
+    opened_backends.append(ServerBackend(server))
+    assert text_of(chunks(opened_backends[-1])) == "Rain falls."
+    assert "sesame" not in repr(server) + repr(opened_backends[-1].describe())
     stub.fault = (400, "bad request with sesame")
     with pytest.raises(RequestError) as said:
-        chunks(opened[-1])
+        chunks(opened_backends[-1])
     assert "sesame" not in str(said.value)
 
 

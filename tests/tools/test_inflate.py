@@ -33,7 +33,7 @@ def write_source(folder: Path, dtype: torch.dtype = torch.float32, **settings: A
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
+def small_target(tmp_path: Path) -> Path:
     return write_source(tmp_path / "small")
 
 
@@ -66,9 +66,11 @@ def leftovers(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name not in ("small", "smaller")]
 
 
-def test_both_models_say_what_their_sources_say(tmp_path: Path, target: Path, draft: Path) -> None:
-    result = inflate(target, draft, "tiny", tmp_path / "out", 0.0, 0, quiet)
-    assert_same(target, tmp_path / "out" / "target")
+def test_both_models_say_what_their_sources_say(
+    tmp_path: Path, small_target: Path, draft: Path
+) -> None:
+    result = inflate(small_target, draft, "tiny", tmp_path / "out", 0.0, 0, quiet)
+    assert_same(small_target, tmp_path / "out" / "target")
     assert_same(draft, tmp_path / "out" / "draft")
     require_compatible(tmp_path / "out" / "target", tmp_path / "out" / "draft")
     assert leftovers(tmp_path) == ["out"]
@@ -76,9 +78,9 @@ def test_both_models_say_what_their_sources_say(tmp_path: Path, target: Path, dr
 
 
 def test_the_result_and_the_note_say_what_was_written(
-    tmp_path: Path, target: Path, draft: Path
+    tmp_path: Path, small_target: Path, draft: Path
 ) -> None:
-    result = inflate(target, draft, "tiny", tmp_path / "out", 0.0, 0, quiet)
+    result = inflate(small_target, draft, "tiny", tmp_path / "out", 0.0, 0, quiet)
     shape = shape_from_folder(tmp_path / "out" / "target")
     weights = load_module(tmp_path / "out" / "target", torch.float32, CPU).state_dict()
     assert result["target"]["num_params"] == shape.num_params
@@ -90,20 +92,20 @@ def test_the_result_and_the_note_say_what_was_written(
 
 
 def test_many_shards_hold_the_same_model(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_SHARD_BYTES", 100_000)
-    inflate(target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
+    inflate(small_target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
     files = sorted((tmp_path / "out" / "target").glob("model-*.safetensors"))
     assert len(files) > 10 and files[0].name == f"model-00001-of-{len(files):05d}.safetensors"
     largest = max(tensor.nbytes for tensor in load_module(
         tmp_path / "out" / "target", torch.float32, CPU).state_dict().values())  # fmt: skip
     assert max(file.stat().st_size for file in files) < max(100_000, largest) + 4096
-    assert_same(target, tmp_path / "out" / "target")
+    assert_same(small_target, tmp_path / "out" / "target")
 
 
 def test_no_more_than_a_shard_and_a_tensor_are_held(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_SHARD_BYTES", 400_000)
     alive, most, total = dict[str, int](), list[int](), list[int]()
@@ -118,7 +120,7 @@ def test_no_more_than_a_shard_and_a_tensor_are_held(
             yield name, tensor
 
     monkeypatch.setattr(module.Enlargement, "tensors", counted)
-    inflate(target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
+    inflate(small_target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
     assert sum(total) > 2_000_000
     assert max(most) <= 400_000 + max(total)
 
@@ -135,62 +137,64 @@ def test_a_source_in_shards_and_bf16_stays_in_bf16(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_noise_reaches_the_draft_alone(tmp_path: Path, target: Path, draft: Path) -> None:
-    inflate(target, draft, "tiny", tmp_path / "out", 0.5, 0, quiet)
-    assert_same(target, tmp_path / "out" / "target")
+def test_noise_reaches_the_draft_alone(tmp_path: Path, small_target: Path, draft: Path) -> None:
+    inflate(small_target, draft, "tiny", tmp_path / "out", 0.5, 0, quiet)
+    assert_same(small_target, tmp_path / "out" / "target")
     moved = (logits(tmp_path / "out" / "draft") - logits(draft)).abs().max()
     assert moved > 0.1 * logits(draft).std()
 
 
-def test_without_a_draft_there_is_only_a_target(tmp_path: Path, target: Path) -> None:
-    result = inflate(target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
+def test_without_a_draft_there_is_only_a_target(tmp_path: Path, small_target: Path) -> None:
+    result = inflate(small_target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
     assert result["draft"] is None
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["inflated.json", "target"]
 
 
-def test_a_folder_with_something_in_it_is_refused_and_kept(tmp_path: Path, target: Path) -> None:
+def test_a_folder_with_something_in_it_is_refused_and_kept(
+    tmp_path: Path, small_target: Path
+) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("kept")
     with pytest.raises(ConfigError, match="not empty"):
-        inflate(target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
+        inflate(small_target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
     assert (tmp_path / "out" / "mine").read_text() == "kept"
 
 
-def test_an_empty_folder_is_used(tmp_path: Path, target: Path) -> None:
+def test_an_empty_folder_is_used(tmp_path: Path, small_target: Path) -> None:
     (tmp_path / "out").mkdir()
-    inflate(target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
+    inflate(small_target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
     assert (tmp_path / "out" / "target" / "config.json").is_file()
 
 
 def test_a_failure_leaves_nothing_behind(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError("the disk is full")
 
     monkeypatch.setattr(module, "save_file", full)
     with pytest.raises(OSError, match="disk is full"):
-        inflate(target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
+        inflate(small_target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
     assert leftovers(tmp_path) == []
 
 
 def test_a_disk_too_small_is_said_before_anything_is_written(
-    tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = SimpleNamespace(free=module.SPARE_DISK_BYTES)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: free)
     with pytest.raises(ConfigError, match=r"256 MiB free"):
-        inflate(target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
+        inflate(small_target, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
     assert leftovers(tmp_path) == []
 
 
-def test_what_cannot_be_asked_for_is_refused(tmp_path: Path, target: Path) -> None:
+def test_what_cannot_be_asked_for_is_refused(tmp_path: Path, small_target: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean '350M'"):
-        inflate(target, None, "350", tmp_path / "out", 0.0, 0, quiet)
+        inflate(small_target, None, "350", tmp_path / "out", 0.0, 0, quiet)
     with pytest.raises(ConfigError, match="--noise"):
-        inflate(target, None, "tiny", tmp_path / "out", -1.0, 0, quiet)
+        inflate(small_target, None, "tiny", tmp_path / "out", -1.0, 0, quiet)
     with pytest.raises(ConfigError, match="--noise"):
-        inflate(target, None, "tiny", tmp_path / "out", float("nan"), 0, quiet)
+        inflate(small_target, None, "tiny", tmp_path / "out", float("nan"), 0, quiet)
     with pytest.raises(ModelError, match=r"no config\.json"):
         inflate(tmp_path, None, "tiny", tmp_path / "out", 0.0, 0, quiet)
     assert leftovers(tmp_path) == []

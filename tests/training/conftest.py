@@ -1,4 +1,4 @@
-"""A tokenizer, a tiny random target in a folder of its own, and prompts for it."""
+"""A tiny random target in a folder of its own, and prompts for it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ import torch
 from tokenizers import Tokenizer
 
 from localspec.training.target import Target, load_target
-from tests.kit.tiny_tokenizer import dialogue_tokenizer
 from tests.training.runs import CPU, Said, make_folder
 from tools.demo_pair import dialogues
 
 SEED = 5
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    """A tokenizer of 420 entries, learnt from generated dialogues."""
-    return dialogue_tokenizer()
 
 
 @pytest.fixture(scope="session")

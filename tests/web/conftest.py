@@ -13,7 +13,7 @@ from tests.kit.fakes import FakeBackend, Script, session_info
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[ChatService]:
+def idle_service(tmp_path: Path) -> Iterator[ChatService]:
     """A service on the fake that nobody has started."""
     store = Store.open(tmp_path / "localspec.db")
     quick = Script(prefill_s=0.0, round_s=0.002)

@@ -18,9 +18,9 @@ from tests.kit.documents import ENDLESS
 from tests.kit.fakes import FakeBackend, Script, session_info
 
 
-def test_a_browser_that_leaves_ends_the_reading_of_its_file(service: ChatService) -> None:
+def test_a_browser_that_leaves_ends_the_reading_of_its_file(idle_service: ChatService) -> None:
     app, answers = FastAPI(), list[dict[str, Any]]()
-    add_routes(app, service, controller_of(service))
+    add_routes(app, idle_service, controller_of(idle_service))
     messages = [{"type": "http.request", "body": ENDLESS}, {"type": "http.disconnect"}]
 
     async def receive() -> dict[str, Any]:

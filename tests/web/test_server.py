@@ -18,9 +18,9 @@ def never(url: str, once: str) -> None:
     raise AssertionError("the page must not come up")
 
 
-def test_a_taken_port_is_said_with_the_remedy(service: ChatService, taken_port: int) -> None:
+def test_a_taken_port_is_said_with_the_remedy(idle_service: ChatService, taken_port: int) -> None:
     with pytest.raises(SetupError, match=rf"127.0.0.1:{taken_port}.*--port {taken_port + 1}"):
-        serve(service, "127.0.0.1", taken_port, never)
+        serve(idle_service, "127.0.0.1", taken_port, never)
 
 
 SERVING = """

@@ -1,22 +1,14 @@
-"""A tokenizer and a tiny decoder."""
+"""A tiny decoder."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from tests.kit.tiny_tokenizer import dialogue_tokenizer
 from tools.demo_pair.decoder import llama_config, new_decoder
 
 SEED = 7
-
-
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    """A tokenizer of 420 entries, learnt from generated dialogues."""
-    return dialogue_tokenizer()
 
 
 @pytest.fixture

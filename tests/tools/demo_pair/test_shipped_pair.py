@@ -23,7 +23,7 @@ def demo(root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backend(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def shipped_backend(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The pair with every drafter, in fp32."""
     pytest.importorskip("torch")
     from localspec.core.options import LoadOptions
@@ -59,23 +59,23 @@ def test_the_context_holds_long_prompts_and_ends_agree(demo: Path) -> None:
 
 
 @pytest.mark.slow  # loads every drafter
-def test_every_way_of_drafting_can_be_had_on_the_demo_model(backend: Any) -> None:
+def test_every_way_of_drafting_can_be_had_on_the_demo_model(shipped_backend: Any) -> None:
     from localspec.drafters.registry import REGISTRY
 
-    found = {each.name: each for each in backend.describe().drafters}
+    found = {each.name: each for each in shipped_backend.describe().drafters}
     assert list(found) == list(REGISTRY), "and nothing beside them is refused"
     assert [each.reason for each in found.values() if not each.is_available] == []
 
 
 @pytest.mark.slow  # loads every drafter
-def test_whatever_the_target_chooses_is_the_reply_of_every_drafter(backend: Any) -> None:
+def test_whatever_the_target_chooses_is_the_reply_of_every_drafter(shipped_backend: Any) -> None:
     """Nine texts of three tokens with top-k 3, forced by the noise, in fp32: any two ranks at any
     two of their places. All texts of a tiny model: drafters/test_contract_sampled."""
     torch = pytest.importorskip("torch")
     from localspec.core.decoding import SamplingParams
     from tests.kit.tiny import Plans, decoded
 
-    engine = backend.loaded.engine
+    engine = shipped_backend.loaded.engine
     prompt, target = (1, 17, 230, 45, 17, 230), engine.target
 
     class Forcing:
@@ -111,7 +111,7 @@ def test_whatever_the_target_chooses_is_the_reply_of_every_drafter(backend: Any)
 
 
 @pytest.mark.slow  # loads every drafter
-def test_the_examples_of_the_first_screen_are_what_it_drafts_well(backend: Any) -> None:
+def test_the_examples_of_the_first_screen_are_what_it_drafts_well(shipped_backend: Any) -> None:
     """The draft model guesses at least half of each reply, and there is enough of it."""
     import threading
 
@@ -123,7 +123,7 @@ def test_the_examples_of_the_first_screen_are_what_it_drafts_well(backend: Any) 
     for title, _, message in EXAMPLES:
         sampling = SamplingParams(0.7, seed=1)
         asked = Request((Message("user", message),), sampling, 64, drafter="draft_tree")
-        *_, last = backend.generate(asked, threading.Event())
+        *_, last = shipped_backend.generate(asked, threading.Event())
         found[title] = (last.stats.num_output_tokens, last.stats.draft_share)
     assert all(tokens >= 25 and share >= 0.5 for tokens, share in found.values()), found
 

@@ -18,7 +18,7 @@ from tools.peers.llama_cpp import converted
 
 
 @pytest.fixture
-def draft(root: Path) -> Path:
+def shipped_draft(root: Path) -> Path:
     return root / "assets" / "demo" / "draft"
 
 
@@ -30,11 +30,11 @@ def written(folder: Path, out: Path, precision: str) -> dict[str, tuple[str, tor
     }
 
 
-def test_the_shipped_draft_is_written_whole(draft: Path, tmp_path: Path) -> None:
+def test_the_shipped_draft_is_written_whole(shipped_draft: Path, tmp_path: Path) -> None:
     source = dict[str, torch.Tensor]()
-    for file in weight_files(draft):
+    for file in weight_files(shipped_draft):
         source |= load_file(file)
-    found = written(draft, tmp_path / "draft.gguf", "bf16")
+    found = written(shipped_draft, tmp_path / "draft.gguf", "bf16")
     assert len(found) == len(source)
     for name, wanted in (
         ("token_embd.weight", source["model.embed_tokens.weight"]),
@@ -46,22 +46,30 @@ def test_the_shipped_draft_is_written_whole(draft: Path, tmp_path: Path) -> None
         assert torch.equal(found[name][1], wanted.float()), name
 
 
-def test_beside_4_bits_embedding_and_head_are_kept_in_8(draft: Path, tmp_path: Path) -> None:
-    kinds = {name: kind for name, (kind, _) in written(draft, tmp_path / "a", "q4_0").items()}
+def test_beside_4_bits_embedding_and_head_are_kept_in_8(
+    shipped_draft: Path, tmp_path: Path
+) -> None:
+    kinds = {
+        name: kind for name, (kind, _) in written(shipped_draft, tmp_path / "a", "q4_0").items()
+    }
     assert kinds["blk.0.ffn_up.weight"] == "Q4_0" and kinds["token_embd.weight"] == "Q8_0"
     assert kinds["blk.0.attn_norm.weight"] == "F32"
 
 
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.experts.gate.weight", "visual.patch.weight"])
-def test_a_tensor_without_a_counterpart_is_refused(draft: Path, tmp_path: Path, name: str) -> None:
-    (tmp_path / "config.json").write_text((draft / "config.json").read_text("utf-8"), "utf-8")
+def test_a_tensor_without_a_counterpart_is_refused(
+    shipped_draft: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "config.json").write_text(
+        (shipped_draft / "config.json").read_text("utf-8"), "utf-8"
+    )
     save_file({name: torch.ones(4, 4)}, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=name):
         convert(tmp_path, tmp_path / "a.gguf", "f32")
 
 
-def test_families_and_rotations_that_are_not_known_are_refused(draft: Path) -> None:
-    config = json.loads((draft / "config.json").read_text("utf-8"))
+def test_families_and_rotations_that_are_not_known_are_refused(shipped_draft: Path) -> None:
+    config = json.loads((shipped_draft / "config.json").read_text("utf-8"))
     assert architecture_of(config) == architecture_of(config | {"model_type": "mistral"})
     with pytest.raises(ModelError, match="gemma3"):
         architecture_of({"model_type": "gemma3"})
@@ -77,11 +85,11 @@ def test_the_halves_of_each_head_are_interleaved() -> None:
 
 
 def test_weights_are_written_once_and_an_unknown_family_is_named(
-    draft: Path, tmp_path: Path
+    shipped_draft: Path, tmp_path: Path
 ) -> None:
-    first = converted(draft, "bf16", tmp_path)
+    first = converted(shipped_draft, "bf16", tmp_path)
     written = first.stat().st_mtime_ns
-    assert converted(draft, "bf16", tmp_path) == first
+    assert converted(shipped_draft, "bf16", tmp_path) == first
     assert first.stat().st_mtime_ns == written
     unknown = tmp_path / "unknown"
     unknown.mkdir()

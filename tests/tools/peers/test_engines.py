@@ -35,7 +35,7 @@ GREEDY = SamplingParams()
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> BenchEngine:
+def saved_bench(tmp_path: Path) -> BenchEngine:
     for name in ("target", "draft"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
@@ -93,51 +93,55 @@ class Opened:
 
 
 @pytest.fixture
-def opened(bench: BenchEngine, tmp_path: Path) -> Opened:
-    return Opened(bench, tmp_path / "home")
+def opened_peers(saved_bench: BenchEngine, tmp_path: Path) -> Opened:
+    return Opened(saved_bench, tmp_path / "home")
 
 
-def test_an_engine_that_is_not_installed_names_the_remedy(opened: Opened) -> None:
+def test_an_engine_that_is_not_installed_names_the_remedy(opened_peers: Opened) -> None:
     for name in ("llama_cpp", "llama_cpp_draft", "vllm"):
         with pytest.raises(LocalspecError, match=r"tools\.peers --setup-peers|on Linux only"):
-            opened.open(name)
+            opened_peers.open(name)
 
 
-def test_the_arms_of_llama_cpp_share_one_process(opened: Opened, fakes: Fakes) -> None:
-    opened.open("llama_cpp", "llama_cpp_lookup", "llama_cpp_draft", "llama_cpp_draft@7")
+def test_the_arms_of_llama_cpp_share_one_process(opened_peers: Opened, fakes: Fakes) -> None:
+    opened_peers.open("llama_cpp", "llama_cpp_lookup", "llama_cpp_draft", "llama_cpp_draft@7")
     assert len(fakes.started) == 1
     assert fakes.started[0][1]["draft"].endswith("x.gguf")
     assert fakes.started[0][1]["num_threads"] == 3
-    assert "7 greedy tokens" in opened.note("llama_cpp_draft@7")
-    assert "prompt lookup of 2" in opened.note("llama_cpp_lookup")
+    assert "7 greedy tokens" in opened_peers.note("llama_cpp_draft@7")
+    assert "prompt lookup of 2" in opened_peers.note("llama_cpp_lookup")
 
 
-def test_every_way_of_vllm_has_its_own_process(opened: Opened, fakes: Fakes) -> None:
-    opened.open("vllm", "vllm_draft@5", "vllm_lookup")
+def test_every_way_of_vllm_has_its_own_process(opened_peers: Opened, fakes: Fakes) -> None:
+    opened_peers.open("vllm", "vllm_draft@5", "vllm_lookup")
     plain, draft, lookup = (opening["speculative"] for _, opening in fakes.started)
     assert plain is None
     assert (draft["method"], draft["num_speculative_tokens"]) == ("draft_model", 5)
     assert lookup["method"] == "ngram"
-    assert "always 5 tokens" in opened.note("vllm_draft@5")
+    assert "always 5 tokens" in opened_peers.note("vllm_draft@5")
 
 
-def test_vllm_is_told_what_libraries_read_at_their_start(opened: Opened, fakes: Fakes) -> None:
-    opened.open("vllm")
+def test_vllm_is_told_what_libraries_read_at_their_start(
+    opened_peers: Opened, fakes: Fakes
+) -> None:
+    opened_peers.open("vllm")
     command = fakes.started[0][0]
     assert command[0] == "env" and "VLLM_HOST_IP=127.0.0.1" in command
     assert "OMP_NUM_THREADS=3" in command
 
 
-def test_a_reply_is_under_our_own_definitions(opened: Opened, fakes: Fakes) -> None:
-    opened.open("llama_cpp")
-    reply = opened.runners["llama_cpp"].run(CASE, GREEDY, 4)
+def test_a_reply_is_under_our_own_definitions(opened_peers: Opened, fakes: Fakes) -> None:
+    opened_peers.open("llama_cpp")
+    reply = opened_peers.runners["llama_cpp"].run(CASE, GREEDY, 4)
     assert reply.tokens == (15, 16, 17, 18) and reply.decode_ms == 8.0
     assert (reply.num_drafts, reply.num_draft_tokens, reply.num_accepted_tokens) == (3, 6, 4)
 
 
-def test_vllm_with_speculation_is_not_timed_when_it_samples(opened: Opened, fakes: Fakes) -> None:
-    opened.open("vllm", "vllm_draft")
-    plain, draft = opened.runners["vllm"], opened.runners["vllm_draft"]
+def test_vllm_with_speculation_is_not_timed_when_it_samples(
+    opened_peers: Opened, fakes: Fakes
+) -> None:
+    opened_peers.open("vllm", "vllm_draft")
+    plain, draft = opened_peers.runners["vllm"], opened_peers.runners["vllm_draft"]
     sampled = SamplingParams(temperature=0.7)
     assert plain.run(CASE, sampled, 4).tokens_per_second == 500.0
     assert draft.run(CASE, GREEDY, 4).tokens_per_second == 500.0
@@ -147,9 +151,9 @@ def test_vllm_with_speculation_is_not_timed_when_it_samples(opened: Opened, fake
 
 
 def test_without_a_draft_model_the_drafting_arms_say_so(
-    bench: BenchEngine, tmp_path: Path, fakes: Fakes
+    saved_bench: BenchEngine, tmp_path: Path, fakes: Fakes
 ) -> None:
-    alone = Opened(replace(bench, draft_folder=None), tmp_path / "home")
+    alone = Opened(replace(saved_bench, draft_folder=None), tmp_path / "home")
     alone.open("llama_cpp")
     assert fakes.started[0][1]["draft"] is None
     for name in ("llama_cpp_draft", "vllm_draft", "transformers_draft"):
@@ -159,38 +163,40 @@ def test_without_a_draft_model_the_drafting_arms_say_so(
 
 @pytest.mark.parametrize(("name", "precision"), [("llama_cpp", "float16"), ("vllm", "4-bit")])
 def test_a_precision_that_an_engine_cannot_take_is_said(
-    bench: BenchEngine, tmp_path: Path, fakes: Fakes, name: str, precision: str
+    saved_bench: BenchEngine, tmp_path: Path, fakes: Fakes, name: str, precision: str
 ) -> None:
     with pytest.raises(ModelError, match=precision):
-        Opened(replace(bench, precision=precision), tmp_path).open(name)
+        Opened(replace(saved_bench, precision=precision), tmp_path).open(name)
     assert fakes.started == []
 
 
 def test_what_kept_the_shared_process_from_starting_is_asked_only_once(
-    opened: Opened, fakes: Fakes
+    opened_peers: Opened, fakes: Fakes
 ) -> None:
     fakes.behaviour = "dies-at-start"
     for name in ("llama_cpp", "llama_cpp_draft"):
         with pytest.raises(ModelError, match="ended by itself"):
-            opened.open(name)
+            opened_peers.open(name)
     assert len(fakes.started) == 1
 
 
-def test_every_arm_can_be_opened_by_its_name(opened: Opened, fakes: Fakes) -> None:
+def test_every_arm_can_be_opened_by_its_name(opened_peers: Opened, fakes: Fakes) -> None:
     engines = other_engines()
     names = [name for name in engines.arms if name != "transformers_draft"]  # no module here
-    opened.open(*names)
-    assert list(opened.runners) == names and all(r.note for r in opened.runners.values())
+    opened_peers.open(*names)
+    assert list(opened_peers.runners) == names and all(
+        r.note for r in opened_peers.runners.values()
+    )
     assert set(engines.full_suite) == {*engines.arms, *FURTHER_LENGTHS}
 
 
 def test_a_comparison_runs_them_and_leaves_no_process_behind(
-    bench: BenchEngine, tmp_path: Path, fakes: Fakes
+    saved_bench: BenchEngine, tmp_path: Path, fakes: Fakes
 ) -> None:
     prompts = [Prompt("a", "chat", "hello there"), Prompt("b", "code", "write a loop")]
     arms = ("llama_cpp", "vllm_draft")
     settings = BenchSettings(max_tokens=8, temperatures=(0.0, 0.7), arms=arms, home=tmp_path)
-    result = compare_arms(bench, prompts, settings, lambda _: None, other_engines())
+    result = compare_arms(saved_bench, prompts, settings, lambda _: None, other_engines())
     rates = {
         (row["arm"], row["temperature"]): row["tokens_per_second"]
         for row in result["rows"]

@@ -30,7 +30,7 @@ def require(name: str, home: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bench(peers_home: Path) -> BenchEngine:
+def demo_bench(peers_home: Path) -> BenchEngine:
     options = LoadOptions(context=512, dtype="float32", home=peers_home)
     return open_bench_engine(options, None, lambda _: None)
 
@@ -54,13 +54,13 @@ def require_the_same_rate(rows: dict[str, Any], ours: str, theirs: str) -> None:
     assert rates[1] == pytest.approx(rates[0], abs=num_last / rows[ours]["num_draft_tokens"])
 
 
-def test_llama_cpp_writes_what_we_write(bench: BenchEngine, peers_home: Path) -> None:
+def test_llama_cpp_writes_what_we_write(demo_bench: BenchEngine, peers_home: Path) -> None:
     require("llama_cpp", peers_home)
     arms = ("draft_model@3", "llama_cpp", "llama_cpp_lookup@5", "llama_cpp_draft@3")
     wanted = BenchSettings(
         max_tokens=48, temperatures=(0.0,), arms=arms, warm_prompts=0, home=peers_home
     )
-    result = compare_arms(bench, prompts(16), wanted, print, other_engines())
+    result = compare_arms(demo_bench, prompts(16), wanted, print, other_engines())
     assert result["differences"] == []
     rows = {row["arm"]: row for row in result["rows"] if row["task"] == "all"}
     assert all(rows[arm]["num_prompts"] == 16 for arm in arms)
@@ -68,26 +68,26 @@ def test_llama_cpp_writes_what_we_write(bench: BenchEngine, peers_home: Path) ->
     assert rows["llama_cpp_lookup@5"]["acceptance_rate"] > 0.0
 
 
-def test_vllm_writes_what_we_write(bench: BenchEngine, peers_home: Path) -> None:
+def test_vllm_writes_what_we_write(demo_bench: BenchEngine, peers_home: Path) -> None:
     require("vllm", peers_home)
     arms = ("draft_model@3", "vllm", "vllm_draft@3")
     wanted = BenchSettings(
         max_tokens=32, temperatures=(0.0,), arms=arms, warm_prompts=0, home=peers_home
     )
-    result = compare_arms(bench, prompts(4), wanted, print, other_engines())
+    result = compare_arms(demo_bench, prompts(4), wanted, print, other_engines())
     assert result["differences"] == []
     rows = {row["arm"]: row for row in result["rows"] if row["task"] == "all"}
     assert all(rows[arm]["num_prompts"] == 4 for arm in arms)
     require_the_same_rate(rows, "draft_model@3", "vllm_draft@3")
 
 
-def test_sampled_peers_write_something_and_draft(bench: BenchEngine, peers_home: Path) -> None:
+def test_sampled_peers_write_something_and_draft(demo_bench: BenchEngine, peers_home: Path) -> None:
     require("llama_cpp", peers_home)
     arms = ("llama_cpp", "llama_cpp_draft")
     wanted = BenchSettings(
         max_tokens=32, temperatures=(0.7,), arms=arms, warm_prompts=0, home=peers_home
     )
-    result = compare_arms(bench, prompts(4), wanted, print, other_engines())
+    result = compare_arms(demo_bench, prompts(4), wanted, print, other_engines())
     rows = {row["arm"]: row for row in result["rows"] if row["task"] == "all"}
     assert all(rows[arm]["num_tokens"] > 0 for arm in arms)
     assert rows["llama_cpp_draft"]["acceptance_rate"] > 0.1

@@ -25,7 +25,7 @@ PROMPTS = [Prompt("a", "chat", "hello there"), Prompt("b", "code", "write a loop
 
 
 @pytest.fixture
-def bench() -> BenchEngine:
+def tiny_engine_bench() -> BenchEngine:
     return tiny_bench()
 
 
@@ -38,12 +38,14 @@ def module_bench() -> BenchEngine:
 
 
 @pytest.fixture
-def folder_bench(bench: BenchEngine, tmp_path: Path) -> BenchEngine:
+def folder_bench(tiny_engine_bench: BenchEngine, tmp_path: Path) -> BenchEngine:
     """The same models on our own forward, with the folders they came from."""
     target = tiny_llama()
     target.save_pretrained(tmp_path / "target")
     agreeing_draft(target).save_pretrained(tmp_path / "draft")
-    return replace(bench, target_folder=tmp_path / "target", draft_folder=tmp_path / "draft")
+    return replace(
+        tiny_engine_bench, target_folder=tmp_path / "target", draft_folder=tmp_path / "draft"
+    )
 
 
 def compared(bench: BenchEngine, *arms: str) -> dict[str, Any]:
@@ -121,8 +123,10 @@ def test_transformers_has_its_own_number_of_threads_while_it_runs(
     assert (seen, torch.get_num_threads()) == ([own + 1], own)
 
 
-def test_transformers_without_a_module_or_a_folder_is_a_reason(bench: BenchEngine) -> None:
-    result = compared(bench, "transformers")
+def test_transformers_without_a_module_or_a_folder_is_a_reason(
+    tiny_engine_bench: BenchEngine,
+) -> None:
+    result = compared(tiny_engine_bench, "transformers")
     assert "does not run on transformers" in rows_of(result, "transformers")[0]["reason"]
 
 

@@ -25,7 +25,7 @@ Start = Callable[..., PeerWorker]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start_peer(tmp_path: Path) -> Iterator[Start]:
     started: list[PeerWorker] = []
 
     def begin(behaviour: str, limit_s: float = 20.0) -> PeerWorker:
@@ -53,15 +53,15 @@ def wait_until_gone(process_id: int) -> bool:
     return until(lambda: not is_alive(process_id))
 
 
-def test_the_opening_is_handed_over_and_requests_are_answered(start: Start) -> None:
-    worker = start("well")
+def test_the_opening_is_handed_over_and_requests_are_answered(start_peer: Start) -> None:
+    worker = start_peer("well")
     assert worker.facts["opening"] == {"n": 1}
     assert worker.ask(REQUEST, 20.0)["tokens"] == [6, 7, 8]
     assert worker.ask({**REQUEST, "prompt": [20]}, 20.0)["tokens"] == [21, 22, 23]
 
 
-def test_closing_ends_the_process_and_may_be_done_twice(start: Start) -> None:
-    worker = start("well")
+def test_closing_ends_the_process_and_may_be_done_twice(start_peer: Start) -> None:
+    worker = start_peer("well")
     worker.close()
     worker.close()
     assert not is_alive(worker.process_id)
@@ -69,8 +69,8 @@ def test_closing_ends_the_process_and_may_be_done_twice(start: Start) -> None:
         worker.ask(REQUEST, 20.0)
 
 
-def test_a_refused_request_is_said_and_the_next_one_is_served(start: Start) -> None:
-    worker = start("refuses")
+def test_a_refused_request_is_said_and_the_next_one_is_served(start_peer: Start) -> None:
+    worker = start_peer("refuses")
     with pytest.raises(ModelError, match="fake failed: ValueError: no such thing"):
         worker.ask(REQUEST, 20.0)
     assert worker.ask(REQUEST, 20.0)["tokens"] == [6, 7, 8]
@@ -85,9 +85,9 @@ def test_a_refused_request_is_said_and_the_next_one_is_served(start: Start) -> N
     ],
 )
 def test_a_worker_that_goes_wrong_is_one_sentence_and_is_ended(
-    start: Start, tmp_path: Path, behaviour: str, told: str
+    start_peer: Start, tmp_path: Path, behaviour: str, told: str
 ) -> None:
-    worker = start(behaviour)
+    worker = start_peer(behaviour)
     with pytest.raises(ModelError, match=told):
         worker.ask(REQUEST, 1.0 if behaviour == "hangs" else 20.0)
     assert not is_alive(worker.process_id)
@@ -96,8 +96,8 @@ def test_a_worker_that_goes_wrong_is_one_sentence_and_is_ended(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_what_a_worker_started_itself_is_ended_with_it(start: Start, tmp_path: Path) -> None:
-    worker = start("hangs")
+def test_what_a_worker_started_itself_is_ended_with_it(start_peer: Start, tmp_path: Path) -> None:
+    worker = start_peer("hangs")
     with pytest.raises(ModelError):
         worker.ask(REQUEST, 1.0)
     child = int((tmp_path / "logs" / "fake.log").read_text().split()[1])
@@ -105,9 +105,9 @@ def test_what_a_worker_started_itself_is_ended_with_it(start: Start, tmp_path: P
 
 
 @pytest.mark.parametrize("behaviour", ["dies-at-start", "babbles-at-start", "hangs-at-start"])
-def test_a_worker_that_does_not_open_is_an_error(start: Start, behaviour: str) -> None:
+def test_a_worker_that_does_not_open_is_an_error(start_peer: Start, behaviour: str) -> None:
     with pytest.raises(ModelError, match=r"fake.*fake\.log"):
-        start(behaviour, 1.0 if behaviour.startswith("hangs") else 20.0)
+        start_peer(behaviour, 1.0 if behaviour.startswith("hangs") else 20.0)
 
 
 def test_a_command_that_is_not_there_names_the_remedy(tmp_path: Path) -> None:
@@ -116,9 +116,9 @@ def test_a_command_that_is_not_there_names_the_remedy(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_while_waiting_ends_the_worker(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    start_peer: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = start("hangs")
+    worker = start_peer("hangs")
 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -74,7 +74,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, context: Any) -> Iterator[Place]:
+def hungry_place(tmp_path_factory: pytest.TempPathFactory, context: Any) -> Iterator[Place]:
     store = Store.open(tmp_path_factory.mktemp("hungry") / "localspec.db")
     made = Place(None, store, None, Hungry())  # type: ignore[arg-type]
 
@@ -101,53 +101,59 @@ def place(tmp_path_factory: pytest.TempPathFactory, context: Any) -> Iterator[Pl
     store.close()
 
 
-def test_check_15_memory_that_runs_out_at_any_step_keeps_what_was_written(place: Place) -> None:
-    service = place.service
+def test_check_15_memory_that_runs_out_at_any_step_keeps_what_was_written(
+    hungry_place: Place,
+) -> None:
+    service = hungry_place.service
     for at_round in range(1, 21):
-        place.backend.at_round, place.backend.drafts = at_round, 1
+        hungry_place.backend.at_round, hungry_place.backend.drafts = at_round, 1
         reply = service.submit(None, f"runs out at round {at_round}", ReplySettings())
         assert reply is not None and reply.done.wait(30) and service.flush()
-        row = place.store.turn_rows()[-1]
-        kept = place.store.branch(row["message_id"])[-1].text
+        row = hungry_place.store.turn_rows()[-1]
+        kept = hungry_place.store.branch(row["message_id"])[-1].text
         assert row["finish_reason"] == "error" and REPLY.startswith(kept)
         assert (kept != "") is (at_round > 1)
-        place.backend.at_round = None
+        hungry_place.backend.at_round = None
         reply = service.submit(reply.handle, "and the next turn", ReplySettings())
         assert reply is not None and reply.done.wait(30) and service.flush()
-        assert place.store.turn_rows()[-1]["state"] == "complete"
+        assert hungry_place.store.turn_rows()[-1]["state"] == "complete"
 
 
 @pytest.mark.parametrize("at_round", [1, 8])
-def test_check_15_the_page_shows_what_was_kept_and_goes_on(place: Place, at_round: int) -> None:
-    page = place.visit
+def test_check_15_the_page_shows_what_was_kept_and_goes_on(
+    hungry_place: Place, at_round: int
+) -> None:
+    page = hungry_place.visit
     page.new_chat()
-    place.backend.at_round, place.backend.drafts = at_round, 1
+    hungry_place.backend.at_round, hungry_place.backend.drafts = at_round, 1
     page.send(f"runs out at round {at_round}")
     page.wait_for(DROPPED, "#ls-chat .ls-error")
     page.page.wait_for_function(READY, timeout=WAIT_MS)
-    assert place.service.flush()
-    row = place.store.turn_rows()[-1]
-    kept = place.store.branch(row["message_id"])[-1].text
+    assert hungry_place.service.flush()
+    row = hungry_place.store.turn_rows()[-1]
+    kept = hungry_place.store.branch(row["message_id"])[-1].text
     assert kept[:20].replace("*", "") in page.text("#ls-chat")
-    place.backend.at_round = None
+    hungry_place.backend.at_round = None
     num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
     page.send("and the next turn")
     wait_for_reply(page, num_before)
 
 
-def test_check_15_then_the_context_is_shortened_and_the_turn_after_works(place: Place) -> None:
-    page = place.visit
+def test_check_15_then_the_context_is_shortened_and_the_turn_after_works(
+    hungry_place: Place,
+) -> None:
+    page = hungry_place.visit
     page.new_chat()
-    place.backend.at_round, place.backend.drafts = 4, 0
+    hungry_place.backend.at_round, hungry_place.backend.drafts = 4, 0
     page.send("nothing is left to give up")
     page.wait_for("context of 2048 instead of 4096", "#ls-chat .ls-error")
     page.wait_for("context of 2048", "#ls-notices")
     page.page.wait_for_function(READY, timeout=WAIT_MS)
-    place.backend.at_round = None
+    hungry_place.backend.at_round = None
     num_before = page.page.locator("#ls-chat .bot .ls-footer").count()
     page.send("and now?")
     wait_for_reply(page, num_before)
-    assert place.service.options == LoadOptions(context=2048)
+    assert hungry_place.service.options == LoadOptions(context=2048)
 
 
 BOX = "document.querySelector('#ls-message textarea')"

@@ -38,7 +38,7 @@ class Opened:
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Any, site: Site) -> Iterator[Opened]:
+def opened_page(browser: Any, site: Site) -> Iterator[Opened]:
     errors: list[str] = []
     context = browser.new_context()
     page = context.new_page()
@@ -57,17 +57,19 @@ def opened(browser: Any, site: Site) -> Iterator[Opened]:
     assert errors == []
 
 
-def test_check_1_the_page_is_there_with_the_box_to_write_in(opened: Opened, tally: Tally) -> None:
-    tally.measured("the page is there after", opened.seconds, MAX_OPEN_S, "s")
-    opened.page.wait_for_timeout(500)
-    assert opened.page.evaluate("document.activeElement.tagName") == "TEXTAREA"
-    assert opened.page.is_visible("#ls-strip")
+def test_check_1_the_page_is_there_with_the_box_to_write_in(
+    opened_page: Opened, tally: Tally
+) -> None:
+    tally.measured("the page is there after", opened_page.seconds, MAX_OPEN_S, "s")
+    opened_page.page.wait_for_timeout(500)
+    assert opened_page.page.evaluate("document.activeElement.tagName") == "TEXTAREA"
+    assert opened_page.page.is_visible("#ls-strip")
 
 
 def test_check_3_the_token_becomes_a_cookie_and_leaves_the_address(
-    opened: Opened, site: Site
+    opened_page: Opened, site: Site
 ) -> None:
-    page, context = opened.page, opened.page.context
+    page, context = opened_page.page, opened_page.page.context
     assert TOKEN not in page.url and TOKEN not in page.content()
     cookie = next(one for one in context.cookies() if one["name"] == f"localspec_{site.port}")
     assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["expires"] > 0

@@ -23,16 +23,16 @@ FIRST = '#ls-models [data-part="first"]'
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsSite]:
+def shared_models_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelsSite]:
     folder = tmp_path_factory.mktemp("models")
     with models_site(folder, Script(prefill_s=0.0, round_s=0.002)) as place:
         yield place
 
 
 @pytest.fixture(scope="module")
-def page(place: ModelsSite, context: Any) -> Iterator[Any]:
+def models_page(shared_models_site: ModelsSite, context: Any) -> Iterator[Any]:
     """The page on its Models tab; every request elsewhere and every console error is a failure."""
-    with serve_page(place.service) as port:
+    with serve_page(shared_models_site.service) as port:
         opened = new_tab(context)
         wrong: list[str] = []
         opened.on(
@@ -67,9 +67,9 @@ def start_download(page: Any, place: ModelsSite) -> None:
 
 
 def test_the_card_says_what_the_pair_is_and_the_bar_what_it_needs(
-    page: Any, place: ModelsSite
+    models_page: Any, shared_models_site: ModelsSite
 ) -> None:
-    line = page.locator(f"{FIRST} li").first
+    line = models_page.locator(f"{FIRST} li").first
     assert line.bounding_box()["height"] < 90, "one line a model"
     assert "fits, " in line.inner_text()
     line.locator("summary").click()
@@ -77,62 +77,64 @@ def test_the_card_says_what_the_pair_is_and_the_bar_what_it_needs(
     words = ("Drafts", "Why", "Licence", "Download", "Gain", "estimate", "disk left")
     for word in words:
         assert word.lower() in text.lower(), word
-    label = page.get_attribute("#ls-models .ls-mbar", "aria-label")
+    label = models_page.get_attribute("#ls-models .ls-mbar", "aria-label")
     assert label.startswith("Memory: target ") and "spare" in label
-    widths = page.eval_on_selector_all(
+    widths = models_page.eval_on_selector_all(
         '#ls-models [data-part="first"] details[open] .ls-mbar i',
         "all => all.map(e => e.getBoundingClientRect().width)",
     )
     assert len(widths) >= 4 and max(widths) > 10 * min(widths) > 0, widths
-    assert "free" in page.inner_text("#ls-models .ls-mfound")
-    assert place.hub.requests == [], "nothing is asked of the hub without a click"
+    assert "free" in models_page.inner_text("#ls-models .ls-mfound")
+    assert shared_models_site.hub.requests == [], "nothing is asked of the hub without a click"
 
 
-def test_the_tune_up_is_one_click_and_ends_in_words(page: Any, place: ModelsSite) -> None:
-    page.get_by_role("button", name="Start the tune-up").press("Enter", timeout=WAIT_MS)
-    page.locator("#ls-models .ls-mverdict").wait_for(timeout=WAIT_MS)
+def test_the_tune_up_is_one_click_and_ends_in_words(
+    models_page: Any, shared_models_site: ModelsSite
+) -> None:
+    models_page.get_by_role("button", name="Start the tune-up").press("Enter", timeout=WAIT_MS)
+    models_page.locator("#ls-models .ls-mverdict").wait_for(timeout=WAIT_MS)
     where = "document.activeElement.closest('[data-part]')?.dataset.part"
-    assert page.evaluate(where) == "tune", "the focus stays where its button was"
-    assert "faster than without drafting" in page.inner_text("#ls-models .ls-mverdict")
-    assert page.locator("#ls-models .ls-mtune tbody tr").count() == 3
+    assert models_page.evaluate(where) == "tune", "the focus stays where its button was"
+    assert "faster than without drafting" in models_page.inner_text("#ls-models .ls-mverdict")
+    assert models_page.locator("#ls-models .ls-mtune tbody tr").count() == 3
 
 
-def test_load_anyway_is_asked_once_more(page: Any, place: ModelsSite) -> None:
+def test_load_anyway_is_asked_once_more(models_page: Any, shared_models_site: ModelsSite) -> None:
     """A model that does not fit is loaded only by somebody who was told what may come."""
     asked: list[str] = []
-    page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
-    page.evaluate(
+    models_page.once("dialog", lambda dialog: (asked.append(dialog.message), dialog.dismiss()))
+    models_page.evaluate(
         """() => { const made = document.createElement('button'); made.dataset.act = 'load';
         made.dataset.id = 'someone/huge'; made.dataset.anyway = '1';
         made.dataset.confirm = 'Load it all the same?';
         document.querySelector('#ls-models').append(made); made.click(); }"""
     )
-    assert asked == ["Load it all the same?"] and len(place.opened) <= 1
+    assert asked == ["Load it all the same?"] and len(shared_models_site.opened) <= 1
 
 
-def test_the_context_is_chosen_by_arrow_keys(page: Any) -> None:
+def test_the_context_is_chosen_by_arrow_keys(models_page: Any) -> None:
     """The list that has the focus keeps it, though it is made anew after each key."""
-    page.get_by_label("Plan for a context of").focus()
+    models_page.get_by_label("Plan for a context of").focus()
     for tokens in (16384, 32768):
-        page.keyboard.press("ArrowDown")
+        models_page.keyboard.press("ArrowDown")
         made_anew = f"[data-key=context]:has([value='{tokens}'][selected])"
-        page.locator(f"#ls-models {made_anew}").wait_for(timeout=WAIT_MS)
-        assert page.evaluate("document.activeElement.dataset.key") == "context"
-    page.get_by_label("Plan for a context of").select_option("8192")
+        models_page.locator(f"#ls-models {made_anew}").wait_for(timeout=WAIT_MS)
+        assert models_page.evaluate("document.activeElement.dataset.key") == "context"
+    models_page.get_by_label("Plan for a context of").select_option("8192")
 
 
-def test_nothing_is_wider_than_a_narrow_screen(page: Any) -> None:
-    others(page)
+def test_nothing_is_wider_than_a_narrow_screen(models_page: Any) -> None:
+    others(models_page)
     for width in (360, 760, 1200):
-        page.set_viewport_size({"width": width, "height": 780})
-        page.wait_for_function(
+        models_page.set_viewport_size({"width": width, "height": 780})
+        models_page.wait_for_function(
             """(width) => innerWidth === width && [...document.querySelectorAll('#ls-models *')]
             .every(e => e.closest('.ls-mscroll')
               || e.getBoundingClientRect().right <= width + 1)""",
             arg=width,
             timeout=WAIT_MS,
         )
-    others(page)
+    others(models_page)
 
 
 def wait_until(page: Any, until: Any) -> None:
@@ -143,59 +145,67 @@ def wait_until(page: Any, until: Any) -> None:
     raise AssertionError("it did not come to that")
 
 
-def test_a_download_runs_pauses_goes_on_and_is_loaded(page: Any, place: ModelsSite) -> None:
-    place.hub.pace_s = 0.1
-    start_download(page, place)
-    target = progress(page, TARGET)
+def test_a_download_runs_pauses_goes_on_and_is_loaded(
+    models_page: Any, shared_models_site: ModelsSite
+) -> None:
+    shared_models_site.hub.pace_s = 0.1
+    start_download(models_page, shared_models_site)
+    target = progress(models_page, TARGET)
     target.get_by_text(re.compile(r"[1-9]\d* kB/s")).wait_for(timeout=WAIT_MS)
     target.get_by_role("button", name="Pause").focus()
     before = target.inner_text()
-    wait_until(page, lambda: target.inner_text() != before)
-    focused = page.evaluate("() => document.activeElement.dataset.act")
+    wait_until(models_page, lambda: target.inner_text() != before)
+    focused = models_page.evaluate("() => document.activeElement.dataset.act")
     assert focused == "pause", "what has the focus keeps it while the figures change"
-    page.keyboard.press("Enter")
+    models_page.keyboard.press("Enter")
     target.get_by_text("paused").wait_for(timeout=WAIT_MS)
     go_on = target.get_by_role("button", name=re.compile(r"Continue \([\d.]+( kB| MB)? of 2 MB\)"))
     go_on.wait_for(timeout=WAIT_MS)
-    place.hub.pace_s = 0.0
+    shared_models_site.hub.pace_s = 0.0
     go_on.click()
     target.get_by_text("every file checked").wait_for(timeout=WAIT_MS)
-    progress(page, DRAFT).get_by_text("every file checked").wait_for(timeout=WAIT_MS)
-    assert place.hub.ranges, "what had arrived was not fetched again"
-    load = page.locator(f'#ls-models button[data-act="load"][data-id="{TARGET}"]').first
+    progress(models_page, DRAFT).get_by_text("every file checked").wait_for(timeout=WAIT_MS)
+    assert shared_models_site.hub.ranges, "what had arrived was not fetched again"
+    load = models_page.locator(f'#ls-models button[data-act="load"][data-id="{TARGET}"]').first
     load.wait_for(timeout=WAIT_MS)
     load.click()
-    wait_until(page, lambda: len(place.opened) > 1)
-    assert (place.opened[-1].model, place.opened[-1].draft) == (TARGET, DRAFT)
+    wait_until(models_page, lambda: len(shared_models_site.opened) > 1)
+    assert (shared_models_site.opened[-1].model, shared_models_site.opened[-1].draft) == (
+        TARGET,
+        DRAFT,
+    )
 
 
 def test_a_key_for_a_program_is_made_shown_once_copied_and_revoked(
-    page: Any, place: ModelsSite, context: Any
+    models_page: Any, shared_models_site: ModelsSite, context: Any
 ) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
-    part, said = page.locator('#ls-models [data-part="programs"]'), page.locator("#ls-models-said")
+    part, said = (
+        models_page.locator('#ls-models [data-part="programs"]'),
+        models_page.locator("#ls-models-said"),
+    )
     part.locator("summary").click()
-    assert page.url.split("/?")[0] + "/v1" in part.inner_text(), "the address to give"
+    assert models_page.url.split("/?")[0] + "/v1" in part.inner_text(), "the address to give"
     part.get_by_label("A name for the new key").fill("<b>laptop</b>")
     part.get_by_role("button", name="Create a key").click()
     said.locator("code").wait_for(timeout=WAIT_MS)
     key = said.locator("code").inner_text()
-    assert place.service.api_keys.opens(key)
+    assert shared_models_site.service.api_keys.opens(key)
     said.get_by_role("button", name="Copy").click()
     said.get_by_text("Copied").wait_for(timeout=WAIT_MS)
-    assert page.evaluate("() => navigator.clipboard.readText()") == key
+    assert models_page.evaluate("() => navigator.clipboard.readText()") == key
     part.get_by_text(re.compile(r"made 20.* UTC · used 20.* UTC")).wait_for(timeout=WAIT_MS)
     assert "<b>laptop</b>" in part.locator("li").inner_text()
-    assert key not in page.evaluate("() => fetch('/models').then((answer) => answer.text())")
-    page.once("dialog", lambda dialog: dialog.accept())
+    assert key not in models_page.evaluate("() => fetch('/models').then((answer) => answer.text())")
+    models_page.once("dialog", lambda dialog: dialog.accept())
     part.get_by_role("button", name="Revoke").click()
     part.get_by_text("There is no key yet").wait_for(timeout=WAIT_MS)
-    assert not place.service.api_keys.opens(key) and said.inner_text() == ""
+    assert not shared_models_site.service.api_keys.opens(key) and said.inner_text() == ""
     part.locator("summary").click()
 
 
 @pytest.mark.parametrize("act", ["make-key", "download"])
-def test_an_answer_is_read_where_it_was_asked_for(page: Any, act: str) -> None:
+def test_an_answer_is_read_where_it_was_asked_for(models_page: Any, act: str) -> None:
     """Of a form at the end of the tab, and of a model in its middle, both with the tab's end and
     its beginning out of sight."""
 
@@ -203,22 +213,24 @@ def test_an_answer_is_read_where_it_was_asked_for(page: Any, act: str) -> None:
         is_act = route.request.method == "POST"
         route.fulfill(body='{"error": "This cannot be done."}') if is_act else route.fallback()
 
-    page.route("**/models", refuse)
-    others(page)
-    page.locator('#ls-models [data-part="programs"] details').evaluate("(fold) => fold.open = true")
-    page.get_by_label("A name for the new key").fill("laptop")
-    asked = page.locator(f"#ls-models [data-act={act}]:is(button, form)").last
+    models_page.route("**/models", refuse)
+    others(models_page)
+    models_page.locator('#ls-models [data-part="programs"] details').evaluate(
+        "(fold) => fold.open = true"
+    )
+    models_page.get_by_label("A name for the new key").fill("laptop")
+    asked = models_page.locator(f"#ls-models [data-act={act}]:is(button, form)").last
     asked.evaluate("(element) => element.scrollIntoView({ block: 'end' })")
     asked.evaluate("(one) => one.matches('form') ? one.requestSubmit() : one.click()")
-    said = page.locator("#ls-models-said")
+    said = models_page.locator("#ls-models-said")
     said.get_by_text("This cannot be done.").wait_for(timeout=WAIT_MS)
     part = asked.evaluate("(element) => element.closest('[data-part]').dataset.part")
     assert said.evaluate("(line) => line.previousElementSibling.dataset.part") == part
-    wait_until(page, lambda: asked.evaluate(IS_WHOLE))
-    box, height = said.bounding_box(), page.evaluate("innerHeight")
+    wait_until(models_page, lambda: asked.evaluate(IS_WHOLE))
+    box, height = said.bounding_box(), models_page.evaluate("innerHeight")
     assert box["y"] > 0 and box["y"] + box["height"] <= height
-    page.unroute("**/models")
-    others(page)
+    models_page.unroute("**/models")
+    others(models_page)
 
 
 def test_a_folder_is_refused_to_a_browser_elsewhere() -> None:
@@ -232,13 +244,15 @@ def test_a_folder_is_refused_to_a_browser_elsewhere() -> None:
     assert not is_this_machine({"client": None, "server": served_at})
 
 
-def test_a_model_clicked_in_the_switcher_is_loaded(page: Any, place: ModelsSite) -> None:
-    before = len(place.opened)
-    page.get_by_role("tab", name="Chat").first.click()
-    page.click("#ls-model")
-    menu = page.get_by_role("menu", name="Models that are ready here")
+def test_a_model_clicked_in_the_switcher_is_loaded(
+    models_page: Any, shared_models_site: ModelsSite
+) -> None:
+    before = len(shared_models_site.opened)
+    models_page.get_by_role("tab", name="Chat").first.click()
+    models_page.click("#ls-model")
+    menu = models_page.get_by_role("menu", name="Models that are ready here")
     menu.get_by_role("menuitem", name="demo").first.click()
-    wait_until(page, lambda: len(place.opened) > before)
-    assert place.opened[-1].model == "localspec/demo"
-    page.get_by_role("tab", name="Models").first.click()
-    page.wait_for_selector(f"{FIRST} li", timeout=WAIT_MS)
+    wait_until(models_page, lambda: len(shared_models_site.opened) > before)
+    assert shared_models_site.opened[-1].model == "localspec/demo"
+    models_page.get_by_role("tab", name="Models").first.click()
+    models_page.wait_for_selector(f"{FIRST} li", timeout=WAIT_MS)

@@ -29,7 +29,7 @@ COVERS_NOTHING = """(help) => {
 
 
 @pytest.fixture
-def opened(own_page: Visit, site: Site) -> Visit:
+def settings_page(own_page: Visit, site: Site) -> Visit:
     """A new chat with its panel open, without what was set for one that was never sent."""
     page = own_page
     site.clear()
@@ -57,9 +57,9 @@ def holds(page: Visit, name: str, value: str) -> None:
 
 
 def test_settings_stay_with_their_chat_and_a_new_one_has_the_defaults_of_the_model(
-    opened: Visit, site: Site
+    settings_page: Visit, site: Site
 ) -> None:
-    page = opened
+    page = settings_page
     field(page, "temperature").fill("0.3")
     page.wait_for("of 4,096 tokens", "#ls-gauge-text")
     before = page.text("#ls-gauge-text")
@@ -130,9 +130,9 @@ def newest(site: Site, title: str) -> int:
 
 
 def test_a_changed_field_is_sent_though_an_earlier_value_came_back_to_the_component(
-    opened: Visit, site: Site
+    settings_page: Visit, site: Site
 ) -> None:
-    page = opened
+    page = settings_page
     earlier = page.page.evaluate("window.lsSettings.get()")
     field(page, "max_tokens").fill("77")
     page.page.keyboard.press("Tab")
@@ -153,8 +153,10 @@ def has_focus(page: Visit, name: str) -> None:
     page.page.wait_for_function(script, arg=name, timeout=5_000)
 
 
-def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(opened: Visit, site: Site) -> None:
-    page = opened
+def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(
+    settings_page: Visit, site: Site
+) -> None:
+    page = settings_page
     dialog = page.page.get_by_role("dialog")
 
     def save(text: str, name: str) -> None:
@@ -192,9 +194,9 @@ def test_a_prompt_is_saved_chosen_renamed_replaced_and_deleted(opened: Visit, si
 
 
 def test_ways_of_drafting_are_listed_with_reasons_and_the_list_closes_when_it_is_left(
-    opened: Visit, site: Site
+    settings_page: Visit, site: Site
 ) -> None:
-    page = opened
+    page = settings_page
     is_open = "document.querySelector('#ls-speed-choice').open"
     page.page.click(SPEED)
     shown = page.page.locator("#ls-speed-choice .ls-way:visible")
@@ -215,8 +217,10 @@ def test_ways_of_drafting_are_listed_with_reasons_and_the_list_closes_when_it_is
     until(lambda: [one.drafter for one in site.backend.requests][-1:] == ["off"])
 
 
-def test_the_panel_belongs_to_the_chat_and_leaves_a_narrow_page_by_escape(opened: Visit) -> None:
-    page = opened
+def test_the_panel_belongs_to_the_chat_and_leaves_a_narrow_page_by_escape(
+    settings_page: Visit,
+) -> None:
+    page = settings_page
     panel = page.page.locator("#ls-settings .sidebar-content")
     page.page.get_by_role("tab", name="Stats").click()
     panel.wait_for(state="hidden")

@@ -273,11 +273,11 @@ def test_what_counts_as_loopback(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 
-def test_serving_beyond_loopback_without_a_password_is_refused(service: ChatService) -> None:
+def test_serving_beyond_loopback_without_a_password_is_refused(idle_service: ChatService) -> None:
     def never(url: str, once: str) -> None:
         raise AssertionError("the page must not come up")
 
     with pytest.raises(SetupError, match="can be reached from other machines"):
-        serve(service, "0.0.0.0", 0, never)
+        serve(idle_service, "0.0.0.0", 0, never)
     with pytest.raises(SetupError, match="Choose a longer one"):
-        serve(service, "0.0.0.0", 0, never, "short")
+        serve(idle_service, "0.0.0.0", 0, never, "short")

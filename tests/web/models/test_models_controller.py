@@ -33,16 +33,16 @@ wait = waiting.until
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[ModelsSite]:
+def fresh_models_site(tmp_path: Path) -> Iterator[ModelsSite]:
     with models_site(tmp_path, Script(prefill_s=0.0, round_s=0.001)) as place:
         yield place
 
 
 @pytest.fixture
-def controller(place: ModelsSite) -> Iterator[ModelsController]:
-    catalogue = Catalogue(settings_for(place.home))
+def controller(fresh_models_site: ModelsSite) -> Iterator[ModelsController]:
+    catalogue = Catalogue(settings_for(fresh_models_site.home))
     try:
-        yield ModelsController(place.service, catalogue)
+        yield ModelsController(fresh_models_site.service, catalogue)
     finally:
         catalogue.close()
 
@@ -66,9 +66,9 @@ def fetched(controller: ModelsController) -> None:
     assert len(controller.catalogue.downloads.downloads) == 2
 
 
-def test_looking_asks_nobody(controller: ModelsController, place: ModelsSite) -> None:
+def test_looking_asks_nobody(controller: ModelsController, fresh_models_site: ModelsSite) -> None:
     shown = parts(controller)
-    assert place.hub.requests == []
+    assert fresh_models_site.hub.requests == []
     assert "RAM" in shown["found"] and "free" in shown["found"]
     assert "recommended" in shown["first"] and shown["downloads"] == shown["results"] == ""
     reason = controller.cards()[0].plan.reason
@@ -79,28 +79,32 @@ def test_looking_asks_nobody(controller: ModelsController, place: ModelsSite) ->
 
 @pytest.mark.slow  # starts the process that fetches
 def test_a_dry_run_replaces_the_estimate_by_the_exact_size(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
     assert not card(controller, TARGET).is_exact
     assert act(controller, "size", TARGET) is None
     found = card(controller, TARGET)
-    assert found.is_exact and not place.hub.asked_for(f"GET /{TARGET}/resolve")
-    size = sum(f.stat().st_size for each in place.hub.models.values() for f in each.iterdir())
+    assert found.is_exact and not fresh_models_site.hub.asked_for(f"GET /{TARGET}/resolve")
+    size = sum(
+        f.stat().st_size for each in fresh_models_site.hub.models.values() for f in each.iterdir()
+    )
     assert found.download_bytes == size
 
 
 @pytest.mark.slow  # starts the process that fetches
-def test_a_refused_dry_run_says_why(controller: ModelsController, place: ModelsSite) -> None:
-    place.hub.refusal = Refusal(401, "GatedRepo")
+def test_a_refused_dry_run_says_why(
+    controller: ModelsController, fresh_models_site: ModelsSite
+) -> None:
+    fresh_models_site.hub.refusal = Refusal(401, "GatedRepo")
     said = act(controller, "size", TARGET)
     assert said is not None and "terms" in said
 
 
 @pytest.mark.slow  # starts the process that fetches
 def test_a_click_fetches_the_pair_and_then_it_can_be_loaded(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
-    place.service.start()
+    fresh_models_site.service.start()
     with pytest.raises(RequestError, match="Download it first"):
         act(controller, "load", TARGET)
     fetched(controller)
@@ -108,30 +112,30 @@ def test_a_click_fetches_the_pair_and_then_it_can_be_loaded(
     assert "complete" in shown["here"] and TARGET in shown["here"] and shown["downloads"] == ""
     assert card(controller, TARGET).is_here
     assert act(controller, "load", TARGET) is None
-    options = wait(lambda: len(place.opened) > 1 and place.opened[-1])
+    options = wait(lambda: len(fresh_models_site.opened) > 1 and fresh_models_site.opened[-1])
     assert (options.model, options.draft, options.fetches) == (TARGET, DRAFT, False)
     assert options.context == 8192 and options.anyway is False
 
 
 @pytest.mark.slow  # starts the process that fetches
 def test_a_target_whose_draft_is_missing_is_loaded_without_it(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
-    place.service.start()
+    fresh_models_site.service.start()
     controller.catalogue.downloads.ask(TARGET)
     wait(lambda: controller.catalogue.downloads.find(TARGET).state == "done")  # type: ignore[union-attr]
     said = act(controller, "load", TARGET)
     assert said is not None and f"{DRAFT} is not on this machine" in said
-    options = wait(lambda: len(place.opened) > 1 and place.opened[-1])
+    options = wait(lambda: len(fresh_models_site.opened) > 1 and fresh_models_site.opened[-1])
     assert options.draft is None and options.fetches is False
 
 
 @pytest.mark.slow  # starts the process that fetches
 def test_what_does_not_fit_says_what_would_and_is_loaded_only_anyway(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
     """A machine with a tenth of a gibibyte, and the model already on its disk."""
-    place.service.start()
+    fresh_models_site.service.start()
     controller.catalogue.downloads.ask(TARGET)
     wait(lambda: controller.catalogue.downloads.find(TARGET).state == "done")  # type: ignore[union-attr]
     found = probe()
@@ -146,20 +150,26 @@ def test_what_does_not_fit_says_what_would_and_is_loaded_only_anyway(
     with pytest.raises(RequestError, match="is free"):
         act(controller, "load", TARGET)
     act(controller, "load", TARGET, anyway=True)
-    assert wait(lambda: len(place.opened) > 1 and place.opened[-1]).anyway is True
+    assert (
+        wait(lambda: len(fresh_models_site.opened) > 1 and fresh_models_site.opened[-1]).anyway
+        is True
+    )
 
 
 @pytest.mark.slow  # starts the process that fetches
 def test_a_search_of_the_hub_finds_by_name_and_size_and_what_it_finds_can_be_fetched_and_loaded(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
     """A model that no profile names."""
-    place.service.start()
-    place.hub.models = {**place.hub.models, "else/unlisted": place.hub.models[TARGET]}
+    fresh_models_site.service.start()
+    fresh_models_site.hub.models = {
+        **fresh_models_site.hub.models,
+        "else/unlisted": fresh_models_site.hub.models[TARGET],
+    }
     with pytest.raises(RequestError):
         act(controller, "download", "else/unlisted")
     assert act(controller, "search", value="unlisted", size="4B") is None
-    (asked,) = place.hub.searches
+    (asked,) = fresh_models_site.hub.searches
     assert (asked["search"], asked["num_parameters"]) == ("unlisted", "max:4B")
     shown = parts(controller)["results"]
     assert "else/unlisted" in shown and "should fit as published" in shown and TARGET not in shown
@@ -169,35 +179,43 @@ def test_a_search_of_the_hub_finds_by_name_and_size_and_what_it_finds_can_be_fet
     assert "on this machine" in shown and 'data-act="load" data-id="else/unlisted"' in shown
     assert "else/unlisted" in parts(controller)["here"]
     act(controller, "load", "else/unlisted")
-    assert wait(lambda: len(place.opened) > 1 and place.opened[-1]).model == "else/unlisted"
+    assert (
+        wait(lambda: len(fresh_models_site.opened) > 1 and fresh_models_site.opened[-1]).model
+        == "else/unlisted"
+    )
 
 
 @pytest.mark.slow  # starts the process that fetches
 def test_a_search_that_fails_or_finds_nothing_says_so(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
     act(controller, "search", value="no such name", size="")
     assert "No model with .safetensors weights" in parts(controller)["results"]
-    place.hub.refusal = Refusal(401, "GatedRepo")
+    fresh_models_site.hub.refusal = Refusal(401, "GatedRepo")
     act(controller, "search", value="x", size="")
     assert "ls-mfault" in parts(controller)["results"]
-    place.hub.refusal = Refusal(503, "")  # the client's own list of models asks six times, for 24 s
-    num_before = len(place.hub.searches)
+    fresh_models_site.hub.refusal = Refusal(
+        503, ""
+    )  # the client's own list of models asks six times, for 24 s
+    num_before = len(fresh_models_site.hub.searches)
     act(controller, "search", value="x", size="")
     said = parts(controller)["results"]
-    assert "ls-mfault" in said and len(place.hub.searches) == num_before + 1
+    assert "ls-mfault" in said and len(fresh_models_site.hub.searches) == num_before + 1
     assert "Wait some minutes and try again." in said and "arrived" not in said
     with pytest.raises(RequestError):
         act(controller, "search", value="x", size="all")
 
 
 def test_what_other_programs_keep_is_named_and_loaded_where_it_can_be(
-    controller: ModelsController, place: ModelsSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    controller: ModelsController,
+    fresh_models_site: ModelsSite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     studio = tmp_path / ".lmstudio" / "models" / "someone"
-    shutil.copytree(place.hub.models[TARGET], studio / "whole")
+    shutil.copytree(fresh_models_site.hub.models[TARGET], studio / "whole")
     (studio / "small").mkdir()
     (studio / "small" / "small-Q4.gguf").write_bytes(bytes(2_000_000))
     write_gguf(studio / "small" / "tiny.gguf", tiny_llama(), "Q8_0")
@@ -237,7 +255,7 @@ def test_what_other_programs_keep_is_named_and_loaded_where_it_can_be(
 
 
 def test_what_lm_studio_was_told_to_keep_elsewhere_is_found_there(
-    place: ModelsSite, tmp_path: Path
+    fresh_models_site: ModelsSite, tmp_path: Path
 ) -> None:
     named, moved = tmp_path / "Größe", tmp_path / "moved"
     named.mkdir()
@@ -245,7 +263,7 @@ def test_what_lm_studio_was_told_to_keep_elsewhere_is_found_there(
     settings = json.dumps({"downloadsFolder": str(moved)})
     (named / "settings.json").write_text(settings, encoding="utf-8")
     for folder in (named / "models", moved):
-        shutil.copytree(place.hub.models[TARGET], folder / "someone" / folder.name)
+        shutil.copytree(fresh_models_site.hub.models[TARGET], folder / "someone" / folder.name)
     found = {each.name for each in found_models(tmp_path)}
     assert found == {"someone/models", "someone/moved"}
 
@@ -271,18 +289,18 @@ def test_a_model_too_large_for_the_machine_says_so(controller: ModelsController)
     ],
 )
 def test_what_was_not_offered_is_refused(
-    controller: ModelsController, place: ModelsSite, said: dict[str, Any]
+    controller: ModelsController, fresh_models_site: ModelsSite, said: dict[str, Any]
 ) -> None:
     with pytest.raises(RequestError):
         controller.act(said)
-    assert place.hub.requests == []
+    assert fresh_models_site.hub.requests == []
 
 
 @pytest.mark.slow
 def test_a_folder_of_ones_own_is_offered_and_a_wrong_one_is_explained(
-    controller: ModelsController, tmp_path: Path, place: ModelsSite
+    controller: ModelsController, tmp_path: Path, fresh_models_site: ModelsSite
 ) -> None:
-    mine = place.hub.models[TARGET]
+    mine = fresh_models_site.hub.models[TARGET]
     assert act(controller, "folder", value=str(mine)) is None
     assert str(mine) in parts(controller)["here"]
     empty = tmp_path / "empty"
@@ -317,12 +335,12 @@ def test_hidden_characters_of_names_are_left_out_of_what_is_shown(
 
 @pytest.mark.slow
 def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
     unloaded = parts(controller)["tune"]
     assert "disabled" in unloaded and "none is loaded. Load one first." in unloaded
-    place.service.start()
-    wait(lambda: place.service.status().phase == "ready")
+    fresh_models_site.service.start()
+    wait(lambda: fresh_models_site.service.status().phase == "ready")
     act(controller, "tune")
     tuning = controller.tuning
     assert tuning is not None
@@ -337,11 +355,11 @@ def test_the_tune_up_runs_in_the_queue_and_its_words_are_shown(
 
 @pytest.mark.slow
 def test_the_tune_up_can_be_skipped_and_what_was_learnt_stays(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
-    place.backend.script.round_s = 0.02
-    place.service.start()
-    wait(lambda: place.service.status().phase == "ready")
+    fresh_models_site.backend.script.round_s = 0.02
+    fresh_models_site.service.start()
+    wait(lambda: fresh_models_site.service.status().phase == "ready")
     act(controller, "tune")
     tuning = controller.tuning
     assert tuning is not None
@@ -352,19 +370,19 @@ def test_the_tune_up_can_be_skipped_and_what_was_learnt_stays(
     assert "was cancelled after" in parts(controller)["tune"]
 
 
-def test_unload_and_load_again(controller: ModelsController, place: ModelsSite) -> None:
-    place.service.start()
-    wait(lambda: place.service.status().phase == "ready")
+def test_unload_and_load_again(controller: ModelsController, fresh_models_site: ModelsSite) -> None:
+    fresh_models_site.service.start()
+    wait(lambda: fresh_models_site.service.status().phase == "ready")
     assert "Unload" in parts(controller)["loaded"]
     act(controller, "unload")
-    wait(lambda: place.service.status().phase == "unloaded")
+    wait(lambda: fresh_models_site.service.status().phase == "unloaded")
     assert "Nothing is loaded" in parts(controller)["loaded"]
     act(controller, "retry")
-    wait(lambda: place.service.status().phase == "ready")
+    wait(lambda: fresh_models_site.service.status().phase == "ready")
 
 
 def test_what_the_loaded_model_would_give_back_is_counted(
-    controller: ModelsController, place: ModelsSite, monkeypatch: pytest.MonkeyPatch
+    controller: ModelsController, fresh_models_site: ModelsSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed, read = list[int](), controller.catalogue.read
 
@@ -374,8 +392,8 @@ def test_what_the_loaded_model_would_give_back_is_counted(
 
     monkeypatch.setattr(controller.catalogue, "read", noted)
     parts(controller)
-    place.service.start()
-    wait(lambda: place.service.status().phase == "ready")
+    fresh_models_site.service.start()
+    wait(lambda: fresh_models_site.service.status().phase == "ready")
     parts(controller)
     assert freed == [0, 49_800_000 + 9_400_000 + 3_400_000 + 40_000]
 
@@ -388,11 +406,11 @@ def test_where_free_memory_is_unknown_the_plan_says_so(controller: ModelsControl
 
 
 def test_what_the_last_replies_gained_stands_in_place_of_an_expectation(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
     """The estimate of a pair is never below 1; its replies were slower."""
     assert card(controller, TARGET).gain is not None
-    store = place.service.store
+    store = fresh_models_site.service.store
     for slower_ms in (80.0, 40.0):
         turn = samples.begin(store, settings=replace(samples.SETTINGS, model=TARGET))
         stats = replace(samples.STATS, plain_decode_ms=60.0, decode_ms=60.0 + slower_ms)
@@ -408,9 +426,9 @@ def test_what_the_last_replies_gained_stands_in_place_of_an_expectation(
 
 @pytest.mark.slow
 def test_a_server_is_connected_named_and_left_for_a_model_of_this_machine(
-    controller: ModelsController, place: ModelsSite
+    controller: ModelsController, fresh_models_site: ModelsSite
 ) -> None:
-    place.service.start()
+    fresh_models_site.service.start()
     with serve_stub() as stub:
         act(controller, "connect", value=stub.url, key="sesame")
         wait(lambda: "Connected:" in parts(controller)["loaded"])
@@ -422,7 +440,7 @@ def test_a_server_is_connected_named_and_left_for_a_model_of_this_machine(
         assert shown["ready"][0] == entry
         assert "sesame" not in str(shown)
         act(controller, "unload")
-        wait(lambda: place.service.status().phase == "unloaded")
+        wait(lambda: fresh_models_site.service.status().phase == "unloaded")
         assert controller.view()["ready"][0]["is_loaded"] is False
         act(controller, "load", stub.url)
         wait(lambda: "Connected:" in parts(controller)["loaded"])
@@ -433,16 +451,20 @@ def test_a_server_is_connected_named_and_left_for_a_model_of_this_machine(
     ("address", "said"), [("my server", "Write it like"), ("http://127.0.0.1:9", "not answer")]
 )
 def test_a_server_that_is_not_there_is_said_and_frees_nothing(
-    controller: ModelsController, place: ModelsSite, address: str, said: str
+    controller: ModelsController, fresh_models_site: ModelsSite, address: str, said: str
 ) -> None:
-    place.service.start()
-    wait(lambda: place.service.status().phase == "ready")
-    opened = len(place.opened)
+    fresh_models_site.service.start()
+    wait(lambda: fresh_models_site.service.status().phase == "ready")
+    opened = len(fresh_models_site.opened)
     with pytest.raises(ConfigError, match=said):
         act(controller, "connect", value=address)
-    done = place.service.enqueue("the orders before it", lambda backend, cancel: None).done
+    done = fresh_models_site.service.enqueue(
+        "the orders before it", lambda backend, cancel: None
+    ).done
     assert done.wait(10.0)
-    status = place.service.status()
-    assert (status.phase, status.description) == ("ready", place.backend.describe())
-    assert all(one.remote is not None for one in place.opened[opened:]), "nothing is loaded again"
+    status = fresh_models_site.service.status()
+    assert (status.phase, status.description) == ("ready", fresh_models_site.backend.describe())
+    assert all(one.remote is not None for one in fresh_models_site.opened[opened:]), (
+        "nothing is loaded again"
+    )
     assert address not in [entry["id"] for entry in controller.view()["ready"]]

@@ -73,7 +73,7 @@ class Mixing(FakeBackend):
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
+def logged_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
     """Its log has one turn of each kind, in the order of KINDS."""
     store = Store.open(tmp_path_factory.mktemp("home") / "localspec.db")
     made = ChatService(store, session_info, lambda report: Mixing(SCRIPT))
@@ -141,12 +141,14 @@ def of_steps(steps: list[dict[str, Any]], reply_ms: float | None) -> Figures:
 
 
 @pytest.fixture(scope="module")
-def expected(service: ChatService) -> dict[int, Figures]:
+def expected(logged_service: ChatService) -> dict[int, Figures]:
     """By turn, from the step table."""
     steps: dict[int, list[dict[str, Any]]] = {}
-    for step in raw(service, "SELECT * FROM step ORDER BY turn_id, n"):
+    for step in raw(logged_service, "SELECT * FROM step ORDER BY turn_id, n"):
         steps.setdefault(step["turn_id"], []).append(step)
-    clocks = {row["id"]: row["reply_ms"] for row in raw(service, "SELECT id, reply_ms FROM turn")}
+    clocks = {
+        row["id"]: row["reply_ms"] for row in raw(logged_service, "SELECT id, reply_ms FROM turn")
+    }
     return {turn: of_steps(its, clocks[turn]) for turn, its in steps.items()}
 
 
@@ -164,9 +166,9 @@ def check_summary(found: stats.Summary, wanted: Figures) -> None:
 
 
 def test_the_turns_are_as_different_as_they_are_called(
-    service: ChatService, expected: dict[int, Figures]
+    logged_service: ChatService, expected: dict[int, Figures]
 ) -> None:
-    rows = dict(zip(KINDS, service.turn_rows(), strict=True))
+    rows = dict(zip(KINDS, logged_service.turn_rows(), strict=True))
     assert set(json.loads(rows["mixed"]["drafted_by"])) == {"draft_model", "ngram"}
     assert rows["off"]["num_draft_tokens"] == 0 and not rows["lenient"]["exact"]
     assert rows["cancelled"]["finish_reason"] == "cancelled"
@@ -191,17 +193,19 @@ def test_a_reply_whose_engine_was_lost_has_no_speedup(tmp_path: Path) -> None:
     close(made)
 
 
-def test_the_log_has_what_the_steps_say(service: ChatService, expected: dict[int, Figures]) -> None:
-    for row in service.turn_rows():
+def test_the_log_has_what_the_steps_say(
+    logged_service: ChatService, expected: dict[int, Figures]
+) -> None:
+    for row in logged_service.turn_rows():
         check(counted(row), expected[row["turn_id"]])
 
 
 @pytest.mark.parametrize("form", ["csv", "jsonl", "markdown", "sqlite"])
 def test_each_export_has_what_the_steps_say(
-    service: ChatService, expected: dict[int, Figures], tmp_path: Path, form: Any
+    logged_service: ChatService, expected: dict[int, Figures], tmp_path: Path, form: Any
 ) -> None:
     out = tmp_path / "out"
-    service.export(Scope(), form, out)
+    logged_service.export(Scope(), form, out)
     for turn, found in EXPORTED[form](out).items():
         check(found, {name: value for name, value in expected[turn].items() if name in found})
         assert {"speedup", "decode_speedup", "acceptance_rate"} <= set(found)
@@ -300,16 +304,16 @@ def totals(turns: list[Figures]) -> Figures:
 
 
 def test_the_totals_of_the_page_and_the_view_are_sums_before_they_are_ratios(
-    service: ChatService, expected: dict[int, Figures]
+    logged_service: ChatService, expected: dict[int, Figures]
 ) -> None:
-    rows = service.turn_rows()
+    rows = logged_service.turn_rows()
     turns = [expected[row["turn_id"]] | {"reply_ms": row["reply_ms"]} for row in rows]
-    summary = stats.summarise(rows, service.rounds(rows))
+    summary = stats.summarise(rows, logged_service.rounds(rows))
     check_summary(summary, totals(turns))
     saved = [turn for turn in turns if turn["plain_reply_ms"] is not None]
     saved_ms = sum(turn["plain_reply_ms"] - turn["reply_ms"] for turn in saved)
     assert stats.saved_ms(rows) == pytest.approx(saved_ms)
-    for seen in raw(service, "SELECT * FROM turn_by_temperature WHERE drafter <> 'off'"):
+    for seen in raw(logged_service, "SELECT * FROM turn_by_temperature WHERE drafter <> 'off'"):
         key = ("temperature", "drafter", "exact")
         members = [
             turn
@@ -320,11 +324,13 @@ def test_the_totals_of_the_page_and_the_view_are_sums_before_they_are_ratios(
         check(seen, totals(members))
 
 
-def test_guesses_of_the_page_are_the_drafters_of_their_steps(service: ChatService) -> None:
-    rows = service.turn_rows()
+def test_guesses_of_the_page_are_the_drafters_of_their_steps(logged_service: ChatService) -> None:
+    rows = logged_service.turn_rows()
     lenient = {row["turn_id"] for row in rows if not row["exact"]}
-    steps = [one for one in raw(service, "SELECT * FROM step") if one["turn_id"] not in lenient]
-    shown = stats.by_drafter(rows, service.rounds(rows))
+    steps = [
+        one for one in raw(logged_service, "SELECT * FROM step") if one["turn_id"] not in lenient
+    ]
+    shown = stats.by_drafter(rows, logged_service.rounds(rows))
     for drafter in DRAFTERS:
         its = [step for step in steps if step["drafter"] == drafter]
         wanted = of_steps(its, None)
@@ -335,9 +341,9 @@ def test_guesses_of_the_page_are_the_drafters_of_their_steps(service: ChatServic
 
 
 def test_the_page_and_the_report_write_what_the_steps_say(
-    service: ChatService, expected: dict[int, Figures]
+    logged_service: ChatService, expected: dict[int, Figures]
 ) -> None:
-    rows = service.turn_rows()
+    rows = logged_service.turn_rows()
     table = {line["Turn"]: line for line in stats.turn_table(rows)}
     for place, row in enumerate(rows, 1):
         wanted = expected[row["turn_id"]]
@@ -366,8 +372,8 @@ def test_the_page_and_the_report_write_what_the_steps_say(
             said = [f"{least_words} than without drafting"]
         assert gains == said
     last = expected[rows[-1]["turn_id"]]
-    until(lambda: service.status().reply is not None)
-    line = live_state(service.status())
+    until(lambda: logged_service.status().reply is not None)
+    line = live_state(logged_service.status())
     assert line["gain"] == gain(last["speedup"])
     assert percent(last["acceptance_rate"]) != percent(last["draft_share"]), "to be told apart"
     right = percent(ratio(last["num_accepted_tokens"], last["num_checked_tokens"]))
@@ -375,12 +381,12 @@ def test_the_page_and_the_report_write_what_the_steps_say(
     facts = dict(line["facts"])
     assert facts["Writing"] == gain(last["decode_speedup"])
     assert facts["First token"] == f"after {took(rows[-1]['ttft_ms'])}"
-    its = raw(service, "SELECT * FROM step WHERE turn_id = (SELECT max(id) FROM turn)")
+    its = raw(logged_service, "SELECT * FROM step WHERE turn_id = (SELECT max(id) FROM turn)")
     for drafter in DRAFTERS[:2]:
         found = of_steps([step for step in its if step["drafter"] == drafter], None)
         right = f"{found['num_accepted_tokens']} of {found['num_checked_tokens']}"
         assert facts[capital(label_of(drafter))] == f"{right} checked guesses right"
-    said = said_by(report_zip(service, {"scope": "all"}))
+    said = said_by(report_zip(logged_service, {"scope": "all"}))
     whole = totals([expected[row["turn_id"]] | {"reply_ms": row["reply_ms"]} for row in rows])
     assert f"| speedup | {gain(whole['speedup'])} |" in said
     assert f"| decode speedup | {gain(whole['decode_speedup'])} |" in said
@@ -396,12 +402,12 @@ def at(values: list[float], share: float) -> float:
     return float(numpy.quantile(values, share))
 
 
-def test_waits_are_the_times_of_the_rounds(service: ChatService) -> None:
-    rows = service.turn_rows()
-    steps = raw(service, "SELECT * FROM step ORDER BY turn_id, n")
-    found = stats.with_and_without(rows, service.rounds(rows))
+def test_waits_are_the_times_of_the_rounds(logged_service: ChatService) -> None:
+    rows = logged_service.turn_rows()
+    steps = raw(logged_service, "SELECT * FROM step ORDER BY turn_id, n")
+    found = stats.with_and_without(rows, logged_service.rounds(rows))
     html = PANELS.waits(stats.WAIT_COLUMNS, stats.wait_lines(*found))
-    report = said_by(report_zip(service, {"scope": "all"}))
+    report = said_by(report_zip(logged_service, {"scope": "all"}))
     for waits, has_drafted in zip(found, (True, False), strict=True):
         turns = {row["turn_id"] for row in rows if bool(row["num_draft_tokens"]) is has_drafted}
         its = [one for one in steps if one["turn_id"] in turns]
@@ -422,12 +428,14 @@ def said_by(packed: bytes) -> str:
 
 
 def test_the_details_of_a_reply_are_its_steps(
-    service: ChatService, expected: dict[int, Figures]
+    logged_service: ChatService, expected: dict[int, Figures]
 ) -> None:
-    for row in service.turn_rows():
-        view = token_view(service, row["message_id"])
+    for row in logged_service.turn_rows():
+        view = token_view(logged_service, row["message_id"])
         assert view["notes"][:1] == [capital(row["reason"])], "of this reply, not of the latest"
-        steps = raw(service, f"SELECT * FROM step WHERE turn_id = {row['turn_id']} ORDER BY n")
+        steps = raw(
+            logged_service, f"SELECT * FROM step WHERE turn_id = {row['turn_id']} ORDER BY n"
+        )
         check(view, {name: expected[row["turn_id"]][name] for name in view if name in COUNTS})
         for place, (shown, step) in enumerate(zip(view["rounds"], steps, strict=True)):
             assert shown["drafted"] == step["num_draft_tokens"]
@@ -443,11 +451,11 @@ def test_the_details_of_a_reply_are_its_steps(
 
 
 def test_the_plots_draw_what_the_steps_say(
-    service: ChatService, expected: dict[int, Figures]
+    logged_service: ChatService, expected: dict[int, Figures]
 ) -> None:
-    rows = service.turn_rows()
-    steps = raw(service, "SELECT * FROM step ORDER BY turn_id, n")
-    plots = {plot.name: plot.svg for plot in make_plots(rows, service.rounds(rows), None)}
+    rows = logged_service.turn_rows()
+    steps = raw(logged_service, "SELECT * FROM step ORDER BY turn_id, n")
+    plots = {plot.name: plot.svg for plot in make_plots(rows, logged_service.rounds(rows), None)}
     drawn = {
         name: {one.text for one in ElementTree.fromstring(svg).iter() if one.tag.endswith("title")}
         for name, svg in plots.items()

@@ -29,7 +29,7 @@ def columns_that_may_be_null(database: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
+def service_of_unknowns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
     """Its log has a lenient turn for each such column without it, and one without all of them, each
     in a conversation of its own."""
     folder = tmp_path_factory.mktemp("home")
@@ -47,29 +47,41 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChatService]:
 
 
 @pytest.mark.slow
-def test_the_stats_tab_and_the_report_show_each_of_these_turns(service: ChatService) -> None:
-    for conversation in service.conversations():
-        assert "1 turn" in "".join(fill(service, Selection("conversation", conversation.id)))
-    assert report_zip(service, {"scope": "all"})
+def test_the_stats_tab_and_the_report_show_each_of_these_turns(
+    service_of_unknowns: ChatService,
+) -> None:
+    for conversation in service_of_unknowns.conversations():
+        assert "1 turn" in "".join(
+            fill(service_of_unknowns, Selection("conversation", conversation.id))
+        )
+    assert report_zip(service_of_unknowns, {"scope": "all"})
 
 
-def test_who_drafted_is_unknown_where_the_log_does_not_say(service: ChatService) -> None:
-    assert "<title>unknown (lenient): " in "".join(fill(service, Selection("all")))
+def test_who_drafted_is_unknown_where_the_log_does_not_say(
+    service_of_unknowns: ChatService,
+) -> None:
+    assert "<title>unknown (lenient): " in "".join(fill(service_of_unknowns, Selection("all")))
 
 
 @pytest.mark.slow
-def test_every_export_has_each_of_these_turns(service: ChatService, tmp_path: Path) -> None:
+def test_every_export_has_each_of_these_turns(
+    service_of_unknowns: ChatService, tmp_path: Path
+) -> None:
     for format in EXPORTS:
-        service.export(Scope(), format, tmp_path / "out")
+        service_of_unknowns.export(Scope(), format, tmp_path / "out")
         assert (tmp_path / "out").stat().st_size
-    for conversation in service.conversations():
-        service.export(Scope(conversation_id=conversation.id), "markdown", tmp_path / "one.md")
+    for conversation in service_of_unknowns.conversations():
+        service_of_unknowns.export(
+            Scope(conversation_id=conversation.id), "markdown", tmp_path / "one.md"
+        )
 
 
-def test_each_of_these_replies_has_its_notes(service: ChatService) -> None:
-    for row in service.turn_rows():
+def test_each_of_these_replies_has_its_notes(service_of_unknowns: ChatService) -> None:
+    for row in service_of_unknowns.turn_rows():
         handle, message_id = row["conversation_id"], row["message_id"]
-        assert len(chat_messages(service.messages(handle), {message_id: row}, False)) == 2
+        assert (
+            len(chat_messages(service_of_unknowns.messages(handle), {message_id: row}, False)) == 2
+        )
 
 
 @pytest.mark.parametrize("damage", ["9e999", "-9e999", "1e308"])

@@ -37,7 +37,7 @@ FORM = Form(top_p="0.9", max_tokens="64", top_k="", min_p="")
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[ChatService]:
+def paced_service(tmp_path: Path) -> Iterator[ChatService]:
     store = Store.open(tmp_path / "localspec.db")
     opened = ChatService(
         store, session_info, lambda report: FakeBackend(Script(round_s=scripted_pace))
@@ -103,70 +103,72 @@ def test_only_the_lenient_switch_asks_for_a_lenient_rule(
     assert form.settings().sampling.leniency is None  # settled with the message
 
 
-def test_the_kinds_of_text_and_those_set_to_lenient_can_be_seen(service: ChatService) -> None:
-    assert "lenient for" not in form_html(service)
-    code = replace(service.workloads["code"], lenient=True)
-    service.workloads = {**service.workloads, "code": code}
-    made = form_html(service)
+def test_the_kinds_of_text_and_those_set_to_lenient_can_be_seen(paced_service: ChatService) -> None:
+    assert "lenient for" not in form_html(paced_service)
+    code = replace(paced_service.workloads["code"], lenient=True)
+    paced_service.workloads = {**paced_service.workloads, "code": code}
+    made = form_html(paced_service)
     assert "lenient for Code" in made
     kinds = ("auto", "chat", "code", "json", "rework", "story")
     assert all(f'<option value="{kind}">' in made for kind in kinds)
 
 
-def test_a_title_of_a_kind_of_text_is_no_part_of_the_template(service: ChatService) -> None:
+def test_a_title_of_a_kind_of_text_is_no_part_of_the_template(paced_service: ChatService) -> None:
     title = "${alert(1)} `{{x}}` \\ <b>"
-    code = replace(service.workloads["code"], title=title, lenient=True)
-    service.workloads = {"code": code}
-    made = form_html(service)
+    code = replace(paced_service.workloads["code"], title=title, lenient=True)
+    paced_service.workloads = {"code": code}
+    made = form_html(paced_service)
     assert not any(sign in made for sign in ("${", "`", "{{"))
     assert title in html.unescape(made)
 
 
-def test_each_way_of_drafting_is_ready_or_says_why_not(service: ChatService) -> None:
-    told = panel(service, None)
+def test_each_way_of_drafting_is_ready_or_says_why_not(paced_service: ChatService) -> None:
+    told = panel(paced_service, None)
     ready = {way["name"]: way["is_ready"] for way in told["ways"]}
     assert ready == {"draft_model": True, "ngram": True, "self_quant": False}
     assert any("A 4-bit copy" in way["reason"] for way in told["ways"] if not way["is_ready"])
 
 
 def test_a_command_in_a_refusal_is_shown_as_it_is_to_be_typed(
-    service: ChatService, monkeypatch: pytest.MonkeyPatch
+    paced_service: ChatService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status = service.status()
+    status = paced_service.status()
     assert status.description is not None
     refused = DrafterStatus("eagle", False, "Train one: python -m localspec train eagle.")
     status = replace(status, description=replace(status.description, drafters=(refused,)))
-    monkeypatch.setattr(service, "status", lambda: status)
-    assert [way["reason"] for way in panel(service, None)["ways"]] == [refused.reason]
+    monkeypatch.setattr(paced_service, "status", lambda: status)
+    assert [way["reason"] for way in panel(paced_service, None)["ways"]] == [refused.reason]
 
 
-def test_a_chat_with_half_a_character_opens_and_can_go_on(service: ChatService) -> None:
+def test_a_chat_with_half_a_character_opens_and_can_go_on(paced_service: ChatService) -> None:
     """It had been imported from a program that cut an emoji in two."""
     talk = {"title": "cut \ud83d", "messages": [
         {"role": "system", "content": "be \ud83d kind"},
         {"role": "user", "content": "cut \ud83d"},
         {"role": "assistant", "content": "so \udc00 it is"},
     ]}  # fmt: skip
-    (handle,) = service.import_conversations(json.dumps(talk).encode())
-    shown = asyncio.run(handlers_of(service).open("page", handle))
+    (handle,) = paced_service.import_conversations(json.dumps(talk).encode())
+    shown = asyncio.run(handlers_of(paced_service).open("page", handle))
     json.dumps(astuple(shown), ensure_ascii=False).encode("utf-8")
     assert shown.settings is not None and shown.settings.system_prompt == "be \ufffd kind"
     assert "so \ufffd it is" in str(shown.chat)
-    asked = asyncio.run(handlers_of(service).send("page", handle, "and then?", FORM))
+    asked = asyncio.run(handlers_of(paced_service).send("page", handle, "and then?", FORM))
     assert asked.is_running, asked.warning
 
 
 @pytest.mark.slow
 def test_of_a_long_chat_the_newest_are_shown_and_the_others_when_asked_for(
-    service: ChatService,
+    paced_service: ChatService,
 ) -> None:
     """Until another chat is opened, also when it goes on."""
     said = [{"role": ("user", "assistant")[n % 2], "content": f"said {n}"} for n in range(260)]
     long, other = (
-        service.import_conversations(json.dumps({"title": "", "messages": messages}).encode())[0]
+        paced_service.import_conversations(
+            json.dumps({"title": "", "messages": messages}).encode()
+        )[0]
         for messages in (said, said[:100])
     )
-    handlers = handlers_of(service)
+    handlers = handlers_of(paced_service)
 
     def texts(shown: Shown) -> list[str]:
         return [str(one["content"][0]["text"]) for one in shown.chat or []]
@@ -196,9 +198,9 @@ SLOW = replace(FORM, max_tokens="512")
 
 
 @pytest.mark.slow
-def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> None:
+def test_a_page_that_moves_on_leaves_the_reply_running(paced_service: ChatService) -> None:
     """And no bubble of it is sent after the page has been told to show something else."""
-    handlers = handlers_of(service)
+    handlers = handlers_of(paced_service)
     sent: list[str] = []
 
     async def run() -> None:
@@ -221,17 +223,17 @@ def test_a_page_that_moves_on_leaves_the_reply_running(service: ChatService) -> 
 
     asyncio.run(run())
     assert sent == ["bubble", "new chat"]
-    until(lambda: service.current is None)
-    assert service.latest is not None and service.latest.view.finish_reason == "length"
+    until(lambda: paced_service.current is None)
+    assert paced_service.latest is not None and paced_service.latest.view.finish_reason == "length"
 
 
 def test_of_two_chats_chosen_at_once_the_later_is_shown(
-    service: ChatService, monkeypatch: pytest.MonkeyPatch
+    paced_service: ChatService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the log answers later for the one chosen first."""
-    handlers = handlers_of(service)
+    handlers = handlers_of(paced_service)
     is_asked, may_answer = threading.Event(), threading.Event()
-    answered = service.messages
+    answered = paced_service.messages
 
     def slow(handle: int | None) -> list[ShownMessage]:
         is_asked.set()
@@ -243,10 +245,10 @@ def test_of_two_chats_chosen_at_once_the_later_is_shown(
         async for _ in handlers.follow("page", begun.reading):
             pass
         await handlers.settle("page", begun.reading)
-        monkeypatch.setattr(service, "messages", slow)
+        monkeypatch.setattr(paced_service, "messages", slow)
         first = asyncio.create_task(handlers.open("page", begun.handle))
         await asyncio.to_thread(is_asked.wait, 10.0)
-        monkeypatch.setattr(service, "messages", answered)
+        monkeypatch.setattr(paced_service, "messages", answered)
         second = await handlers.open("page", None)
         may_answer.set()
         return await first, second
@@ -257,45 +259,51 @@ def test_of_two_chats_chosen_at_once_the_later_is_shown(
 
 
 @pytest.mark.slow
-def test_a_page_that_is_closed_stops_its_reply(service: ChatService) -> None:
-    handlers = handlers_of(service)
+def test_a_page_that_is_closed_stops_its_reply(paced_service: ChatService) -> None:
+    handlers = handlers_of(paced_service)
 
     async def run() -> None:
         begun = await handlers.send("page", None, "a slow one", SLOW)
         follower = handlers.follow("page", begun.reading)
         await anext(follower)
-        await asyncio.to_thread(until, lambda: service.current is not None)
+        await asyncio.to_thread(until, lambda: paced_service.current is not None)
         await follower.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(run())
-    until(lambda: service.current is None)
-    assert service.latest is not None and service.latest.view.finish_reason == "cancelled"
+    until(lambda: paced_service.current is None)
+    assert (
+        paced_service.latest is not None and paced_service.latest.view.finish_reason == "cancelled"
+    )
 
 
 @pytest.mark.slow
-def test_closing_a_page_also_stops_the_reply_it_had_moved_on_from(service: ChatService) -> None:
-    handlers = handlers_of(service)
+def test_closing_a_page_also_stops_the_reply_it_had_moved_on_from(
+    paced_service: ChatService,
+) -> None:
+    handlers = handlers_of(paced_service)
 
     async def run() -> None:
         await handlers.send("page", None, "a slow one", SLOW)
         await handlers.open("page", None)
-        await asyncio.to_thread(until, lambda: service.current is not None)
+        await asyncio.to_thread(until, lambda: paced_service.current is not None)
         handlers.leave("another page")
-        assert service.current is not None and not service.current.cancel.is_set()
+        assert paced_service.current is not None and not paced_service.current.cancel.is_set()
         handlers.leave("page")
 
     asyncio.run(run())
-    until(lambda: service.current is None)
-    assert service.latest is not None and service.latest.view.finish_reason == "cancelled"
+    until(lambda: paced_service.current is None)
+    assert (
+        paced_service.latest is not None and paced_service.latest.view.finish_reason == "cancelled"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_named", [True, False])
 def test_only_a_page_on_its_way_to_the_same_chat_keeps_a_reply(
-    service: ChatService, is_named: bool
+    paced_service: ChatService, is_named: bool
 ) -> None:
     """A reload: the new page's request comes first, then the old page goes, then the new opens."""
-    handlers = handlers_of(service)
+    handlers = handlers_of(paced_service)
 
     async def run() -> tuple[Shown, list[list[ChatMessage]], Shown]:
         handle = (await handlers.send("old page", None, "steady", SLOW)).handle
@@ -308,9 +316,9 @@ def test_only_a_page_on_its_way_to_the_same_chat_keeps_a_reply(
         return opened, bubbles, await handlers.settle("new page", opened.reading)
 
     opened, bubbles, last = asyncio.run(run())
-    until(lambda: service.current is None)
-    assert service.latest is not None
-    assert service.latest.view.finish_reason == ("eos" if is_named else "cancelled")
+    until(lambda: paced_service.current is None)
+    assert paced_service.latest is not None
+    assert paced_service.latest.view.finish_reason == ("eos" if is_named else "cancelled")
     assert opened.is_running is is_named
     assert any(bubbles) is is_named
     shown = last.chat if is_named else opened.chat
@@ -318,8 +326,10 @@ def test_only_a_page_on_its_way_to_the_same_chat_keeps_a_reply(
 
 
 @pytest.mark.slow
-def test_a_second_page_on_the_same_chat_keeps_the_reply_of_the_first(service: ChatService) -> None:
-    handlers = handlers_of(service)
+def test_a_second_page_on_the_same_chat_keeps_the_reply_of_the_first(
+    paced_service: ChatService,
+) -> None:
+    handlers = handlers_of(paced_service)
 
     async def run() -> None:
         handle = (await handlers.send("first", None, "steady: hi", SLOW)).handle
@@ -331,12 +341,12 @@ def test_a_second_page_on_the_same_chat_keeps_the_reply_of_the_first(service: Ch
             pass
 
     asyncio.run(run())
-    assert service.latest is not None and service.latest.view.finish_reason == "eos"
+    assert paced_service.latest is not None and paced_service.latest.view.finish_reason == "eos"
 
 
 @pytest.mark.slow
-def test_a_reply_is_followed_once_and_settled_once(service: ChatService) -> None:
-    handlers = handlers_of(service)
+def test_a_reply_is_followed_once_and_settled_once(paced_service: ChatService) -> None:
+    handlers = handlers_of(paced_service)
 
     async def run() -> None:
         begun = await handlers.send("page", None, "steady: hi", FORM)
@@ -351,15 +361,17 @@ def test_a_reply_is_followed_once_and_settled_once(service: ChatService) -> None
     asyncio.run(run())
 
 
-def test_the_end_of_a_reply_is_not_shown_before_its_beginning(service: ChatService) -> None:
+def test_the_end_of_a_reply_is_not_shown_before_its_beginning(paced_service: ChatService) -> None:
     """A short reply may end before the page has got the answer that begins it. An event of the page
     that was under way before names what the page read then, and shows nothing of the reply."""
-    handlers = handlers_of(service)
+    handlers = handlers_of(paced_service)
 
     async def run() -> None:
         opened = await handlers.open("page", None)
         begun = await handlers.send("page", None, "hi", FORM)
-        await asyncio.to_thread(until, lambda: service.latest and service.latest.done.is_set())
+        await asyncio.to_thread(
+            until, lambda: paced_service.latest and paced_service.latest.done.is_set()
+        )
         assert begun.is_running and begun.chat is not None and len(begun.chat) == 1
         assert [one async for one in handlers.follow("page", opened.reading)] == []
         assert await handlers.settle("page", opened.reading) == Shown()
@@ -371,9 +383,9 @@ def test_the_end_of_a_reply_is_not_shown_before_its_beginning(service: ChatServi
 
 @pytest.mark.slow
 def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
-    service: ChatService,
+    paced_service: ChatService,
 ) -> None:
-    handlers = handlers_of(service)
+    handlers = handlers_of(paced_service)
 
     async def run() -> int:
         handle = (await handlers.send("page", None, "a slow one", FORM)).handle
@@ -383,7 +395,7 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
         assert shown.chat is not None and len(shown.chat) == 1 and shown.growing is not None
         waiting = shown.growing[-3:]  # behind what the reply has written by now
         assert [str(one).count("#takeback") for one in waiting] == [1, 1, 1]
-        middle = service.waiting(handle)[1]
+        middle = paced_service.waiting(handle)[1]
         asked = {"do": "takeback", "message": middle.number}
         back = await Command(handlers, "page", handle, asked, FORM).move()
         assert back.signal is not None and back.signal["taken_back"]["text"] == "and that"
@@ -399,17 +411,17 @@ def test_messages_sent_meanwhile_wait_are_followed_and_can_be_taken_back(
         return handle
 
     handle = asyncio.run(run())
-    until(lambda: service.running(handle) is None)
-    assert service.flush()
-    said = [one.text for one in service.messages(handle) if one.role == "user"]
+    until(lambda: paced_service.running(handle) is None)
+    assert paced_service.flush()
+    said = [one.text for one in paced_service.messages(handle) if one.role == "user"]
     assert said == ["a slow one", "and a steady this", "and last"]
 
 
 @pytest.mark.slow
 def test_answers_asked_for_together_are_shown_together_and_stopped_together(
-    service: ChatService,
+    paced_service: ChatService,
 ) -> None:
-    handlers = handlers_of(service)
+    handlers = handlers_of(paced_service)
     few = replace(FORM, max_tokens="16")
 
     async def run() -> None:
@@ -419,7 +431,7 @@ def test_answers_asked_for_together_are_shown_together_and_stopped_together(
         settled = await handlers.settle("page", begun.reading)
         handle = settled.handle
         assert handle is not None
-        reply_id = service.messages(handle)[1].message_id
+        reply_id = paced_service.messages(handle)[1].message_id
         asked = {"do": "several", "message": reply_id}
         begun = await Command(handlers, "page", handle, asked, few).move()
         shown = [one async for one in handlers.follow("page", begun.reading)]
@@ -432,13 +444,13 @@ def test_answers_asked_for_together_are_shown_together_and_stopped_together(
         cards = list(map(str, settled.growing or ()))
         assert [f"answer {n} of 4" in card for n, card in enumerate(cards, 1)] == [True] * 4
         assert ["choose this one" in card for card in cards] == [True] * 3 + [False]
-        chosen = service.messages(handle)[1].siblings[1]
+        chosen = paced_service.messages(handle)[1].siblings[1]
         asked_for = {"do": "show", "message": chosen}
         one = await Command(handlers, "page", handle, asked_for, few).move()
         assert one.growing == [] and "2/5</span>" in str(one.chat)
         slow = replace(SLOW, temperature="1")
         begun = await Command(handlers, "page", handle, asked, slow).move()
-        first = service.running(handle)
+        first = paced_service.running(handle)
         assert first is not None and len(first.together) == 4
         handlers.stop(handle)
         async for _ in handlers.follow("page", begun.reading):
@@ -449,8 +461,10 @@ def test_answers_asked_for_together_are_shown_together_and_stopped_together(
     asyncio.run(run())
 
 
-def test_a_message_that_waits_for_another_chat_can_be_taken_back(service: ChatService) -> None:
-    handlers = handlers_of(service)
+def test_a_message_that_waits_for_another_chat_can_be_taken_back(
+    paced_service: ChatService,
+) -> None:
+    handlers = handlers_of(paced_service)
 
     async def run() -> None:
         first = (await handlers.send("page", None, "a slow one", SLOW)).handle
@@ -458,7 +472,7 @@ def test_a_message_that_waits_for_another_chat_can_be_taken_back(service: ChatSe
         shown = await handlers.send("page", None, "in a new chat", SLOW)
         assert "1 reply ahead" in str(shown.growing) and "take back" in str(shown.growing)
         assert shown.handle is not None
-        reply = service.running(shown.handle)
+        reply = paced_service.running(shown.handle)
         assert reply is not None
         asked = {"do": "takeback", "message": reply.number}
         back = await Command(handlers, "page", shown.handle, asked, FORM).move()
@@ -466,13 +480,13 @@ def test_a_message_that_waits_for_another_chat_can_be_taken_back(service: ChatSe
         handlers.stop(first)
 
     asyncio.run(run())
-    until(lambda: service.current is None)
-    assert service.flush()
-    assert [row.title for row in service.conversations()] == ["a slow one"]
+    until(lambda: paced_service.current is None)
+    assert paced_service.flush()
+    assert [row.title for row in paced_service.conversations()] == ["a slow one"]
 
 
-def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> None:
-    handlers = Handlers(service)
+def test_an_unusable_message_warns_and_changes_nothing(paced_service: ChatService) -> None:
+    handlers = Handlers(paced_service)
 
     async def run() -> None:
         shown = await handlers.send("page", None, "word " * 9000, FORM)
@@ -480,12 +494,12 @@ def test_an_unusable_message_warns_and_changes_nothing(service: ChatService) -> 
         assert shown.chat is None
 
     asyncio.run(run())
-    assert service.conversations() == []
+    assert paced_service.conversations() == []
 
 
 @pytest.mark.slow
-def test_going_on_without_the_oldest_is_decided_once(service: ChatService) -> None:
-    handlers, long = Handlers(service), "word " * 1500
+def test_going_on_without_the_oldest_is_decided_once(paced_service: ChatService) -> None:
+    handlers, long = Handlers(paced_service), "word " * 1500
 
     async def run() -> None:
         handle, extras = None, Extras()
@@ -498,46 +512,48 @@ def test_going_on_without_the_oldest_is_decided_once(service: ChatService) -> No
                 extras = Extras()
             assert shown.handle is not None, shown.signal
             handle = shown.handle
-            await asyncio.to_thread(until, lambda: not service.worker.replies)
+            await asyncio.to_thread(until, lambda: not paced_service.worker.replies)
 
     asyncio.run(run())
-    backend = service.lifecycle.backend
+    backend = paced_service.lifecycle.backend
     assert isinstance(backend, FakeBackend)
     assert [one.content[0] for one in backend.requests[-1].messages] == ["3", "S", "4"]
 
-    handle = service.conversations()[0].id
-    started_again = Handlers(service)
+    handle = paced_service.conversations()[0].id
+    started_again = Handlers(paced_service)
     shown = asyncio.run(started_again.send("page", handle, f"5 {long}", FORM))
     assert shown.is_running, "what was decided is kept with the chat"
-    until(lambda: not service.worker.replies)
-    service.decide(handle, "stop")
-    shown = asyncio.run(Handlers(service).send("page", handle, f"6 {long}", FORM))
+    until(lambda: not paced_service.worker.replies)
+    paced_service.decide(handle, "stop")
+    shown = asyncio.run(Handlers(paced_service).send("page", handle, f"6 {long}", FORM))
     assert shown.warning is not None and "This chat stops there" in shown.warning
-    service.decide(handle, "ask")
-    shown = asyncio.run(Handlers(service).send("page", handle, f"6 {long}", FORM))
+    paced_service.decide(handle, "ask")
+    shown = asyncio.run(Handlers(paced_service).send("page", handle, f"6 {long}", FORM))
     assert shown.signal is not None and "overflow" in shown.signal
     with pytest.raises(RequestError, match="one of ask, roll, stop"):
-        service.decide(handle, "cut")
+        paced_service.decide(handle, "cut")
 
 
-def test_the_address_chooses_the_conversation_else_the_newest(service: ChatService) -> None:
-    handlers = Handlers(service)
+def test_the_address_chooses_the_conversation_else_the_newest(paced_service: ChatService) -> None:
+    handlers = Handlers(paced_service)
     assert handlers.choose(None) is None
-    ids = [service.store.create_conversation(title) for title in ("old", "new")]
+    ids = [paced_service.store.create_conversation(title) for title in ("old", "new")]
     for one in ids:
-        service.store.add_message(one, None, "user", "hi")
+        paced_service.store.add_message(one, None, "user", "hi")
     assert handlers.choose(None) == ids[1]
     assert handlers.choose(str(ids[0])) == ids[0]
     for other in ("new", "999", "9" * 5000):
         assert handlers.choose(other) is None
 
 
-def test_a_log_that_an_import_damaged_with_a_date_opens_and_lists(service: ChatService) -> None:
-    handlers = Handlers(service)
+def test_a_log_that_an_import_damaged_with_a_date_opens_and_lists(
+    paced_service: ChatService,
+) -> None:
+    handlers = Handlers(paced_service)
     for time in ("0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"):
         message = StoredMessage(1, 0, None, "user", "hi", "complete", time)
         conversation = Conversation(1, "strange", time, 1)
-        (handle,) = service.store.conversation_list.add_imported(
+        (handle,) = paced_service.store.conversation_list.add_imported(
             [Imported(conversation, (message,))]
         )
         shown = asyncio.run(handlers.open("page", handle))
@@ -545,9 +561,9 @@ def test_a_log_that_an_import_damaged_with_a_date_opens_and_lists(service: ChatS
         assert "hi" in str(shown.chat) and "–" in str(shown.chat)
 
 
-def test_a_number_that_the_log_cannot_hold_is_refused(service: ChatService) -> None:
+def test_a_number_that_the_log_cannot_hold_is_refused(paced_service: ChatService) -> None:
     asked = {"do": "when_full", "handle": 2**63}
-    shown = asyncio.run(Command(Handlers(service), "page", None, asked, FORM).answer())
+    shown = asyncio.run(Command(Handlers(paced_service), "page", None, asked, FORM).answer())
     assert shown.warning is not None and "is not there" in shown.warning
     assert Extras.from_data({"edits": 2**63, "left_out": 2**63}) == Extras()
 
@@ -565,8 +581,8 @@ def test_a_page_that_names_no_chat_is_passed_on_as_it_is() -> None:
 
 
 @pytest.mark.slow
-def test_pages_are_updated_no_more_than_fifteen_times_a_second(service: ChatService) -> None:
-    handlers = Handlers(service)
+def test_pages_are_updated_no_more_than_fifteen_times_a_second(paced_service: ChatService) -> None:
+    handlers = Handlers(paced_service)
 
     async def run() -> tuple[int, float]:
         loop = asyncio.get_running_loop()

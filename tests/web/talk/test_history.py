@@ -78,10 +78,10 @@ def test_an_empty_list_says_why() -> None:
 
 
 @pytest.fixture
-def handlers(service: ChatService) -> Handlers:
-    service.start()
-    until(lambda: service.status().phase == "ready")
-    return Handlers(service)
+def handlers(idle_service: ChatService) -> Handlers:
+    idle_service.start()
+    until(lambda: idle_service.status().phase == "ready")
+    return Handlers(idle_service)
 
 
 def said(handlers: Handlers, text: str) -> int:
