@@ -107,10 +107,12 @@ def test_the_sides_take_turns(bench: BenchEngine, monkeypatch: pytest.MonkeyPatc
         return run(runner, case, *rest)
 
     monkeypatch.setattr(EngineRunner, "run", noting)
-    compare_arms(bench, PROMPTS, settings(arms=("off", "ngram")), silent)
-    assert order[2:] == [  # the first two warm up
-        ("a", "off"), ("a", "ngram"), ("b", "ngram"), ("b", "off"), ("c", "ngram"), ("c", "off"),
-    ]  # fmt: skip
+    wanted = settings(arms=("off", "ngram"), temperatures=(0.0, 0.7), max_tokens=2)
+    compare_arms(bench, PROMPTS, wanted, silent)
+    plain_first, plain_last = ["off", "ngram"], ["ngram", "off"]
+    sides = {"a": plain_first, "b": plain_last, "c": plain_last}  # alike at each temperature
+    measured = [(case, side) for case, both in sides.items() for side in both * 2]
+    assert order[2:] == measured, "behind the first two, which warm up"
 
 
 def test_a_missing_drafter_is_a_row_with_the_reason(bench: BenchEngine) -> None:

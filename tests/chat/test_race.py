@@ -110,6 +110,20 @@ def test_a_stopped_race_has_no_verdict() -> None:
     assert race.view.gains is None and "Stopped." in race_html(race.view, is_over=True)
 
 
+def test_a_run_that_was_stopped_is_no_run() -> None:
+    cancel = threading.Event()
+
+    def reply(asked: Request) -> str:
+        if asked.drafter == AUTO:
+            cancel.set()
+        return REPLY
+
+    race = Race(request(), True)
+    race.run(FakeBackend(Script(reply=reply, round_s=0.0, prefill_s=0.0)), cancel)
+    assert (len(race.view.plain.runs), len(race.view.speculative.runs)) == (1, 0)
+    assert race.view.speculative.phase == "done" and race.view.phase == "running"
+
+
 def test_a_fault_ends_the_race_with_its_sentence() -> None:
     race = Race(request(), True)
     fault = LocalspecError("The GPU is gone. Start again.")

@@ -82,6 +82,8 @@ def test_each_available_drafter_is_tried_beside_plain_on_every_kind_and_temperat
         for drafter in (OFF, "draft_model", "ngram")
     }  # fmt: skip
     assert "self_quant" not in found.drafters
+    order = [run.drafter for run in found.runs]
+    assert order == [OFF, "draft_model", "ngram", OFF] * (len(order) // 4), "plain on both sides"
     assert found.gain("draft_model", "code") == 2.0
     assert found.gain("draft_model", "stories") == 0.8
 
