@@ -14,7 +14,8 @@ runs, of_one_at_a_time the same against one plain reply after the other, both wi
 interval over the repetitions. num_differing: replies whose text is not that of the first arm
 without speculation at the first concurrency; of one arm alone its own.
 
-Not here: comparing ways of drafting of the engine here (compare).
+Not here: comparing ways of drafting of the engine here (compare), the advice and the table
+(remote_report).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import threading
 import time
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -31,8 +32,8 @@ from itertools import chain, pairwise
 from typing import Any
 
 from localspec.bench.cases import Prompt
+from localspec.bench.remote_report import PLAIN, SPECULATIVE, advice
 from localspec.bench.statistics import IntervalEstimate, Timed, rate_ratio
-from localspec.bench.tables import DASH, Column, aligned, known, limits, number, text
 from localspec.chat.compare import Answer, answers, compare
 from localspec.core.arithmetic import percentile
 from localspec.core.backend import Message, Request
@@ -41,17 +42,12 @@ from localspec.core.errors import ConfigError, LocalspecError
 from localspec.core.options import RemoteServer
 from localspec.core.speculation import DecodeCounts
 from localspec.core.turn_stats import TurnStats
-from localspec.core.units import took
 from localspec.remote.counters import Counters
 from localspec.remote.server import ServerBackend
 
 WARM_REQUESTS, WARM_TOKENS = 2, 16  # at least so many requests before each run
 MOST_LOOKS, LOOK_S = 50, 0.1  # at counters that move
 PERCENTILES = (50, 95, 99)
-# Acceptance rates between which the advice changes.
-GOOD, FAIR = 0.7, 0.4
-FASTER, SLOWER = 1.05, 0.95  # times plain decoding
-SPECULATIVE, PLAIN = "speculative", "plain"
 DRAFT_COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 
@@ -137,7 +133,7 @@ def run_remote(
         "temperature": temperature,
         "repeats": repeats,
         "rows": rows,
-        "advice": list(_advice(rows)),
+        "advice": list(advice(rows)),
     }
 
 
@@ -321,76 +317,3 @@ def _num_differing(run: Run, first: Run) -> int:
     """Replies whose text is not that of the first run."""
     pairs = zip(run.answers, first.answers, strict=True)
     return sum(None not in (a, b) and a.text != b.text for a, b in pairs)  # type: ignore[union-attr]
-
-
-def _advice(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A sentence for each load of the server that speculates."""
-    for row in rows:
-        if row["server"] == PLAIN:
-            continue
-        rate, gain = row["acceptance_rate"], row["speedup"]
-        at = f"With {row['concurrency']} at the same time"
-        if gain is not None:
-            yield f"{at} speculation is {gain:.2f} times plain: {_by_gain(gain, rate)}"
-        elif row["num_draft_tokens"] == 0:
-            yield f"{at} the server drafted nothing."
-        elif rate is not None:
-            yield f"{at} {rate:.0%} of its guesses are right: {_by_rate(rate)}"
-        else:
-            yield f"{at} it is not known what was drafted."
-
-
-def _by_gain(gain: float, rate: float | None) -> str:
-    if gain >= FASTER:
-        return "keep it."
-    if gain > SLOWER:
-        return "it makes no difference that this test can see."
-    if rate is not None and rate >= GOOD:
-        return (
-            "its guesses are right, but checking or making them costs too much under this load. "
-            "Turn it off there, or use a cheaper way of drafting."
-        )
-    return "start the server with fewer speculative tokens, or without speculation."
-
-
-def _by_rate(rate: float) -> str:
-    if rate >= GOOD:
-        return "more speculative tokens may be faster. Compare with --plain."
-    if rate >= FAIR:
-        return "that is usual. Compare with --plain, and try one token fewer."
-    return "most of the work is thrown away. Use fewer speculative tokens, or another draft."
-
-
-COLUMNS = (
-    text("at once", "concurrency"),
-    text("server"),
-    number("req/s", "requests_per_second", ".2f"),
-    number("tok/s", "tokens_per_second", ".1f"),
-    Column("each", lambda row: _each(row["tpot_ms"])),
-    Column("TTFT P50/95/99", lambda row: _triple(row["ttft_ms"])),
-    Column("between P50/95/99", lambda row: _triple(row["inter_token_ms"])),
-    number("accepted", "acceptance_rate", ".0%"),
-    number("mean length", "mean_accepted_length", ".2f"),
-    number("times plain", "speedup", ".2f"),
-    limits("95 %", "speedup"),
-    number("times one at a time", "of_one_at_a_time", ".2f"),
-    limits("95 %", "of_one_at_a_time"),
-    number("differ", "num_differing", "d"),
-    number("failed", "num_failed", "d"),
-)
-
-
-def render_remote(result: Mapping[str, Any]) -> str:
-    faults = sorted({fault for row in result["rows"] for fault in row["faults"]})
-    return "\n".join(
-        [*aligned(known(COLUMNS, result["rows"]), result["rows"]), "", *result["advice"], *faults]
-    )
-
-
-def _each(tpot_ms: Mapping[str, float] | None) -> str:
-    """The rate of the reply in the middle, behind its first token."""
-    return f"{1000.0 / tpot_ms['p50']:.1f}" if tpot_ms and tpot_ms["p50"] else DASH
-
-
-def _triple(spread: Mapping[str, float] | None) -> str:
-    return DASH if spread is None else " / ".join(map(took, spread.values()))

@@ -161,7 +161,8 @@ def _measure_servers(
 ) -> None:
     """A server as its users meet it, and the same without speculation where it was named."""
     from localspec.bench.cases import OWN_PROMPTS, load_prompts
-    from localspec.bench.remote import render_remote, run_remote
+    from localspec.bench.remote import run_remote
+    from localspec.bench.remote_report import render_remote
     from localspec.bench.settings import suite_settings
 
     settings = asked.changed(suite_settings(None, None), None)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from localspec.bench.cases import Prompt
-from localspec.bench.remote import render_remote, run_remote
+from localspec.bench.remote import run_remote
+from localspec.bench.remote_report import render_remote
 from localspec.core.backend import Message, Request
 from localspec.core.decoding import SamplingParams
 from localspec.core.errors import ConfigError
