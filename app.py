@@ -18,18 +18,21 @@ from localspec.core.interrupts import INTERRUPTED, end_at_once, raise_again
 if __name__ == "__main__":
     end_at_once()
 
-import argparse
 import getpass
 import os
 import threading
 import webbrowser
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from localspec.cli.flags import HostFlag, OriginFlag, PortFlag, UnloadFlag, call, refuse
 from localspec.core.bootstrap import check_port, ensure_environment, is_complete, prefer_large_pages
+from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import AlreadyRunning, LocalspecError, SetupError, too_long_a_name
-from localspec.core.options import KERNELS, LOAD_FLAGS, MOST_MINUTES, Flag
+from localspec.core.flags import Flag
+from localspec.core.options import LoadOptions, RemoteFlags
 from localspec.drafters.registry import REGISTRY
 
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
@@ -44,100 +47,79 @@ EXPOSED = (
 )
 
 
-def parse_arguments(argv: list[str]) -> argparse.Namespace:
-    """The flags. Exits at once with a usage line for --help and for mistakes."""
-    parser = argparse.ArgumentParser(
-        prog="app.py",
-        description="Chat in the browser with exact speculative decoding.",
-        allow_abbrev=False,
-    )
-    for flag in LOAD_FLAGS.values():
-        parser.add_argument(flag.option, help=flag.help, **_as_argument(flag))
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address to serve at; beyond loopback with a password (%(default)s)",
-    )
-    parser.add_argument(
-        "--port",
-        default=7860,
-        type=_whole(0, 65535),
-        help="0 takes a free one (%(default)s)",
-    )
-    parser.add_argument(
-        "--unload-after",
-        default=60,
-        type=_whole(0, MOST_MINUTES),
-        metavar="MINUTES",
-        help="let the model go when nothing was asked for so long; 0: never (%(default)s)",
-    )
-    parser.add_argument(
-        "--allow-origin",
-        metavar="ORIGIN",
-        action="append",
-        default=[],
-        help="pages from there may use the API in a browser, with a key; repeatable",
-    )
-    text = parser.add_mutually_exclusive_group()
-    text.add_argument(
-        "--no-log-text",
-        action="store_true",
-        help="write no text of this run to the log; statistics are kept",
-    )
-    text.add_argument(
-        "--log-text",
-        action="store_true",
-        help="write texts to the log again, from now on, where that was switched off",
-    )
-    parser.add_argument("--no-browser", action="store_true", help="do not open the browser")
-    return parser.parse_args(argv)
+@dataclass(frozen=True)
+class PageFlags:
+    """Chat in the browser with exact speculative decoding."""
+
+    options: LoadOptions
+    remote: RemoteFlags
+    host: HostFlag = "127.0.0.1"
+    port: PortFlag = 7860
+    unload_after: UnloadFlag = 60
+    allow_origin: OriginFlag = ()
+    no_log_text: Annotated[
+        bool, Flag("Write no text of this run to the log; statistics are kept.")
+    ] = False
+    log_text: Annotated[
+        bool, Flag("Write texts to the log again, from now on, where that was switched off.")
+    ] = False
+    no_browser: Annotated[bool, Flag("Do not open the browser.")] = False
 
 
-def start(arguments: argparse.Namespace) -> None:
+def parse_arguments(argv: list[str]) -> PageFlags:
+    """Return the flags. Exit at once for --help and for mistakes."""
+    flags: PageFlags = call({"": PageFlags}, argv, "app.py")
+    drafter, known = flags.options.drafter, (AUTO, OFF, *REGISTRY)
+    if drafter is not None and drafter not in known:
+        refuse("app.py", f"There is no drafter {drafter!r}. Known: {', '.join(known)}.")
+    if flags.log_text and flags.no_log_text:
+        refuse("app.py", "--log-text and --no-log-text contradict each other. Leave one out.")
+    return flags
+
+
+def start(flags: PageFlags) -> None:
     """Open the log and serve the page, with the model loading behind it, until the end. Raises
     AlreadyRunning where another process serves it."""
-    from localspec.core.config import load_options  # packages exist only from here on
-    from localspec.loading.service import opened_service
+    from localspec.core.config import with_server
+    from localspec.loading.service import opened_service  # packages exist only from here on
     from localspec.web.server import serve
 
-    given = vars(arguments)
-    options = load_options({name: given[name] for name in LOAD_FLAGS})
-
-    unload_after_s = 60.0 * arguments.unload_after or None
+    options = with_server(flags.options, flags.remote)
+    unload_after_s = 60.0 * flags.unload_after or None
     with opened_service(options, unload_after_s, beside_page=True) as service:
-        check_port(arguments.host, arguments.port)
-        password = password_for(arguments.host, arguments.port, os.environ)
-        if arguments.no_log_text:
+        check_port(flags.host, flags.port)
+        password = password_for(flags.host, flags.port, os.environ)
+        if flags.no_log_text:
             service.store.logs_text = False
-        if arguments.log_text:
+        if flags.log_text:
             service.store.keep_text(True)
         serve(
             service,
-            arguments.host,
-            arguments.port,
-            lambda address, once: announce(address, once if opens_browser(arguments) else None),
+            flags.host,
+            flags.port,
+            lambda address, once: announce(address, once if opens_browser(flags) else None),
             password,
-            arguments.allow_origin,
+            flags.allow_origin,
         )
 
 
-def open_running(arguments: argparse.Namespace) -> None:
+def open_running(flags: PageFlags) -> None:
     """Show the page that already runs on this home folder. Raises SetupError where it has none."""
     from localspec.core.config import settings_for
     from localspec.web.running_page import running_page
 
-    address, once = running_page(settings_for(arguments.home).home)
+    address, once = running_page(settings_for(flags.options.home).home)
     print(
         "localspec is already running on this folder, so this start opens its page. Flags of this "
         "start have no effect; to use them, end the running one first.",
         file=sys.stderr,
         flush=True,
     )
-    announce(address, once if opens_browser(arguments) else None, waits=True)
+    announce(address, once if opens_browser(flags) else None, waits=True)
 
 
-def opens_browser(arguments: argparse.Namespace) -> bool:
-    return not arguments.no_browser and has_screen()
+def opens_browser(flags: PageFlags) -> bool:
+    return not flags.no_browser and has_screen()
 
 
 def password_for(host: str, port: int, environment: MutableMapping[str, str]) -> str | None:
@@ -181,51 +163,22 @@ def has_screen() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _as_argument(flag: Flag) -> dict[str, Any]:
-    """How argparse reads it."""
-    choices = {"drafter": ("auto", "off", *REGISTRY), "kernels": KERNELS}
-    if flag.kind is bool:
-        return {"action": "store_true"}
-    if flag.is_repeatable:
-        return {"action": "append", "metavar": flag.metavar}
-    if flag.name in choices:
-        return {"choices": choices[flag.name]}
-    kind = _whole(flag.least or 0, flag.most) if flag.kind is int else flag.kind
-    return {"type": kind, "metavar": flag.metavar}
-
-
-def _whole(least: int, most: int | None) -> Callable[[str], int]:
-    """Reads a flag's whole number within bounds."""
-    refusal = f"not above {least - 1}" if most is None else f"not between {least} and {most}"
-
-    def read(text: str) -> int:
-        try:
-            number = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-        if number < least or (most is not None and number > most):
-            raise argparse.ArgumentTypeError(f"{text} is {refusal}")
-        return number
-
-    return read
-
-
 def main(argv: list[str]) -> None:
     """Parse, set up, start. Exits with one sentence when that cannot be done."""
-    arguments = parse_arguments(argv)
+    flags = parse_arguments(argv)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # a Windows pipe may lack the arrow
     try:
         if not is_complete("requirements.txt"):  # a set-up of minutes comes first
-            check_port(arguments.host, arguments.port)
+            check_port(flags.host, flags.port)
         raise_again()  # pip, or the process in the environment, ends first
         ensure_environment("requirements.txt", [str(Path(__file__).resolve()), *argv])
         end_at_once()
         prefer_large_pages()
         try:
-            start(arguments)
+            start(flags)
         except AlreadyRunning:
-            open_running(arguments)
+            open_running(flags)
     except LocalspecError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from localspec.core.errors import LocalspecError
 def prepare(command: list[str]) -> None:
     """Return with the packages present; otherwise set up and run `command` (arguments of Python) in
     the environment, or exit saying why."""
-    if find_spec("typer") is not None:
+    if find_spec("sqlite_utils") is not None:  # few environments but ours have it
         return
     try:
         raise_again()  # pip, or the process in the environment, ends first

@@ -58,7 +58,7 @@ def test_help_answers_without_any_package() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--prot", "1"], "unrecognized arguments"),
+        (["--prot", "1"], "There is no flag --prot. Did you mean '--port'?"),
         (["--port", "70000"], "not between 0 and 65535"),
         (["--port", "many"], "no whole number"),
         (["--context", "0"], "not between 1 and"),

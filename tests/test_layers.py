@@ -79,13 +79,12 @@ HOMES = {
     "sqlite3": ("record",),
     "sqlite_utils": ("record",),
     "pynvml": ("machine",),
-    "typer": ("cli", "training.request"),
 }  # fmt: skip
 # What the page needs before it is up; none of these may bring the engine along.
 BEFORE_THE_PAGE = (
     "localspec.web.server", "localspec.chat.service", "localspec.record.store",
     "localspec.record.export", "localspec.remote.child", "localspec.remote.server",
-    "localspec.machine.hardware", "localspec.core.options", "app",
+    "localspec.machine.hardware", "localspec.core.options", "app", "localspec.cli.main",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "tokenizers", "gradio", "bitsandbytes", "pandas")
 

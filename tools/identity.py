@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +22,6 @@ from random import Random
 from time import perf_counter
 from typing import Annotated, Any
 
-import typer
-
 from localspec.bench.cases import OWN_PROMPTS, Case, fitting_cases, load_prompts
 from localspec.bench.runs import (
     BenchEngine,
@@ -30,21 +29,20 @@ from localspec.bench.runs import (
     open_bench_engine,
     own_controller,
 )
-from localspec.cli.flags import JsonFlag, finish, loading_only, run_app, to_stderr
+from localspec.cli.flags import JsonFlag, run_app
+from localspec.cli.output import finish, to_stderr
 from localspec.controller.policy import policy_of
 from localspec.core.decoding import AUTO, OFF, DraftPlan, Growth, Outcome, Policy
 from localspec.core.decoding import Sequence as Turn
 from localspec.core.errors import ConfigError
 from localspec.core.files import read_json
-from localspec.core.flag_values import listed_numbers, require_temperatures
+from localspec.core.flags import Flag, listed_numbers, only, require_temperatures
 from localspec.core.options import LoadOptions
 from localspec.engine.calibrate import calibrate
 
 RANDOM = "a random drafter every round"
 EMPTIED_SHARE = 0.3  # of the replies that start from empty caches
 LONGEST_DRAFT = 12
-
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
 
 class RandomPolicy:
@@ -83,18 +81,17 @@ class Written:
         return hashlib.sha256(json.dumps(self.tokens).encode("ascii")).hexdigest()[:16]
 
 
-@app.command()
-@loading_only("profile", "model", "draft", "heads", "context", "dtype", "kernels")
 def identity(
-    prompts: Annotated[Path, typer.Option(help="JSON lines as `bench` reads them.")] = OWN_PROMPTS,
-    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Of a reply.")] = 12,
-    temperatures: Annotated[str, typer.Option(help="Comma-separated.")] = "0,0.7,1",
-    order: Annotated[int, typer.Option(help="Seed of the order of arms.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Keep the digests here.")] = None,
-    against: Annotated[Path | None, typer.Option(help="Digests of an earlier run.")] = None,
-    *,
-    options: LoadOptions,
+    options: Annotated[
+        LoadOptions, only("profile", "model", "draft", "heads", "context", "dtype", "kernels")
+    ],
+    prompts: Annotated[Path, Flag("JSON lines as `bench` reads them.")] = OWN_PROMPTS,
+    limit: Annotated[int | None, Flag("Only the first N prompts.")] = None,
+    max_tokens: Annotated[int, Flag("Of a reply.")] = 12,
+    temperatures: Annotated[str, Flag("Comma-separated.")] = "0,0.7,1",
+    order: Annotated[int, Flag("Seed of the order of arms.")] = 0,
+    out: Annotated[Path | None, Flag("Keep the digests here.")] = None,
+    against: Annotated[Path | None, Flag("Digests of an earlier run.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Count the replies that differ from plain decoding, and from an earlier run."""
@@ -119,7 +116,7 @@ def identity(
     result = {**count.as_json(), "num_prompts": len(cases), "num_skipped": len(skipped)}
     finish({**result, "machine": bench.machine}, table(result), as_json)
     if count.num_differing or count.num_other_than_earlier:
-        raise typer.Exit(1)
+        sys.exit(1)
 
 
 def digests_of(path: Path) -> Mapping[str, str]:
@@ -227,4 +224,4 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    run_app(app)
+    run_app({"": identity}, "python -m tools.identity")

@@ -15,7 +15,7 @@ from localspec.bench.arms import OtherEngines, default_arms
 from localspec.core.config import settings_for
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError
-from localspec.core.flag_values import require_temperatures, require_threads
+from localspec.core.flags import require_temperatures, require_threads
 from localspec.drafters.registry import REGISTRY
 
 SUITES = ("quick", "drafters", "full")

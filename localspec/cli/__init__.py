@@ -1,5 +1,5 @@
-"""The command line: one file a command, and `flags` for what commands share.
+"""The command line: one file a command. `flags` reads the words, `output` prints and ends.
 
-A command parses flags, calls the wings below and prints a result. Nothing imports this wing but
-`python -m localspec`.
+A command takes its flags as parameters, calls the wings below and prints a result. Nothing imports
+this wing but `python -m localspec`, `app.py` and the tools.
 """

@@ -1,7 +1,7 @@
 """The commands `bench` and `bench table`.
 
 Contract: parse flags, call one function, print its result. `bench` without a further word
-compares; --suite chooses what, and flags beside it replace single values. `bench_app` makes the
+compares; --suite chooses what, and flags beside it replace single values. `bench_with` makes the
 same command with the arms of other engines for `tools.peers`. Heavy imports stand inside the
 commands, so that --help answers at once.
 """
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from localspec.bench.kept import KeptFile
-from localspec.cli.flags import JsonFlag, finish, loading, taking, to_stderr
+from localspec.cli.flags import JsonFlag
+from localspec.cli.output import finish, to_stderr
+from localspec.core.config import with_server
 from localspec.core.errors import ConfigError, SetupError
 from localspec.core.files import read_json, why_not_writable
-from localspec.core.flag_values import listed, listed_numbers
-from localspec.core.options import LoadOptions, RemoteServer
+from localspec.core.flags import Flag, listed, listed_numbers, option, without
+from localspec.core.options import LoadOptions, RemoteFlags, RemoteServer
 
 if TYPE_CHECKING:
     from localspec.bench.arms import OtherEngines
@@ -34,17 +34,6 @@ SETUP_HELP = "python -m tools.peers: install llama.cpp and vLLM, and end."
 THREADS_HELP = "python -m tools.peers: threads of other engines; default: as many as ours."
 OTHER_ENGINES = ("transformers", "llama_cpp", "vllm")
 ONLY_HERE = ("suite", "arms", "warm", "peer_threads")
-# Flags of earlier versions, each with what does the same now.
-GONE = {
-    "cold_starts": (
-        "--cold-starts was removed. Run `bench --arms off,auto --warm 0` as often as you want "
-        "starts: each run is a new process with nothing learnt."
-    ),
-    "plot": (
-        "--plot was removed. The page's Stats tab draws gains, waits and the cost of a round of "
-        "your own chats; `bench table FILE` prints what --out FILE kept."
-    ),
-}
 ONLY_REMOTE = ("plain", "concurrency")
 
 
@@ -52,36 +41,44 @@ ONLY_REMOTE = ("plain", "concurrency")
 class BenchFlags:
     """What to compare, as it was asked for; None takes the suite's."""
 
-    suite: Annotated[str | None, typer.Option(help="quick, drafters or full.")] = None
-    setup_peers: Annotated[bool, typer.Option("--setup-peers", help=SETUP_HELP)] = False
-    cold_starts: Annotated[str | None, typer.Option(hidden=True)] = None
-    prompts: Annotated[Path | None, typer.Option(help="A .jsonl; default: our prompts.")] = None
-    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.")] = None
-    max_tokens: Annotated[int | None, typer.Option(help="Of a reply; default: 64.")] = None
-    temperatures: Annotated[str | None, typer.Option(help="Comma-separated.")] = None
-    arms: Annotated[str | None, typer.Option(help=ARMS_HELP)] = None
+    suite: Annotated[str | None, Flag("quick, drafters or full.")] = None
+    setup_peers: Annotated[bool, Flag(SETUP_HELP)] = False
+    cold_starts: Annotated[
+        str | None,
+        Flag(
+            gone="--cold-starts was removed. Run `bench --arms off,auto --warm 0` as often as you "
+            "want starts: each run is a new process with nothing learnt."
+        ),
+    ] = None
+    prompts: Annotated[Path | None, Flag("A .jsonl; default: our prompts.")] = None
+    limit: Annotated[int | None, Flag("Only the first N prompts.")] = None
+    max_tokens: Annotated[int | None, Flag("Of a reply; default: 64.")] = None
+    temperatures: Annotated[str | None, Flag("Comma-separated.")] = None
+    arms: Annotated[str | None, Flag(ARMS_HELP)] = None
     warm: Annotated[
         int | None,
-        typer.Option(help="Prompts that arms learn from first, behind the limit; default: 24."),
+        Flag("Prompts that arms learn from first, behind the limit; default: 24."),
     ] = None
-    repeats: Annotated[
-        int | None, typer.Option(help="How often each prompt is measured; seeds differ.")
+    repeats: Annotated[int | None, Flag("How often each prompt is measured; seeds differ.")] = None
+    peer_threads: Annotated[int | None, Flag(THREADS_HELP)] = None
+    out: Annotated[Path | None, Flag("Write the JSON to this file too, while it grows.")] = None
+    plot: Annotated[
+        str | None,
+        Flag(
+            gone="--plot was removed. The page's Stats tab draws gains, waits and the cost of a "
+            "round of your own chats; `bench table FILE` prints what --out FILE kept."
+        ),
     ] = None
-    peer_threads: Annotated[int | None, typer.Option(help=THREADS_HELP)] = None
-    out: Annotated[
-        Path | None, typer.Option(help="Write the JSON to this file too, while it grows.")
-    ] = None
-    plot: Annotated[str | None, typer.Option(hidden=True)] = None
     plain: Annotated[
         str | None,
-        typer.Option(
-            help="With --remote: the same server without speculation; a localspec server is asked "
-            "for both."
+        Flag(
+            "With --remote: the same server without speculation; a localspec server is asked for "
+            "both."
         ),
     ] = None
     concurrency: Annotated[
         str | None,
-        typer.Option(help="With --remote: requests at the same time; default: 1,4,16."),
+        Flag("With --remote: requests at the same time; default: 1,4,16."),
     ] = None
 
     @property
@@ -97,19 +94,31 @@ class BenchFlags:
         return replace(suite, **{name: one for name, one in given.items() if one is not None})
 
 
-@loading("parallel")
-@taking("asked", BenchFlags)
-def bench(
-    context_of_command: typer.Context,
-    *,
+def bench_with(open_others: Callable[[], OtherEngines] | None) -> Callable[..., None]:
+    """Return the command `bench`. open_others: makes the other engines, for a caller that has any;
+    called when the command runs."""
+
+    def bench(
+        asked: BenchFlags,
+        options: Annotated[LoadOptions, without("parallel")],
+        remote: RemoteFlags,
+        as_json: JsonFlag = False,
+    ) -> None:
+        """Compare ways of drafting on this machine, or measure a server as its users meet it."""
+        _bench(asked, with_server(options, remote), open_others, as_json)
+
+    return bench
+
+
+bench = bench_with(None)
+
+
+def _bench(
     asked: BenchFlags,
     options: LoadOptions,
-    as_json: JsonFlag = False,
+    open_others: Callable[[], OtherEngines] | None,
+    as_json: bool,
 ) -> None:
-    """Compare ways of drafting with plain decoding, side by side on this machine, or measure a
-    server as its users meet it."""
-    if context_of_command.invoked_subcommand is not None:
-        return
     _refuse_without_effect(asked, options.remote is not None)
     _refuse_unwritable(asked.out)
     kept = KeptFile(asked.out, to_stderr)
@@ -118,7 +127,7 @@ def bench(
         return
     arms = _arms(asked.arms, options.drafter)
     others = _other_engines(
-        context_of_command.obj, asked.setup_peers or asked.peer_threads is not None, arms or ()
+        open_others, asked.setup_peers or asked.peer_threads is not None, arms or ()
     )
     if asked.setup_peers and others is not None:
         _set_up(others, options.home, as_json)
@@ -178,27 +187,7 @@ def _measure_servers(
     _tell(measured, render_remote(measured), kept, as_json)
 
 
-def bench_app(open_others: Callable[[], OtherEngines] | None = None) -> typer.Typer:
-    """The command `bench` as an app. open_others: makes the other engines, for a caller that has
-    any; called when the command runs."""
-    app = typer.Typer(
-        no_args_is_help=False,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        context_settings={"obj": open_others},
-        help="Compare ways of drafting with plain decoding, side by side on this machine.",
-    )
-    app.callback(invoke_without_command=True)(bench)
-    return app
-
-
-app = bench_app()
-
-
-@app.command()
-def table(
-    result: Annotated[Path, typer.Argument(help="A file that --out wrote.")],
-) -> None:
+def table(result: Annotated[Path, Flag("A file that --out wrote.", is_positional=True)]) -> None:
     """Print a kept comparison as Markdown: every way of drafting, and every task."""
     from localspec.bench.report import markdown
 
@@ -239,14 +228,11 @@ def _set_up(others: OtherEngines, home: Path | None, as_json: bool) -> None:
 
 
 def _refuse_without_effect(asked: BenchFlags, is_remote: bool) -> None:
-    """Raises ConfigError for a flag of the other kind of measurement, and for one that is gone."""
-    for name, sentence in GONE.items():
-        if getattr(asked, name) is not None:
-            raise ConfigError(sentence)
+    """Raises ConfigError for a flag of the other kind of measurement."""
     for name in ONLY_HERE if is_remote else ONLY_REMOTE:
         if getattr(asked, name) is not None:
-            flag, when = f"--{name.replace('_', '-')}", "with" if is_remote else "without"
-            raise ConfigError(f"{flag} has no effect {when} --remote. Leave it out.")
+            when = "with" if is_remote else "without"
+            raise ConfigError(f"{option(name)} has no effect {when} --remote. Leave it out.")
 
 
 def _refuse_unwritable(out: Path | None) -> None:

@@ -15,12 +15,13 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, get_args
 
-import typer
-
-from localspec.cli.flags import JsonFlag, finish, loading_only, to_stderr
+from localspec.cli.flags import JsonFlag
+from localspec.cli.output import finish, to_stderr
 from localspec.core.errors import ConfigError, SetupError
+from localspec.core.flags import Flag, only
 from localspec.core.options import LoadOptions, RemoteServer
 from localspec.core.precisions import FULL_BYTES, PRECISIONS
 from localspec.machine.cluster import (
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from localspec.core.speculation import Measurement
+    from localspec.machine.hardware import Hardware
     from localspec.machine.model import Model
 
 DEFAULT_LENGTHS = {"draft_model": 3, "eagle": 3, "eagle3": 3, "ngram": 5, "off": 0}
@@ -42,35 +44,51 @@ LOOK_S = 0.5
 END_S = 20.0  # for it to free the memory of its cards
 
 
-@loading_only("model", "draft", "context", "home")
-def cluster(
-    program: Annotated[Program, typer.Option(help="What serves it.")] = "vllm",
+@dataclass(frozen=True)
+class ClusterFlags:
+    """How the model is served."""
+
+    program: Annotated[Program, Flag("What serves it.", choices=get_args(Program))] = "vllm"
     method: Annotated[
-        Method | None, typer.Option(help="Default: draft_model with --draft, else ngram.")
-    ] = None,
+        Method | None,
+        Flag("Default: draft_model with --draft, else ngram.", choices=get_args(Method)),
+    ] = None
     num_draft_tokens: Annotated[
-        int | None, typer.Option(min=1, max=64, help="γ. Default: as learnt here.")
-    ] = None,
-    sequences: Annotated[
-        int, typer.Option(min=1, help="Replies at full context at the same time.")
-    ] = 1,
+        int | None, Flag("γ. Default: as learnt here.", least=1, most=64)
+    ] = None
+    sequences: Annotated[int, Flag("Replies at full context at the same time.", least=1)] = 1
     dtype: Annotated[
-        str | None, typer.Option(help="bf16, fp16 or fp32. Default: what the device computes in.")
-    ] = None,
-    host: Annotated[str, typer.Option()] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,
-    python: Annotated[
-        str, typer.Option(help="Python of the environment that has vLLM or SGLang.")
-    ] = "python",
-    start: Annotated[bool, typer.Option("--start", help="Run it here until Ctrl-C.")] = False,
-    *,
-    options: LoadOptions,
+        str | None, Flag("bf16, fp16 or fp32. Default: what the device computes in.")
+    ] = None
+    host: Annotated[str, Flag("Address that the program serves at.")] = "127.0.0.1"
+    port: Annotated[int, Flag(least=1, most=65535)] = 8000
+    python: Annotated[str, Flag("Python of the environment that has vLLM or SGLang.")] = "python"
+
+
+def cluster(
+    asked: ClusterFlags,
+    options: Annotated[LoadOptions, only("model", "draft", "context", "home")],
+    start: Annotated[bool, Flag("Run it here until Ctrl-C.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Write the command that serves a model with vLLM or SGLang, or run it."""
+    from localspec.machine.hardware import probe
+
+    hardware = probe()
+    wanted, why = _wanted(asked, options, hardware)
+    made = command_for(wanted, hardware.gpus)
+    if start:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        run(made)
+        return
+    notes = (why, *made.notes) if wanted.method != "off" else made.notes
+    finish(_as_dict(made, notes), "\n".join([made.line, "", *notes, _next_step(made)]), as_json)
+
+
+def _wanted(asked: ClusterFlags, options: LoadOptions, hardware: Hardware) -> tuple[Wanted, str]:
+    """Return what is to be served and how, and why its draft length. Raise ConfigError."""
     from localspec.controller.controller import measurements
     from localspec.core.config import settings_for
-    from localspec.machine.hardware import probe
     from localspec.machine.memory import full_precision
     from localspec.machine.plans import DEFAULT_CONTEXT
     from localspec.machine.profiles import load_profiles
@@ -80,34 +98,26 @@ def cluster(
     model, draft, context = options.model, options.draft, options.context or DEFAULT_CONTEXT
     if model is None:
         raise ConfigError("cluster needs a model: name a folder or a hub id with --model.")
-    chosen: Method = method or ("draft_model" if draft else "ngram")
-    if PRECISIONS.get(dtype or "bf16") not in FULL_BYTES:
-        raise ConfigError(f"--dtype {dtype!r} is none of bf16, fp16 and fp32.")
-    hardware = probe()
+    if PRECISIONS.get(asked.dtype or "bf16") not in FULL_BYTES:
+        raise ConfigError(f"--dtype {asked.dtype!r} is none of bf16, fp16 and fp32.")
+    method: Method = asked.method or ("draft_model" if draft else "ngram")
     profiles = load_profiles(settings_for(options.home).profile_folders)
     target = find_model(model, profiles)
     learnt = measurements(learnt_states(options.home), context)
-    length, why = _length_of(target, chosen, num_draft_tokens, learnt)
-    wanted = Wanted(
-        program=program,
+    length, why = _length_of(target, method, asked.num_draft_tokens, learnt)
+    return Wanted(
+        program=asked.program,
         target=target,
-        method=chosen,
+        method=method,
         num_draft_tokens=length,
         context_length=min(context, target.shape.context_length),
-        precision=full_precision(dtype, hardware),
+        precision=full_precision(asked.dtype, hardware),
         drafter=None if draft is None else find_model(draft, profiles),
-        num_sequences=sequences,
-        host=host,
-        port=port,
-        python=python,
-    )
-    made = command_for(wanted, hardware.gpus)
-    if start:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
-        run(made)
-        return
-    notes = (why, *made.notes) if chosen != "off" else made.notes
-    finish(_as_dict(made, notes), "\n".join([made.line, "", *notes, _next_step(made)]), as_json)
+        num_sequences=asked.sequences,
+        host=asked.host,
+        port=asked.port,
+        python=asked.python,
+    ), why
 
 
 def _length_of(

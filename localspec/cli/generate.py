@@ -21,11 +21,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from localspec.cli.flags import JsonFlag, finish, loading, taking, to_stderr
+from localspec.cli.flags import JsonFlag
+from localspec.cli.output import finish, to_stderr
+from localspec.core.config import with_server
 from localspec.core.errors import ConfigError, RequestError, StoreError
-from localspec.core.options import LoadOptions
+from localspec.core.flags import Flag, without
+from localspec.core.options import LoadOptions, RemoteFlags
 from localspec.core.units import clock, counted
 
 if TYPE_CHECKING:
@@ -51,55 +52,57 @@ STATISTICS = (
 class GenerateFlags:
     """What is to be answered or made again, and how."""
 
-    prompt: Annotated[str | None, typer.Argument(help="The only message of the conversation.")] = (
-        None
-    )
+    prompt: Annotated[
+        str | None, Flag("The only message of the conversation.", is_positional=True)
+    ] = None
     replay: Annotated[
         int | None,
-        typer.Option(
-            help="Make the reply of this turn of the log again, as it was asked for, and say "
-            "whether it is identical. --drafter off or a name changes what drafts."
+        Flag(
+            "Make the reply of this turn of the log again, as it was asked for, and say whether it "
+            "is identical. --drafter off or a name changes what drafts.",
+            "TURN",
         ),
     ] = None
-    num_draft_tokens: Annotated[int | None, typer.Option(help="Fixed draft length.")] = None
-    temperature: Annotated[float, typer.Option()] = 0.0
-    top_p: Annotated[float, typer.Option()] = 1.0
-    top_k: Annotated[int, typer.Option()] = 0
-    min_p: Annotated[float, typer.Option()] = 0.0
-    seed: Annotated[int | None, typer.Option()] = None
-    max_tokens: Annotated[int, typer.Option()] = 256
+    num_draft_tokens: Annotated[int | None, Flag("Fixed draft length.")] = None
+    temperature: Annotated[float, Flag()] = 0.0
+    top_p: Annotated[float, Flag()] = 1.0
+    top_k: Annotated[int, Flag()] = 0
+    min_p: Annotated[float, Flag()] = 0.0
+    seed: Annotated[int | None, Flag("Default: a new one.")] = None
+    max_tokens: Annotated[int, Flag()] = 256
     stop: Annotated[
-        list[str] | None, typer.Option(help="End the reply before this text; repeatable.")
-    ] = None
+        tuple[str, ...], Flag("End the reply before this text; repeatable.", "TEXT")
+    ] = ()
     workload: Annotated[
-        str, typer.Option(help="Kind of text: chat, code, json, rework, story; auto recognises it.")
+        str, Flag("Kind of text: chat, code, json, rework, story; auto recognises it.", "KIND")
     ] = "auto"
     lenient: Annotated[
         str | None,
-        typer.Option(
-            help="Not exact any more: threshold[:VALUE] (alone: the kind of text's own), "
-            "typical[:EPSILON,DELTA] or factor[:VALUE]. exact: even where your profile is lenient."
+        Flag(
+            "Not exact any more: threshold[:VALUE] (alone: the kind of text's own), "
+            "typical[:EPSILON,DELTA] or factor[:VALUE]. exact: even where your profile is lenient.",
+            "RULE",
         ),
     ] = None
     raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw", help="Continue the message as a text, without the model's chat template."
-        ),
+        bool, Flag("Continue the message as a text, without the model's chat template.")
     ] = False
 
 
-@loading("parallel")
-@taking("asked", GenerateFlags)
-def generate(*, asked: GenerateFlags, options: LoadOptions, as_json: JsonFlag = False) -> None:
+def generate(
+    asked: GenerateFlags,
+    options: Annotated[LoadOptions, without("parallel")],
+    remote: RemoteFlags,
+    as_json: JsonFlag = False,
+) -> None:
     """Answer one message, or make a logged reply again."""
     from localspec.core.workloads import EXACT
 
-    options = replace(options, raw=asked.raw, parallel=1)
+    options = replace(with_server(options, remote), raw=asked.raw, parallel=1)
     if (asked.prompt is None) is (asked.replay is None):
         raise ConfigError("generate needs a message to answer, or --replay with a turn of the log.")
     if asked.replay is not None:
-        if replace(asked, stop=asked.stop or None) != GenerateFlags(replay=asked.replay):
+        if asked != GenerateFlags(replay=asked.replay):
             raise ConfigError(
                 "--replay takes the settings of the reply from the log, so other flags of a reply "
                 "have no effect. Leave them out."
@@ -139,7 +142,7 @@ def request_of(asked: GenerateFlags, options: LoadOptions) -> tuple[Request, Dec
         messages=(Message("user", prompt),),
         sampling=seeded(sampling),
         max_tokens=asked.max_tokens,
-        stop=tuple(asked.stop or ()),
+        stop=asked.stop,
         drafter=options.drafter or AUTO,
         num_draft_tokens=asked.num_draft_tokens,
         first_num_draft_tokens=decision.workload.first_num_draft_tokens,

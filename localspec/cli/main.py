@@ -1,4 +1,4 @@
-"""The commands: plan, generate, serve, cluster, export, doctor, and the groups keys, bench, train.
+"""The commands of `python -m localspec`.
 
 Contract: each command parses flags, calls the wings and prints a result; with --json the last
 line is one JSON object. A LocalspecError is one sentence on stderr and exit code 1; anything else
@@ -14,42 +14,23 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
-import typer
-
-from localspec.cli.bench import app as bench_app
+from localspec.cli import bench, serve, train
 from localspec.cli.cluster import cluster
-from localspec.cli.flags import HomeFlag, JsonFlag, finish, loading, run_app
+from localspec.cli.flags import Command, JsonFlag, run_app
 from localspec.cli.generate import generate, open_log_of
-from localspec.cli.serve import keys as keys_app
-from localspec.cli.serve import serve
-from localspec.cli.train import app as train_app
+from localspec.cli.output import finish
 from localspec.core.decoding import LARGEST_INTEGER
 from localspec.core.errors import ConfigError, StoreError
-from localspec.core.options import LoadOptions
-
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help="Chat with exact speculative decoding, measured on this machine.",
-)
-app.add_typer(bench_app, name="bench")
-app.add_typer(train_app, name="train")
-app.add_typer(keys_app, name="keys")
-app.command()(generate)
-app.command()(serve)
-app.command()(cluster)
+from localspec.core.flags import Flag, without
+from localspec.core.options import HomeFlag, LoadOptions
 
 
-@app.command()
-@loading("heads", "kernels", "parallel", "remote")  # heads are not planned
 def plan(
+    options: Annotated[LoadOptions, without("heads", "kernels", "parallel")],
     vram_gib: Annotated[
-        list[float] | None,
-        typer.Option(help="Size of the card, of which a desktop takes 1.1; twice for two GPUs."),
-    ] = None,
-    *,
-    options: LoadOptions,
+        tuple[float, ...],
+        Flag("Size of the card, of which a desktop takes 1.1; twice for two GPUs."),
+    ] = (),
     as_json: JsonFlag = False,
 ) -> None:
     """Say what fits on this machine, with which drafter, and why."""
@@ -60,16 +41,15 @@ def plan(
     from localspec.machine.plans import DEFAULT_CONTEXT
     from localspec.record.log_file import learnt_states
 
-    hardware = machine_for(options.device, vram_gib or ())
+    hardware = machine_for(options.device, vram_gib)
     learnt = measurements(learnt_states(options.home), options.context or DEFAULT_CONTEXT)
     settings = settings_for(options.home)
     report = make_plans(options, settings, hardware, learnt)
-    other_gib = min(vram_gib) if vram_gib and len(vram_gib) > 1 else None
+    other_gib = min(vram_gib) if len(vram_gib) > 1 else None
     text = "" if as_json else render(report, room_for(hardware).free_bytes, other_gib=other_gib)
     finish(report.as_dict(), text, as_json)
 
 
-@app.command()
 def doctor(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     """Say what was found, what is missing, the fix, and what has never run here."""
     from localspec.core.config import settings_for
@@ -79,15 +59,14 @@ def doctor(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     finish(report, "" if as_json else render(report), as_json)
 
 
-@app.command()
 def export(
-    out: Annotated[Path, typer.Option(help="The file to write.")],
-    form: Annotated[str, typer.Option("--format", help="csv, jsonl, markdown or sqlite.")] = "csv",
+    out: Annotated[Path, Flag("The file to write.")],
+    form: Annotated[str, Flag("csv, jsonl, markdown or sqlite.", name="format")] = "csv",
     session: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="Only this session's turns.")
+        int | None, Flag("Only this session's turns.", least=1, most=LARGEST_INTEGER)
     ] = None,
     conversation: Annotated[
-        int | None, typer.Option(min=1, max=LARGEST_INTEGER, help="Only this conversation.")
+        int | None, Flag("Only this conversation.", least=1, most=LARGEST_INTEGER)
     ] = None,
     home: HomeFlag = None,
     as_json: JsonFlag = False,
@@ -119,5 +98,21 @@ def _nothing_there(session: int | None, conversation: int | None) -> str:
     return "The log holds no turn, so nothing was written. Chat first, or name another --home."
 
 
+COMMANDS: dict[str, Command] = {
+    "plan": plan,
+    "generate": generate,
+    "serve": serve.serve,
+    "cluster": cluster,
+    "export": export,
+    "doctor": doctor,
+    "bench": bench.bench,
+    "bench table": bench.table,
+    **train.COMMANDS,
+    "keys make": serve.make_key,
+    "keys list": serve.list_keys,
+    "keys revoke": serve.revoke_key,
+}
+
+
 def main() -> None:
-    run_app(app)
+    run_app(COMMANDS, "python -m localspec")

@@ -11,11 +11,12 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from localspec.cli.flags import HomeFlag, JsonFlag, finish, loading, to_stderr
+from localspec.cli.flags import HostFlag, JsonFlag, OriginFlag, PortFlag, UnloadFlag
+from localspec.cli.output import finish, to_stderr
+from localspec.core.config import with_server
 from localspec.core.errors import StoreError
-from localspec.core.options import MOST_MINUTES, LoadOptions, is_loopback
+from localspec.core.flags import Flag
+from localspec.core.options import HomeFlag, LoadOptions, RemoteFlags, is_loopback
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,38 +33,30 @@ EXPOSED = (
     "--host out and use a tunnel: ssh -L {port}:127.0.0.1:{port} this-machine"
 )
 
-keys = typer.Typer(no_args_is_help=True, help="The keys by which other programs use the API.")
-KeyName = Annotated[str, typer.Argument(help="A name to tell the key by.")]
+KeyName = Annotated[str, Flag("A name to tell the key by.", is_positional=True)]
 
 
-@loading()
 def serve(
-    host: Annotated[str, typer.Option(help="Address to serve at.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    allow_origin: Annotated[
-        list[str] | None, typer.Option(help="Pages from there may ask too; repeatable.")
-    ] = None,
-    unload_after: Annotated[
-        int,
-        typer.Option(
-            min=0, max=MOST_MINUTES, help="Minutes without work; 0 never lets the model go."
-        ),
-    ] = 0,
-    *,
     options: LoadOptions,
+    remote: RemoteFlags,
+    host: HostFlag = "127.0.0.1",
+    port: PortFlag = 8000,
+    allow_origin: OriginFlag = (),
+    unload_after: UnloadFlag = 0,
 ) -> None:
     """Serve OpenAI's and Anthropic's interfaces, without a page."""
     from localspec.core.bootstrap import check_port
     from localspec.loading.service import opened_service
     from localspec.web.server import serve_interfaces
 
+    options = with_server(options, remote)
     check_port(host, port)  # before a key is made and shown
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))
     with opened_service(options, 60.0 * unload_after or None, beside_page=False) as service:
         announce_first_key(service.api_keys)
         threading.Thread(target=tell_news, args=(service,), daemon=True).start()
-        serve_interfaces(service, host, port, announce, allow_origin or ())
+        serve_interfaces(service, host, port, announce, allow_origin)
 
 
 def announce(address: str) -> None:
@@ -90,18 +83,16 @@ def announce_first_key(api_keys: ApiKeys) -> None:
         to_stderr(f"Key {FIRST_KEY!r}, shown this once: {api_keys.make(FIRST_KEY)}")
 
 
-@keys.command()
-def make(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
-    """Make a key and print it, this once."""
+def make_key(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """Make a key by which other programs use the API, and print it, this once."""
     with closing(_store_of(home)) as store:
         _require_kept(store)
         key = store.api_keys.make(name)
     finish({"name": name, "key": key}, "" if as_json else key, as_json)
 
 
-@keys.command("list")
 def list_keys(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
-    """The names of all keys, and when each was made and last used."""
+    """List the names of all keys, and when each was made and last used."""
     with closing(_store_of(home)) as store:
         to_stderr(*store.notices)
         found = store.api_keys.all()
@@ -113,8 +104,7 @@ def list_keys(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     finish(result, "" if as_json else lines or "There is no key.", as_json)
 
 
-@keys.command()
-def revoke(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+def revoke_key(name: KeyName, home: HomeFlag = None, as_json: JsonFlag = False) -> None:
     """Take a key back; it opens nothing from now on."""
     with closing(_store_of(home)) as store:
         _require_kept(store)

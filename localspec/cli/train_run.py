@@ -17,10 +17,10 @@ import torch
 import transformers
 
 from localspec.chat.template import ChatTemplate
-from localspec.cli.flags import to_stderr
+from localspec.cli.output import to_stderr
 from localspec.core.config import Settings, settings_for
 from localspec.core.errors import ConfigError, ModelError, StoreError
-from localspec.core.flag_values import listed_numbers, require_threads
+from localspec.core.flags import listed_numbers, require_threads
 from localspec.core.options import LoadOptions
 from localspec.forward.heads.files import head_kind
 from localspec.forward.heads.mtp import ships_mtp
@@ -138,7 +138,7 @@ def _prompts(request: TrainRequest, settings: Settings) -> list[TrainingPrompt]:
     if len(shipped) < request.made_up:
         to_stderr(f"{len(shipped)} made-up prompts ship with localspec; all of them are used.")
     own = _own_chats(settings) if request.from_chats else []
-    return _read(request.prompts or ()) + shipped + own
+    return _read(request.prompts) + shipped + own
 
 
 def _read(files: Sequence[Path]) -> list[TrainingPrompt]:

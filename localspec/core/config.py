@@ -14,18 +14,20 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from localspec.core.errors import ConfigError
 from localspec.core.files import place_of
-from localspec.core.options import LOAD_FLAGS, LoadOptions, RemoteServer
+from localspec.core.flags import option
+from localspec.core.options import LoadOptions, RemoteFlags, RemoteServer
 
 PROJECT_FOLDER = Path(__file__).resolve().parents[2]
 SHIPPED_PROFILES = PROJECT_FOLDER / "profiles" / "models"
 KEY_VARIABLE = "LOCALSPEC_REMOTE_KEY"
-OF_A_SERVER = ("model", "drafter", "parallel", "home")  # flags that have an effect with --remote
+# The options that have an effect with --remote.
+OF_A_SERVER = ("model", "drafter", "parallel", "home")
 
 Entry = TypeVar("Entry")
 
@@ -55,46 +57,37 @@ def settings_for(home: Path | None = None) -> Settings:
     return Settings(chosen, (chosen / "profiles" / "models", SHIPPED_PROFILES))
 
 
-def remote_server(
-    url: str | None,
-    model: str | None,
-    key_file: Path | None,
-    sends_key_openly: bool,
-    environment: Mapping[str, str] = os.environ,
-) -> RemoteServer | None:
-    """The server of the flags, None without one; its key from the file or KEY_VARIABLE. Raises
-    ConfigError."""
-    if url is None:
-        if key_file is not None or sends_key_openly:
+def with_server(
+    options: LoadOptions, flags: RemoteFlags, environment: Mapping[str, str] = os.environ
+) -> LoadOptions:
+    """Return the options with the server of the flags, if they name one; its key is in the file or
+    in KEY_VARIABLE. Raise ConfigError, also for an option that has no effect with a server."""
+    if flags.remote is None:
+        if flags.remote_key_file is not None or flags.remote_key_unencrypted:
             raise ConfigError("A key for a server has no effect without --remote. Leave it out.")
-        return None
-    key = environment.get(KEY_VARIABLE)
-    if key_file is not None:
+        return options
+    key = _server_key(flags.remote_key_file, environment)
+    server = RemoteServer(flags.remote, options.model, key, flags.remote_key_unencrypted)
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if value and value != each.default and each.name not in OF_A_SERVER:
+            raise ConfigError(f"{option(each.name)} has no effect with --remote. Leave it out.")
+    return replace(options, remote=server)
+
+
+def _server_key(file: Path | None, environment: Mapping[str, str]) -> str | None:
+    """Return the key in the file, or else in the environment. Raise ConfigError."""
+    if file is None:
+        key = environment.get(KEY_VARIABLE, "")
+    else:
         try:
-            key = key_file.expanduser().read_text("utf-8")
+            key = file.expanduser().read_text("utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"The key cannot be read from {key_file}. Name a text file that holds it and "
-                "nothing else."
+                f"The key cannot be read from {file}. Name a text file that holds it and nothing "
+                "else."
             ) from error
-    return RemoteServer(url, model, (key or "").strip() or None, sends_key_openly)
-
-
-def load_options(flags: Mapping[str, Any]) -> LoadOptions:
-    """Of the values of LOAD_FLAGS, of which some may be left out. Raises ConfigError."""
-    named = {name: value for name, value in flags.items() if not name.startswith("remote")}
-    server = remote_server(
-        flags.get("remote"),
-        flags.get("model"),
-        flags.get("remote_key_file"),
-        flags.get("remote_key_unencrypted", False),
-    )
-    for name, value in named.items():
-        if server is not None and value and name not in OF_A_SERVER:
-            option = LOAD_FLAGS[name].option
-            raise ConfigError(f"{option} has no effect with --remote. Leave it out.")
-    heads = tuple(named.pop("heads", None) or ())
-    return LoadOptions(**named, heads=heads, remote=server)
+    return key.strip() or None
 
 
 # -- profiles and their TOML ----------------------------------------------------------------

@@ -24,7 +24,7 @@ from localspec.controller.shipped_acceptance import Origin, refusal, write_accep
 from localspec.core.backend import Report
 from localspec.core.errors import ConfigError, LocalspecError, StoreError
 from localspec.core.files import why_not_writable
-from localspec.core.flag_values import require_temperatures
+from localspec.core.flags import require_temperatures
 from localspec.core.options import LoadOptions
 from localspec.core.workloads import recognise
 from localspec.engine.calibrate import calibrate

@@ -12,24 +12,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from localspec.core.flag_values import LARGEST_SEED
+from localspec.core.flags import Flag, SeedFlag, only
 from localspec.core.options import LoadOptions
 
 PromptsFlag = Annotated[
-    list[Path] | None, typer.Option(help="A .jsonl of prompts, turns or messages; repeatable.")
+    tuple[Path, ...], Flag("A .jsonl of prompts, turns or messages; repeatable.")
 ]
 MadeUpFlag = Annotated[
     int,
-    typer.Option(
-        min=0, max=1_000_000, help="Number of the prompts that ship with localspec, 2000 at most."
-    ),
+    Flag("Number of the prompts that ship with localspec, 2000 at most.", least=0, most=1_000_000),
 ]
-ThreadsFlag = Annotated[int | None, typer.Option(help="Threads of the processor.")]
 
+# The options that say what the target is.
+TARGET = ("profile", "model", "context", "dtype", "home")
 DRAFT = "draft"
-COMMANDS = {  # kind -> command and what it does
+# The name of the command that trains each kind, and what the command does.
+KINDS = {
     DRAFT: ("distil", "Train a small draft model. With --from-chats, fit the target's draft to "
             "your own chats."),
     "medusa": ("medusa", "Train heads that draft several tokens at once from the target's last "
@@ -38,7 +36,9 @@ COMMANDS = {  # kind -> command and what it does
     "mtp": ("mtp", "Train a module that drafts token after token from the target's last hidden "
             "state."),
 }  # fmt: skip
+# The flags that some kinds lack, with the kinds that have them.
 ONLY_FOR = {
+    "draft": {DRAFT},
     "start_from": {DRAFT},
     "hidden_size": {DRAFT},
     "layers": {DRAFT, "medusa"},
@@ -50,42 +50,37 @@ ONLY_FOR = {
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The flags of one training as they were given. kind: of COMMANDS. load: the target, and what
+    """The flags of one training as they were given. kind: of KINDS. load: the target, and what
     drafts for it so far."""
 
     kind: str = DRAFT
-    load: LoadOptions = field(default_factory=LoadOptions)
-    prompts: PromptsFlag = None
-    from_chats: Annotated[
-        bool,
-        typer.Option("--from-chats", help="Learn from your own logged conversations, locally."),
-    ] = False
+    load: Annotated[LoadOptions, only(*TARGET, "draft", "device")] = field(
+        default_factory=LoadOptions
+    )
+    prompts: PromptsFlag = ()
+    from_chats: Annotated[bool, Flag("Learn from your own logged conversations, locally.")] = False
     made_up: MadeUpFlag = 0
-    start_from: Annotated[
-        str | None, typer.Option(help="A draft to train further: a folder or a hub id.")
-    ] = None
-    layers: Annotated[int | None, typer.Option(help="Of a fresh draft or a head; none: 1.")] = None
-    hidden_size: Annotated[
-        int | None, typer.Option(help="Of a fresh draft; none: the target's.")
-    ] = None
+    start_from: Annotated[str | None, Flag("A draft to train further: a folder or a hub id.")] = (
+        None
+    )
+    layers: Annotated[int | None, Flag("Of a fresh draft or a head; none: 1.")] = None
+    hidden_size: Annotated[int | None, Flag("Of a fresh draft; none: the target's.")] = None
     num_heads: Annotated[
-        int | None,
-        typer.Option(help="medusa: tokens drafted at once; else: attention heads of its layer."),
+        int | None, Flag("medusa: tokens drafted at once; else: attention heads of its layer.")
     ] = None
-    ffn_size: Annotated[int | None, typer.Option(help="Feed-forward width of its layer.")] = None
-    steps: Annotated[int | None, typer.Option(help="Draft steps in training.")] = None
-    minutes: Annotated[float, typer.Option(help="For the training itself.")] = 30.0
-    answer_minutes: Annotated[float, typer.Option(help="For the target's answers, at most.")] = 15.0
-    out: Annotated[Path | None, typer.Option(help="Folder of the result; none: in HOME.")] = None
+    ffn_size: Annotated[int | None, Flag("Feed-forward width of its layer.")] = None
+    steps: Annotated[int | None, Flag("Draft steps in training.")] = None
+    minutes: Annotated[float, Flag("For the training itself.")] = 30.0
+    answer_minutes: Annotated[float, Flag("For the target's answers, at most.")] = 15.0
+    out: Annotated[Path | None, Flag("Folder of the result; none: in HOME.")] = None
     work: Annotated[
-        Path | None,
-        typer.Option(help="Answers and checkpoints; an interrupted run resumes from it."),
+        Path | None, Flag("Answers and checkpoints; an interrupted run resumes from it.")
     ] = None
-    max_answer_length: Annotated[int, typer.Option(help="Tokens of an answer, at most.")] = 256
-    batch: Annotated[int, typer.Option(help="Tokens of one update.")] = 4096
-    rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None
-    threads: ThreadsFlag = None
-    seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED)] = 1
+    max_answer_length: Annotated[int, Flag("Tokens of an answer, at most.")] = 256
+    batch: Annotated[int, Flag("Tokens of one update.")] = 4096
+    rate: Annotated[float | None, Flag("Peak learning rate.")] = None
+    threads: Annotated[int | None, Flag("Threads of the processor.")] = None
+    seed: SeedFlag = 1
 
     @property
     def options(self) -> dict[str, int]:

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from localspec.bench import compare
 from localspec.bench.arms import OtherArm, OtherEngines, parse_arms
 from localspec.bench.kept import compact_json
 from localspec.bench.settings import BenchSettings, suite_settings
-from localspec.cli.bench import bench_app
-from localspec.cli.main import app
+from localspec.cli.bench import bench_with
 from localspec.core.errors import ConfigError, RequestError, SetupError
-from localspec.core.flag_values import listed, listed_numbers
+from localspec.core.flags import listed, listed_numbers
 from localspec.drafters.registry import REGISTRY
+from tests.kit.command_line import Ended, invoke
 
 RESULT: dict[str, Any] = {
     "machine": {"target": "t", "draft": None, "dtype": "float32", "device": "cpu", "torch": "2",
@@ -101,12 +100,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
-def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["bench", *words])
+def run(*words: str) -> Ended:
+    return invoke("bench", *words)
 
 
-def run_with(engines: OtherEngines, *words: str) -> Result:
-    return CliRunner().invoke(bench_app(lambda: engines), list(words))
+def run_with(engines: OtherEngines, *words: str) -> Ended:
+    return invoke(*words, commands={"": bench_with(lambda: engines)})
 
 
 def test_without_flags_the_comparison_is_what_it_was(asked: list[Any]) -> None:
@@ -133,7 +132,7 @@ def test_one_drafter_is_compared_with_off(asked: list[Any]) -> None:
 
 def test_a_drafter_beside_arms_is_refused(asked: list[Any]) -> None:
     ended = run("--drafter", "ngram", "--arms", "off,auto")
-    assert isinstance(ended.exception, ConfigError) and asked == []
+    assert isinstance(ended.error, ConfigError) and asked == []
 
 
 def test_the_json_goes_to_the_last_line_and_compactly_to_a_file(
@@ -141,7 +140,7 @@ def test_the_json_goes_to_the_last_line_and_compactly_to_a_file(
 ) -> None:
     out = tmp_path / "bench.json"
     ended = run("--out", str(out), "--json")
-    assert json.loads(ended.stdout.splitlines()[-1]) == RESULT
+    assert json.loads(ended.lines[-1]) == RESULT
     kept = json.loads(out.read_text())
     assert kept.pop("machine") == {**RESULT["machine"], "cpu_load": 1.23457}
     assert kept == {name: value for name, value in RESULT.items() if name != "machine"}
@@ -158,7 +157,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_runs(
     asked: list[Any], tmp_path: Path
 ) -> None:
     ended = run("--out", str(tmp_path / "gone" / "bench.json"))
-    assert isinstance(ended.exception, ConfigError) and asked == []
+    assert isinstance(ended.error, ConfigError) and asked == []
 
 
 @pytest.mark.parametrize(
@@ -170,15 +169,15 @@ def test_other_engines_name_the_command_that_compares_them(
     asked: list[Any], words: tuple[str, ...]
 ) -> None:
     ended = run(*words)
-    assert isinstance(ended.exception, ConfigError) and asked == []
-    assert "python -m tools.peers" in str(ended.exception)
+    assert isinstance(ended.error, ConfigError) and asked == []
+    assert "python -m tools.peers" in str(ended.error)
 
 
 def test_a_caller_with_other_engines_has_the_same_command_with_them(
     asked: list[Any], tmp_path: Path
 ) -> None:
     ended = run_with(others(), "--arms", "off,vllm_draft@2", "--peer-threads", "2")
-    assert ended.exit_code == 0, ended.output
+    assert ended.exit_code == 0, ended
     settings = asked[0][1]
     assert (settings.arms, settings.peer_threads) == (("off", "vllm_draft@2"), 2)
 
@@ -192,20 +191,20 @@ def test_setting_up_compares_nothing_and_says_what_failed(asked: list[Any], tmp_
 
     ended = run_with(others(one_fails), "--setup-peers", "--home", str(tmp_path), "--json")
     assert homes == [tmp_path] and asked == []
-    assert json.loads(ended.stdout.splitlines()[-1]) == {
+    assert json.loads(ended.lines[-1]) == {
         "ready": ["llama_cpp"], "failed": {"vllm": "No network."},
     }  # fmt: skip
-    assert isinstance(ended.exception, SetupError) and "vllm" in str(ended.exception)
+    assert isinstance(ended.error, SetupError) and "vllm" in str(ended.error)
 
 
 def test_the_table_is_printed_from_a_kept_result(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text(compact_json(RESULT))
     told = run("table", str(kept))
-    assert told.exit_code == 0 and "| drafter |" in told.output
+    assert told.exit_code == 0 and "| drafter |" in told.stdout
     kept.write_text("[]")
     told = run("table", str(kept))
-    assert told.exit_code != 0 and "Name a file that it wrote" in str(told.exception)
+    assert told.exit_code != 0 and "Name a file that it wrote" in str(told.error)
 
 
 @pytest.mark.slow
@@ -215,5 +214,5 @@ def test_every_kept_comparison_of_ours_can_be_printed(root: Path) -> None:
 
 
 def test_the_command_has_help_and_json() -> None:
-    shown = CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
-    assert shown.exit_code == 0 and "--json" in shown.output
+    shown = run("--help")
+    assert shown.exit_code == 0 and "--json" in shown.stdout

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from localspec.chat.local import LocalBackend
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.cli import generate as generate_command
-from localspec.cli import main as cli
 from localspec.cli.generate import (
     answer,
     collect,
@@ -37,6 +35,7 @@ from localspec.core.workloads import decide, load_workloads
 from localspec.engine import calibrate
 from localspec.loading.local_backend import open_local_backend
 from localspec.record.store import STATE_KEY, SessionInfo, Store
+from tests.kit.command_line import invoke
 from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import tiny_llama
 
@@ -211,7 +210,7 @@ def test_a_reply_says_how_fast_it_came(monkeypatch: pytest.MonkeyPatch, tmp_path
 
     monkeypatch.setattr(generate_command, "answer", answer)
     words = ["generate", "hi", "--home", str(tmp_path)]
-    ended = [CliRunner().invoke(cli.app, words) for _ in range(2)]
+    ended = [invoke(*words) for _ in range(2)]
     assert [each.stderr for each in ended] == ["[46 tokens, 23.4 tokens/s]\n", ""]
     assert [each.stdout for each in ended] == ["a\n", "a\n"]
 
@@ -256,9 +255,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 def run(home: Path, *flags: str) -> list[str]:
-    ended = CliRunner().invoke(cli.app, ["generate", PROMPT, "--home", str(home), "--json", *flags])
-    assert ended.exit_code == 0, ended.output
-    return ended.output.splitlines()
+    ended = invoke("generate", PROMPT, "--home", str(home), "--json", *flags)
+    assert ended.exit_code == 0, ended
+    return ended.lines
 
 
 @pytest.mark.parametrize(
@@ -352,9 +351,9 @@ def test_a_logged_reply_is_made_again(
     flags = [] if drafter is None else ["--drafter", drafter]
     assert options.model is not None
     place = ["--home", str(logged), "--model", options.model, "--json"]
-    ended = CliRunner().invoke(cli.app, ["generate", "--replay", str(turn), *place, *flags])
-    assert ended.exit_code == 0, ended.output
-    *shown, last = ended.stdout.splitlines()
+    ended = invoke("generate", "--replay", str(turn), *place, *flags)
+    assert ended.exit_code == 0, ended
+    *shown, last = ended.lines
     found = json.loads(last)
     assert (found["turn_id"], found["drafter"]) == (turn, drafter or "ngram")
     assert found["outcome"] == "identical" and found["changes"] == []
@@ -394,19 +393,19 @@ def test_a_turn_that_is_not_there_or_cannot_be_made_again_is_said(
 
 def test_what_cannot_be_asked_for_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     words = ["generate", "hi", "--stop", "", "--model", str(tmp_path / "absent")]
-    ended = CliRunner().invoke(cli.app, words)
-    assert isinstance(ended.exception, RequestError) and "stop string" in str(ended.exception)
+    ended = invoke(*words)
+    assert isinstance(ended.error, RequestError) and "stop string" in str(ended.error)
 
 
 def test_a_message_or_a_turn_is_asked_for_and_not_both() -> None:
     for words in ([], ["hi", "--replay", "1"]):
-        ended = CliRunner().invoke(cli.app, ["generate", *words])
-        assert isinstance(ended.exception, ConfigError) and "--replay" in str(ended.exception)
+        ended = invoke("generate", *words)
+        assert isinstance(ended.error, ConfigError) and "--replay" in str(ended.error)
 
 
 @pytest.mark.parametrize(
     "words", [["--temperature", "1"], ["--seed", "0"], ["--stop", "x"], ["--raw"]]
 )
 def test_a_setting_beside_a_logged_reply_is_refused(words: list[str]) -> None:
-    ended = CliRunner().invoke(cli.app, ["generate", "--replay", "1", *words])
-    assert isinstance(ended.exception, ConfigError) and "from the log" in str(ended.exception)
+    ended = invoke("generate", "--replay", "1", *words)
+    assert isinstance(ended.error, ConfigError) and "from the log" in str(ended.error)

@@ -16,6 +16,7 @@ import pytest
 import localspec.__main__ as command_line
 import tools
 from localspec.core.errors import SetupError
+from tests.kit.command_line import invoke
 
 
 def test_with_the_packages_nothing_is_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,17 +57,11 @@ def test_a_set_up_that_fails_is_one_sentence(monkeypatch: pytest.MonkeyPatch) ->
 TRAINED = [f"train {name}" for name in ("distil", "medusa", "eagle", "mtp", "accepted")]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["generate", "plan", "bench", "export", "doctor", *TRAINED])
-def test_every_command_has_help_and_json(root: Path, name: str) -> None:
-    from typer.testing import CliRunner
-
-    from localspec.cli.main import app
-
-    words = [*name.split(), "--help"]
-    shown = CliRunner().invoke(app, words, env={"COLUMNS": "200", "NO_COLOR": "1"})
+def test_every_command_has_help_and_json(name: str) -> None:
+    shown = invoke(*name.split(), "--help")
     assert shown.exit_code == 0
-    assert "--json" in shown.output
+    assert "--json" in shown.stdout
 
 
 @pytest.mark.slow
@@ -79,21 +74,13 @@ def test_a_refused_value_is_one_sentence_on_stderr(root: Path) -> None:
 
 @pytest.mark.parametrize("words", ["serve --unload-after", "plan --context", "generate --context"])
 def test_a_number_of_400_digits_is_refused_in_words(words: str) -> None:
-    from typer.testing import CliRunner
-
-    from localspec.cli.main import app
-
-    refused = CliRunner().invoke(app, [*words.split(), "9" * 400], env={"COLUMNS": "200"})
-    assert refused.exit_code == 2 and "Invalid value for" in refused.output
+    refused = invoke(*words.split(), "9" * 400)
+    assert refused.exit_code == 2 and "is not between" in refused.stderr
 
 
 def test_plan_takes_no_heads_since_it_plans_none() -> None:
-    from typer.testing import CliRunner
-
-    from localspec.cli.main import app
-
-    refused = CliRunner().invoke(app, ["plan", "--heads", "folder"], env={"COLUMNS": "200"})
-    assert refused.exit_code == 2 and "No such option: --heads" in refused.output
+    refused = invoke("plan", "--heads", "folder")
+    assert refused.exit_code == 2 and "There is no flag --heads." in refused.stderr
 
 
 LONG = "x" * 300
@@ -136,50 +123,28 @@ REMOTE = ["bench", "--remote", "http://127.0.0.1:1", "--limit", "1"]
     ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
 )
 def test_a_hostile_argument_is_one_sentence(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from localspec.cli.flags import run_app
-    from localspec.cli.main import app
-
     (tmp_path / "deep.jsonl").write_text("[" * 50_000 + "]" * 50_000)
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("localspec.core.prompt_rows.MAX_CHARACTERS", 200_000)
-    with pytest.raises(SystemExit) as ended:
-        run_app(partial(app, words, standalone_mode=False))
-    assert ended.value.code == 1
-    error = capsys.readouterr().err
-    assert re.search(said, error), error
-    assert "Traceback" not in error
+    ended = invoke(*words)
+    assert ended.exit_code == 1
+    assert re.search(said, ended.stderr), ended
 
 
-def test_a_list_of_keys_says_where_it_cannot_be_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from localspec.cli.main import app
-
+def test_a_list_of_keys_says_where_it_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    app(["keys", "list", "--home", str(tmp_path / "file")], standalone_mode=False)
-    said = capsys.readouterr()
-    assert "cannot be written" in said.err and said.out == "There is no key.\n"
+    listed = invoke("keys", "list", "--home", str(tmp_path / "file"))
+    assert "cannot be written" in listed.stderr and listed.stdout == "There is no key.\n"
 
 
-def test_no_key_is_made_where_the_server_cannot_listen(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], taken_port: int
-) -> None:
-    from localspec.cli.flags import run_app
-    from localspec.cli.main import app
-
+def test_no_key_is_made_where_the_server_cannot_listen(tmp_path: Path, taken_port: int) -> None:
     home = tmp_path / "home"
-    words = ["serve", "--port", str(taken_port), "--home", str(home)]
-    with pytest.raises(SystemExit):
-        run_app(partial(app, words, standalone_mode=False))
-    assert "cannot be used" in capsys.readouterr().err
+    ended = invoke("serve", "--port", str(taken_port), "--home", str(home))
+    assert ended.exit_code == 1 and "cannot be used" in ended.stderr
     assert not home.exists(), "else the next start shows no key"
 
 

@@ -41,7 +41,7 @@ FETCH = (
     "Collecting torch==2.13.0",
     "Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (888.1 MB)",
 )
-INSTALL = "Installing collected packages: torch, typer, jinja2"
+INSTALL = "Installing collected packages: torch, jinja2"
 NO_NETWORK = (
     "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(...)'",
     "ERROR: Could not find a version that satisfies the requirement torch==2.13.0",

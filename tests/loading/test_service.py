@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import app
 from localspec.chat.service import ChatService
-from localspec.cli.main import app as commands
 from localspec.core.errors import ModelError
 from localspec.remote.child import ChildBackend
 from localspec.remote.wire import Opening
 from localspec.web import server
 from tests.kit import waiting
+from tests.kit.command_line import invoke
 
 
 @pytest.mark.parametrize(
     ("start", "leaves_a_core"),
     [
         (lambda home: app.start(app.parse_arguments(["--no-browser", "--home", home])), True),
-        (lambda home: CliRunner().invoke(commands, ["serve", "--home", home]), False),
+        (lambda home: invoke("serve", "--home", home), False),
     ],
     ids=["page", "serve"],
 )

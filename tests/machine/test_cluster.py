@@ -23,6 +23,7 @@ from localspec.machine.hardware import probe
 from localspec.machine.model import Model
 from localspec.machine.nvml import Gpu
 from localspec.machine.shapes import ModelShape
+from tests.kit.command_line import invoke
 from tests.kit.fake_nvml import CPU_BUILD, GIB, LINUX, FakeNvml
 
 
@@ -139,29 +140,21 @@ def test_without_a_gpu_it_runs_on_the_processor_with_room_for_its_caches() -> No
 def test_the_precision_is_what_the_machine_computes_in_unless_another_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, multiplies_bf16: bool, asked: list[str], written: str
 ) -> None:
-    from typer.testing import CliRunner
-
-    from localspec.cli.main import app
-
     host = replace(LINUX, multiplies_bf16=multiplies_bf16)
     there = probe(FakeNvml(failing={"nvmlInit": 12}), host, CPU_BUILD)
     monkeypatch.setattr(hardware, "probe", lambda: there)
-    shown = CliRunner().invoke(app, ["cluster", "--model", "localspec/demo", "--json", *asked])
-    assert shown.exit_code == 0, shown.output
-    command = json.loads(shown.stdout.splitlines()[-1])["command"]
+    shown = invoke("cluster", "--model", "localspec/demo", "--json", *asked)
+    assert shown.exit_code == 0, shown
+    command = json.loads(shown.lines[-1])["command"]
     assert command[command.index("--dtype") + 1] == written
 
 
 def test_a_draft_for_a_method_that_has_none_is_refused() -> None:
     """It was passed over without a word."""
-    from typer.testing import CliRunner
-
-    from localspec.cli.main import app
-
     words = ["cluster", "--model", "localspec/demo", "--draft", "localspec/demo"]
-    refused = CliRunner().invoke(app, [*words, "--method", "ngram"])
-    assert isinstance(refused.exception, ConfigError)
-    assert "Leave --draft out" in str(refused.exception)
+    refused = invoke(*words, "--method", "ngram")
+    assert isinstance(refused.error, ConfigError)
+    assert "Leave --draft out" in str(refused.error)
 
 
 def test_a_program_that_does_not_start_is_explained() -> None:

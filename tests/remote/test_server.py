@@ -12,11 +12,11 @@ import pytest
 
 from localspec.chat.service import ChatService, ReplySettings
 from localspec.core.backend import Backend, Chunk, Message, Request
-from localspec.core.config import remote_server
+from localspec.core.config import with_server
 from localspec.core.decoding import OFF, SamplingParams
 from localspec.core.errors import ConfigError, LocalspecError, NotCounted, RequestError
 from localspec.core.leniency import Threshold
-from localspec.core.options import RemoteServer
+from localspec.core.options import LoadOptions, RemoteFlags, RemoteServer
 from localspec.core.turn_stats import TurnStats
 from localspec.record.store import Store
 from localspec.remote.remote_turn import NOT_ALONE, TOLD_NOTHING
@@ -379,14 +379,14 @@ def test_the_key_comes_from_a_file_or_the_environment(tmp_path: Path) -> None:
     named = tmp_path / "key"
     named.write_text("of the file\n")
     environment = {"LOCALSPEC_REMOTE_KEY": "of the environment"}
-    from_file = remote_server("https://x", None, named, False, environment)
-    from_environment = remote_server("https://x", None, None, False, environment)
+    from_file = with_server(LoadOptions(), RemoteFlags("https://x", named), environment).remote
+    from_environment = with_server(LoadOptions(), RemoteFlags("https://x"), environment).remote
     assert from_file is not None
     assert from_environment is not None
     assert (from_file.key, from_environment.key) == ("of the file", "of the environment")
     with pytest.raises(ConfigError, match="cannot be read"):
-        remote_server("https://x", None, tmp_path / "none", False, environment)
-    assert remote_server(None, None, None, False, environment) is None
+        with_server(LoadOptions(), RemoteFlags("https://x", tmp_path / "none"), environment)
+    assert with_server(LoadOptions(), RemoteFlags(), environment).remote is None
 
 
 # in the chat

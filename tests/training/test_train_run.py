@@ -11,16 +11,14 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
-from typer.testing import CliRunner
 
-from localspec.cli.main import app
-from localspec.core.errors import LocalspecError
 from localspec.core.options import LoadOptions
 from localspec.core.turn_stats import TurnStats
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.sources import resolve
 from localspec.machine.trained import offered_results
 from localspec.record.store import SessionInfo, Store, TurnEnd, TurnSettings
+from tests.kit.command_line import invoke
 from tests.kit.tiny import agreeing_draft, tiny_llama
 from tests.training.runs import make_folder
 
@@ -45,17 +43,17 @@ def target(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def run(*words: str) -> dict[str, Any]:
     """The JSON of a command that succeeds."""
-    result = CliRunner().invoke(app, ["train", *words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    result = invoke("train", *words)
+    assert result.exit_code == 0, result
+    found: dict[str, Any] = json.loads(result.lines[-1])
     return found
 
 
 def refused(*words: str) -> str:
     """The sentence of a command that fails."""
-    result = CliRunner().invoke(app, ["train", *words])
-    assert isinstance(result.exception, LocalspecError), result.output
-    return str(result.exception)
+    result = invoke("train", *words)
+    assert result.error is not None, result
+    return str(result.error)
 
 
 def chat(home: Path, *texts: str) -> None:
@@ -156,8 +154,8 @@ def test_the_report_of_a_result_is_a_comparison_with_it(target: Path, tmp_path: 
                "--home", str(home), *QUICK)  # fmt: skip
     words = ["bench", "--model", str(target), "--dtype", "float32", "--limit", "1", "--warm", "0",
              "--max-tokens", "12", "--context", "200", "--json"]  # fmt: skip
-    result = CliRunner().invoke(app, [*words, "--heads", made["out"]], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    result = invoke(*words, "--heads", made["out"])
+    assert result.exit_code == 0, result
     found = json.loads(result.stdout.splitlines()[-1])
     arms = {row["arm"] for row in found["rows"] if row["num_prompts"]}
     lengths = len(made["acceptance"])
@@ -205,7 +203,7 @@ def test_a_draft_that_is_damaged_keeps_no_new_one_from_being_offered(
     names_a_draft(target, home, damaged)
     (damaged / "model.safetensors").write_bytes(b"damaged")
     command = ["train", "distil", "--made-up", "6", "--model", "own/tiny", "--home", str(home)]
-    result = CliRunner().invoke(app, [*command, *QUICK], catch_exceptions=False)
+    result = invoke(*command, *QUICK)
     assert f"{damaged} could not be compared with it" in result.stdout
     made = json.loads(result.stdout.splitlines()[-1])
     assert [each.path for each in resolve(LoadOptions(model="own/tiny", home=home)).drafts] == [
@@ -274,8 +272,8 @@ def test_wrong_flags_are_sentences(
 @pytest.mark.parametrize("words", [("eagle", "--layers", "2"), ("medusa", "--draft", "some"),
                                    ("distil", "--num-heads", "2")])  # fmt: skip
 def test_a_flag_that_the_kind_does_not_have_is_refused(words: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, ["train", *words])
-    assert result.exit_code == 2 and f"No such option: {words[1]}" in result.stderr
+    result = invoke("train", *words)
+    assert result.exit_code == 2 and f"There is no flag {words[1]}." in result.stderr
 
 
 def altered(target: Path, folder: Path, **settings: object) -> Path:
@@ -331,6 +329,6 @@ def test_a_draft_that_is_not_there_is_said_and_a_stop_by_hand_says_how_to_go_on(
 
     monkeypatch.setattr("localspec.cli.train_run.train", stopped)
     words = ["distil", "--made-up", "4", "--model", "own/tiny", "--home", str(home)]
-    result = CliRunner().invoke(app, ["train", *words])
+    result = invoke("train", *words)
     assert "in use so far cannot be compared: There is no model folder at" in result.stderr
     assert result.exit_code == 130 and "the same command continues there" in result.stderr

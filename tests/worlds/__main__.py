@@ -7,7 +7,7 @@ import json
 import sys
 
 from localspec.core.errors import ConfigError
-from localspec.core.flag_values import listed
+from localspec.core.flags import listed
 from tests.worlds.contest import render, run_contest
 
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from localspec.cli.flags import JsonFlag, SeedFlag, finish, loading_only, run_app, to_stderr
+from localspec.cli.flags import JsonFlag, run_app
+from localspec.cli.output import finish, to_stderr
+from localspec.core.flags import Flag, SeedFlag, only
 from localspec.core.options import LoadOptions
 from localspec.machine.sources import resolve
 from tools.inflate.pair import inflate
 
-app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 
-
-@app.command()
-@loading_only("profile", "model", "draft")
 def inflate_pair(
-    size: Annotated[str, typer.Option(help="350M, 1B or 8B.")],
-    out: Annotated[Path, typer.Option(help="Where target/ and draft/ are written.")],
-    noise: Annotated[float, typer.Option(help="More makes target and draft agree less.")] = 0.0,
+    options: Annotated[LoadOptions, only("profile", "model", "draft")],
+    size: Annotated[str, Flag("350M, 1B or 8B.")],
+    out: Annotated[Path, Flag("Where target/ and draft/ are written.")],
+    noise: Annotated[float, Flag("More makes target and draft agree less.")] = 0.0,
     seed: SeedFlag = 0,
-    *,
-    options: LoadOptions,
     as_json: JsonFlag = False,
 ) -> None:
     """Enlarge a pair to the shape of a bigger one; its text stays the same."""
@@ -34,4 +29,4 @@ def inflate_pair(
 
 
 if __name__ == "__main__":
-    run_app(app)
+    run_app({"": inflate_pair}, "python -m tools.inflate")

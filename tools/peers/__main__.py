@@ -6,7 +6,7 @@ The flags and the JSON are those of `bench`; --setup-peers installs the engines.
 from __future__ import annotations
 
 from localspec.bench.arms import OtherEngines
-from localspec.cli.bench import bench_app
+from localspec.cli.bench import bench_with
 from localspec.cli.flags import run_app
 
 
@@ -16,7 +16,5 @@ def _open_engines() -> OtherEngines:
     return other_engines()
 
 
-app = bench_app(_open_engines)
-
 if __name__ == "__main__":
-    run_app(app)
+    run_app({"": bench_with(_open_engines)}, "python -m tools.peers")

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from localspec.core.errors import ConfigError, StoreError
 from localspec.training.work_folder import alone_in
-from tools.demo_pair.__main__ import app
+from tests.kit.command_line import invoke
+from tools.demo_pair.__main__ import pair
 from tools.demo_pair.pipeline import train
 from tools.demo_pair.settings import PairSettings
 
@@ -31,10 +31,10 @@ def test_a_second_training_in_one_work_folder_is_refused(tmp_path: Path) -> None
 
 
 def test_the_command_has_the_flags_it_had() -> None:
-    result = CliRunner().invoke(app, ["--help"])
+    result = invoke("--help", commands={"": pair})
     assert result.exit_code == 0
     for flag in ("--corpus", "--held-out", "--work", "--start-from", "--draft-minutes", "--json"):
-        assert flag in result.output
+        assert flag in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,18 @@ from pathlib import Path
 from random import Random
 from typing import Annotated
 
-import typer
-
+from localspec.cli.flags import run_app
 from localspec.core.config import PROJECT_FOLDER
+from localspec.core.flags import Flag
 from tools.demo_pair.dialogues import asked
 
 
 def write_prompts(
-    out: Annotated[Path, typer.Option(help="The .jsonl file.")] = PROJECT_FOLDER
+    out: Annotated[Path, Flag("The .jsonl file.")] = PROJECT_FOLDER
     / "assets"
     / "training_prompts.jsonl",
-    count: Annotated[int, typer.Option(min=1, help="Number of prompts.")] = 2000,
-    seed: Annotated[int, typer.Option(help="Of the generator.")] = 1,
+    count: Annotated[int, Flag("Number of prompts.", least=1)] = 2000,
+    seed: Annotated[int, Flag("Of the generator.")] = 1,
 ) -> None:
     """Write prompts, one JSON object a line."""
     rng = Random(f"requests/{seed}")
@@ -31,4 +31,4 @@ def write_prompts(
 
 
 if __name__ == "__main__":
-    typer.run(write_prompts)
+    run_app({"": write_prompts}, "python -m tools.demo_pair.dialogues")

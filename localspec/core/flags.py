@@ -1,10 +1,16 @@
-"""Values of flags: lists that are read, and numbers that are checked."""
+"""How a flag is declared, and how its value is read and checked.
+
+A flag is declared once, beside the type of the parameter or of the field that takes its value:
+`port: Annotated[int, Flag("0 takes a free one.", least=0, most=65535)] = 8000`. `cli.flags` reads
+a command line by these declarations; nothing here knows a library for command lines.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
 
 from localspec.core.decoding import SamplingParams
 from localspec.core.errors import ConfigError
@@ -14,6 +20,42 @@ LARGEST_SEED = 2**62
 N = TypeVar("N", int, float)
 # Threads that a person may ask for, for each core of the computer. More only wait for each other.
 MOST_FOR_EACH_CORE = 4
+
+
+@dataclass(frozen=True)
+class Flag:
+    """The declaration of one flag. metavar: stands for the value in the help. least, most: bounds
+    of a number. choices: the only values. name: as it is written, where that is not the name of
+    the parameter. is_positional: the value is given without a name. gone: for a flag of an earlier
+    version, the sentence that names what does the same now."""
+
+    help: str = ""
+    metavar: str | None = None
+    least: int | None = None
+    most: int | None = None
+    choices: tuple[str, ...] | None = None
+    name: str | None = None
+    is_positional: bool = False
+    gone: str | None = None
+
+
+Selection = Callable[[str], bool]
+SeedFlag = Annotated[int, Flag("Seed of all draws.", least=0, most=LARGEST_SEED)]
+
+
+def only(*names: str) -> Selection:
+    """Return a selection of a dataclass's flags: `Annotated[LoadOptions, only("model")]`."""
+    return lambda name: name in names
+
+
+def without(*names: str) -> Selection:
+    """Return the selection of all flags of a dataclass but these."""
+    return lambda name: name not in names
+
+
+def option(name: str) -> str:
+    """Return the flag of a parameter as it is written: "--draft-device" for draft_device."""
+    return f"--{name.replace('_', '-')}"
 
 
 def listed(text: str) -> tuple[str, ...]:
