@@ -285,7 +285,7 @@ def test_check_18_a_full_disk_is_said_before_anything_is_fetched(
         with models_site(tmp_path, Script()) as models, serve_page(models.service) as port:
             page = models_page(context, port)
             row = page.locator(DOWNLOAD).first
-            row.get_by_text(re.compile(r"needs [\d.]+ .*B more on the disk")).wait_for()
+            row.get_by_text(re.compile(r"[\d.]+ .*B more are needed, and")).wait_for()
             weights = [one for one in models.hub.requests if "model.safetensors" in one]
             assert not [one for one in weights if one.startswith("GET")], "nothing was fetched"
             page.close()
