@@ -1,9 +1,10 @@
-"""The shape of the model in a folder, counted from its files where its family is not known.
+"""The shape of the model in a folder: sizes by its config.json, parameters by its files' headers.
 
-Contract: `shape_from_folder` reads config.json and, for families that shapes.py does not know, the
-parameters from the headers of the weight files; ModelError where these do not say enough.
-`shape_to_load` is what plans and the Models tab ask, so that they refuse what loading refuses.
-What a layer's activations need is then taken as of a Llama of the same width.
+`counted_shape` is the one count of parameters, for every family and every format of weights. Of a
+family that shapes.py knows and whose weights are not all here, `shape_from_folder` estimates them
+by the sizes; ModelError where these do not say enough. `shape_to_load` is what plans and the Models
+tab ask, so that they refuse what loading refuses. What a layer's activations need is taken as of a
+Llama of the same width.
 
 Not here: the arithmetic (shapes), whether the model can run (forward.model).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -55,9 +57,13 @@ NAMES: Mapping[str, Sequence[str]] = {
 Shapes = Mapping[str, tuple[int, ...]]
 BESIDE_PACKED = frozenset(
     ("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point",
-     "weight_shape", "weight_g_idx", "input_scale", "activation_scale")
+     "weight_shape", "weight_g_idx", "input_scale", "activation_scale", "absmax", "quant_map",
+     "nested_absmax", "nested_quant_map", "SCB", "weight_format")
 )  # fmt: skip
+BITSANDBYTES = "bitsandbytes__"  # begins the last part of the name of a layer's settings
 OUTER = ("embed", "wte", "wpe", "lm_head", "output.weight")  # in names outside of the layers
+# In names of layers that a mixture of experts has; transformers keeps neither in linear layers.
+OF_MIXTURES = (".experts.", ".gate.weight", "router")
 
 
 def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
@@ -83,30 +89,35 @@ def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
     file = gguf_file(folder)
     if file is not None:
         return shape_of_gguf(file, name)
-    is_known = str(config.get("model_type", "unknown")) in SIZED
-    if is_known or not any(folder.glob("*.safetensors")):
-        shape = shape_from_config(config, name)
-    else:
-        files = weight_files(folder)
-        tensors = {key: shape for file in files for key, shape in tensor_shapes(file).items()}
-        stored = stored_of(config, name)
-        shapes = tensors if stored is None else _unpacked(tensors, stored.per_word)
-        shape = counted_shape(config, shapes, name)
-    is_wide = shape.is_published_wide or _is_wide(folder, shape)
-    shape = replace(shape, is_published_wide=is_wide)
-    return shape if shape.kept_as is None else replace(shape, kept_bytes=_kept_bytes(folder))
+    files = _weight_files(folder, is_sized=str(config.get("model_type", "unknown")) in SIZED)
+    if not files:
+        return shape_from_config(config, name)
+    tensors = {key: shape for file in files for key, shape in tensor_shapes(file).items()}
+    sizes = {key: size for file in files for key, size in tensor_bytes(file).items()}
+    stored = stored_of(config, name)
+    shapes = tensors if stored is None else _unpacked(tensors, stored.per_word)
+    shape = counted_shape(config, shapes, name)
+    is_wide = sum(sizes.values()) > 3 * shape.num_params  # 4 bytes a weight, not 2
+    shape = replace(shape, is_published_wide=shape.is_published_wide or is_wide)
+    return shape if shape.kept_as is None else replace(shape, kept_bytes=_kept_bytes(sizes))
 
 
-def _is_wide(folder: Path, shape: ModelShape) -> bool:
-    """Whether the files hold 4 bytes a weight, not 2."""
-    held = sum(file.stat().st_size for file in folder.glob("model*.safetensors"))
-    return held > 3 * shape.num_params
+def _weight_files(folder: Path, is_sized: bool) -> list[Path]:
+    """The files whose headers are counted; none where a model without all its weights can be
+    estimated by its sizes. Raises ModelError."""
+    if not any(folder.glob("*.safetensors")):
+        return []
+    try:
+        return weight_files(folder)
+    except ModelError:
+        if is_sized:
+            return []
+        raise
 
 
-def _kept_bytes(folder: Path) -> int:
+def _kept_bytes(sizes: Mapping[str, int]) -> int:
     """Of weights that stay as bitsandbytes wrote them. Scales that are quantised themselves are
     held in fp32, which is four times as much."""
-    sizes = {key: size for file in weight_files(folder) for key, size in tensor_bytes(file).items()}
     scales = [key for key in sizes if f"{key.removesuffix('absmax')}nested_absmax" in sizes]
     held = sum(size for key, size in sizes.items() if not _is_beside(key))
     return held + 3 * sum(sizes[key] for key in scales if key.endswith(".absmax"))
@@ -116,8 +127,6 @@ def shape_of_gguf(file: Path, name: str) -> ModelShape:
     """The shape of the model in a GGUF file. Raises ModelError."""
     header = read_header(file)
     config = config_of(header)
-    if config["model_type"] in SIZED:
-        return shape_from_config(config, name)
     named = tensor_names(header)
     tensors = {named[each.name]: each.shape for each in header.tensors if each.name in named}
     return counted_shape(config, tensors, name)
@@ -129,17 +138,41 @@ def _unpacked(tensors: Shapes, per_word: int) -> Shapes:
     found = dict[str, tuple[int, ...]]()
     for name, shape in tensors.items():
         layer, _, part = name.rpartition(".")
+        if f"{name}.absmax" in tensors:  # two weights of 4 bits in each byte
+            found[name] = (2 * prod(shape), 1)
+            continue
         if part in PACKED_PARTS or part.endswith("_blocks"):
             part = "weight" if part in PACKED_PARTS else part.removesuffix("_blocks")
             found[f"{layer}.{part}"] = (*shape[:-1], shape[-1] * per_word)
-        elif part not in BESIDE_PACKED and not part.endswith("_scales"):
+        elif not _is_beside_packed(part):
             found[name] = shape
     return found
+
+
+def _is_beside_packed(part: str) -> bool:
+    return part in BESIDE_PACKED or part.endswith("_scales") or part.startswith(BITSANDBYTES)
 
 
 def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> ModelShape:
     """config: of config.json. tensors: the shapes of the weights that a model computes with, by
     their names. Raises ModelError."""
+    is_sized = str(config.get("model_type", "unknown")) in SIZED
+    sized = shape_from_config if is_sized else partial(_shape_of_other, tensors=tensors)
+    shape = sized(config, name)
+    beside = {key for key in tensors if _is_beside(key)}
+    # Some write a tied head all the same.
+    twice = {key for key in tensors if shape.is_tied and "lm_head" in key}
+    own = {key: tensors[key] for key in tensors.keys() - beside - twice}
+    linear = sum(prod(shape) for key, shape in own.items() if _is_linear(key, shape))
+    return replace(
+        shape,
+        extra_params=sum(prod(tensors[key]) for key in beside),
+        counted=Counted(sum(prod(tensors[key]) for key in tensors.keys() - twice), linear),
+    )
+
+
+def _shape_of_other(config: Mapping[str, Any], name: str, tensors: Shapes) -> ModelShape:
+    """The sizes of a family that shapes.py does not know, and what its layers hold."""
     text = {**config, **(config.get("text_config") or {})}
     fault = attention_fault(text)
     if fault is not None and not is_recurrent(text):
@@ -147,28 +180,24 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
     family = str(config.get("model_type", "unknown"))
     sizes = _sizes_of(text, longest_of(config), f"{name} is a '{family}' model")
     layers, width = sizes["num_hidden_layers"], sizes["hidden_size"]
-    is_tied = text.get("tie_word_embeddings", not any("lm_head" in key for key in tensors))
     inner = text.get("intermediate_size") or 4 * width  # Gemma 3n says it of each layer
-    beside = {key for key in tensors if _is_beside(key)}
-    twice = {key for key in tensors if is_tied and "lm_head" in key}  # some write it all the same
-    own = {key: shape for key, shape in tensors.items() if key not in beside | twice}
-    linear = sum(prod(shape) for key, shape in own.items() if _is_linear(key, shape))
     known = {
         **text,
         **sizes,
         "intermediate_size": max(inner) if isinstance(inner, list) else inner,
         "vocab_size": text.get("vocab_size") or 0,
-        "tie_word_embeddings": is_tied,
+        "tie_word_embeddings": text.get(
+            "tie_word_embeddings", not any("lm_head" in key for key in tensors)
+        ),
     }
     shape = decoder_shape(known, name, family)
+    named = [key for key in tensors if not _is_beside(key)]
     return replace(
         shape,
         all_kv_width=count_key_width(text, layers, shape.kv_width),
         is_recurrent=is_recurrent(text),
-        not_native="" if is_recurrent(text) else why_not_native(text, own) or "",
-        extra_params=sum(prod(tensors[key]) for key in beside),
+        not_native="" if is_recurrent(text) else why_not_native(text, named) or "",
         num_state_layers=layers - count_attention_layers(text, layers),
-        counted=Counted(sum(prod(tensors[key]) for key in tensors.keys() - twice), linear),
     )
 
 
@@ -192,4 +221,4 @@ def _is_beside(name: str) -> bool:
 
 
 def _is_linear(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and not any(part in name for part in OUTER)
+    return len(shape) == 2 and not any(part in name for part in (*OUTER, *OF_MIXTURES))

@@ -22,7 +22,7 @@ from localspec.core.config import (
 from localspec.core.errors import ConfigError
 from localspec.formats.native import SIZED
 from localspec.machine.model import Model, page_of
-from localspec.machine.shapes import ModelShape
+from localspec.machine.shapes import Counted, ModelShape
 
 AWQ_GROUP = 128  # weights with one scale, in the copies that profiles name
 AWQ = f"AWQ, 4-bit, groups of {AWQ_GROUP}"
@@ -34,6 +34,7 @@ SIZES = (
 OPTIONAL_SIZES = (
     "num_experts", "num_experts_per_token", "expert_intermediate_size", "extra_params",
 )  # fmt: skip
+# num_params: of all weights, as the headers of the published files count them.
 # What a value must be, by key: of a model's shape, of a profile, and of the table of a model.
 SHAPE_KINDS: Mapping[str, type] = {
     "family": str,
@@ -46,6 +47,7 @@ PROFILE_KINDS: Mapping[str, type] = {
 }
 MODEL_KINDS: Mapping[str, type] = {
     **SHAPE_KINDS,
+    "num_params": int,
     **dict.fromkeys(("license", "folder", "accepted", "terms", "note", "awq"), str),
     **dict.fromkeys(("drafts", "foreign", "heads"), list),
     "gated": bool,
@@ -127,17 +129,22 @@ def _model(model_id: str, table: Any, family: str | None, path: Path) -> Model:
         accepted=_in_project(table["accepted"]) if "accepted" in table else None,
     )
     if "folder" not in table:
-        model = _with_shape(model, {key: values[key] for key in SHAPE_KINDS if key in values})
+        sizes = {key: values[key] for key in SHAPE_KINDS if key in values}
+        model = _with_shape(model, sizes, table.get("num_params"))
     shape, awq_id = model.known_shape, table.get("awq")
     packed = _packed(model, shape, awq_id) if shape is not None and awq_id is not None else None
     return replace(model, packed=packed)
 
 
-def _with_shape(model: Model, sizes: Mapping[str, Any]) -> Model:
-    """A family that cannot be counted is a fault of the model, and none of its profile."""
+def _with_shape(model: Model, sizes: Mapping[str, Any], num_params: int | None) -> Model:
+    """A family that cannot be counted is a fault of the model, and none of its profile.
+    num_params: None in a profile that does not carry it; its sizes give an estimate."""
     family = sizes["family"]
     if family in SIZED:
-        return replace(model, known_shape=ModelShape(name=model.id, **sizes))
+        shape = ModelShape(name=model.id, **sizes)
+        if num_params is not None:
+            shape = replace(shape, counted=Counted(num_params, shape.linear_params))
+        return replace(model, known_shape=shape)
     return replace(
         model,
         fault=f"The profile of {model.id} names the family '{family}', which is not known."

@@ -1,10 +1,11 @@
 """The shape of a model, and the bytes that follow from it.
 
-Contract: a ModelShape is read from a `config.json` or written in a profile; parameter and
-KV-cache counts are exact arithmetic on it, no weight is opened. Families whose layers have another
-layout than those below are refused, because a wrong count is worse than none.
+A ModelShape is read from a folder (folder_shapes) or written in a profile; the bytes of weights and
+of the KV cache are arithmetic on it. Its parameters are counted by the headers of the files, or are
+a profile's ready number; where neither is here, `shape_from_config` estimates them by the sizes of
+families that are laid out as those below, and refuses others.
 
-Not here: what fits (planner), loading.
+Not here: what fits (memory, planner), loading.
 Source: the modelling files of transformers 5.23; totals checked against published shapes in
 tests/machine/test_shapes.py.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from localspec.core.errors import ModelError
@@ -51,7 +52,8 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Counted:
-    """Parameters counted in a model's files: all, and those of plain linear layers."""
+    """Parameters as the headers of a model's files count them: all, and those of plain linear
+    layers."""
 
     num_params: int
     linear_params: int
@@ -83,8 +85,6 @@ class ModelShape:
     vocab_size: int
     context_length: int
     is_tied: bool
-    has_attention_bias: bool = False
-    has_mlp_bias: bool = False
     num_experts: int = 0
     num_experts_per_token: int = 0
     expert_intermediate_size: int = 0
@@ -131,11 +131,6 @@ class ModelShape:
         return self.num_kv_heads * self.head_dim
 
     @property
-    def has_qk_norm(self) -> bool:
-        """Whether each query and key head has a norm of its own."""
-        return SIZED[self.family].head_norms == "each"
-
-    @property
     def num_expert_layers(self) -> int:
         return self.num_layers - self.num_dense_layers if self.num_experts else 0
 
@@ -158,26 +153,15 @@ class ModelShape:
         return per_layer * self.num_expert_layers
 
     @property
-    def small_params(self) -> int:
-        """Norms, biases and routers."""
-        layout = SIZED[self.family]
-        layer = layout.num_norms * self.hidden_size
-        layer += 2 * self.head_dim if self.has_qk_norm else 0
-        layer += self.query_width + self.kv_width if layout.head_norms == "whole" else 0
-        has_bias = self.has_attention_bias or layout.has_qkv_bias
-        layer += self.query_width + 2 * self.kv_width if has_bias else 0
-        layer += self.hidden_size if self.has_attention_bias else 0
-        layer += 2 * self.intermediate_size + self.hidden_size if self.has_mlp_bias else 0
-        routers = self.hidden_size * self.num_experts * self.num_expert_layers
-        return self.num_layers * layer + routers + self.hidden_size
-
-    @property
     def num_params(self) -> int:
+        """All weights. Where no header counts them this is an estimate by the sizes, without biases
+        and the norms of heads: off by less than a thousandth."""
         if self.counted is not None:
             return self.counted.num_params
         embeddings = self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
-        decoder = embeddings + self.linear_params + self.expert_params + self.small_params
-        return decoder + self.extra_params
+        routers = self.num_experts * self.num_expert_layers
+        small = self.hidden_size * (2 * self.num_layers + 1 + routers)
+        return embeddings + self.linear_params + self.expert_params + small + self.extra_params
 
     @property
     def active_width(self) -> int:
@@ -298,7 +282,7 @@ def decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSha
         if family == "gemma3":
             kept = {"quantization_config": config.get("quantization_config")}
             text = {**GEMMA3_DEFAULTS, **config["text_config"], **kept}
-            return replace(_decoder_shape(text, name, family), extra_params=_vision_params(config))
+            return _decoder_shape(text, name, family)
         if family == "gemma3_text":
             config = {**GEMMA3_DEFAULTS, **config}
         return _decoder_shape(config, name, family)
@@ -333,8 +317,6 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         vocab_size=int(config["vocab_size"]),
         context_length=longest_context(config, int(config["max_position_embeddings"])),
         is_tied=bool(config.get("tie_word_embeddings", is_tied)),
-        has_attention_bias=bool(config.get("attention_bias", False)),
-        has_mlp_bias=bool(config.get("mlp_bias", False)),
         num_experts=num_experts,
         num_experts_per_token=int(config.get("num_experts_per_tok") or 0) if num_experts else 0,
         expert_intermediate_size=(
@@ -357,20 +339,6 @@ def longest_context(config: Mapping[str, Any], longest: int) -> int:
         return longest
     original = config.get("original_max_position_embeddings")
     return int(original or rotation.get("original_max_position_embeddings") or longest)
-
-
-def _vision_params(config: Mapping[str, Any]) -> int:
-    """Weights of a SigLIP tower and its projector, as Gemma 3 carries them; 0 without one."""
-    vision = config.get("vision_config")
-    if not vision:
-        return 0
-    width, inner = int(vision["hidden_size"]), int(vision["intermediate_size"])
-    patch, image = int(vision["patch_size"]), int(vision["image_size"])
-    attention, norms = 4 * (width**2 + width), 4 * width
-    layer = attention + 2 * width * inner + inner + width + norms
-    embeddings = (3 * patch**2 + 1) * width + (image // patch) ** 2 * width
-    projector = width * int(config["text_config"]["hidden_size"]) + width
-    return int(vision["num_hidden_layers"]) * layer + embeddings + 2 * width + projector
 
 
 def _count_dense_layers(config: Mapping[str, Any], num_layers: int) -> int:

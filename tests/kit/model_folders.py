@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +44,30 @@ def save_model(folder: Path, module: Any) -> Path:
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     save_tokenizer(folder)
     return folder
+
+
+def save_header(file: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    """A whole .safetensors file of weights in bf16 that are all zero and take no room on the
+    disk: for whoever counts them."""
+    entries, end = dict[str, Any](), 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * prod(shape)
+        entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+    header = json.dumps(entries).encode()
+    file.write_bytes(struct.pack("<Q", len(header)) + header)
+    os.truncate(file, 8 + len(header) + end)
+
+
+def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The weights of a Llama with a tied head, by its config.json."""
+    width, inner = config["hidden_size"], config["intermediate_size"]
+    kv_width = width * config["num_key_value_heads"] // config["num_attention_heads"]
+    layer = {"self_attn.q_proj": (width, width), "self_attn.k_proj": (kv_width, width),
+             "self_attn.v_proj": (kv_width, width), "self_attn.o_proj": (width, width),
+             "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
+             "mlp.down_proj": (width, inner), "input_layernorm": (width,),
+             "post_attention_layernorm": (width,)}  # fmt: skip
+    outer = {"model.embed_tokens.weight": (config["vocab_size"], width),
+             "model.norm.weight": (width,)}  # fmt: skip
+    layers = [f"model.layers.{number}." for number in range(config["num_hidden_layers"])]
+    return outer | {f"{name}{part}.weight": layer[part] for name in layers for part in layer}

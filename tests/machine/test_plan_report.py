@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from localspec.core.config import PROJECT_FOLDER, Settings, settings_for
 from localspec.core.errors import ConfigError, ModelError
@@ -26,6 +24,7 @@ from localspec.machine.plan_report import machine_for, make_plans, render
 from localspec.machine.plans import PlanReport
 from localspec.machine.sources import find_model
 from tests.kit.fake_nvml import CUDA_BUILD, GIB, LINUX, FakeNvml
+from tests.kit.model_folders import llama_shapes, save_header
 
 GPU = probe(FakeNvml(free_gib=10, total_gib=12), LINUX, CUDA_BUILD)
 CPU = probe(FakeNvml(failing={"nvmlInit": 12}), LINUX, CUDA_BUILD)
@@ -50,10 +49,11 @@ def settings(tmp_path: Path) -> Settings:
 
 def model_folder(folder: Path, layers: int = 12, tokens: dict[str, int] | None = None) -> str:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
+    config = {**CONFIG, "num_hidden_layers": layers}
+    (folder / "config.json").write_text(json.dumps(config))
     content = {"model": {"vocab": tokens or TOKENS}, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(content))
-    save_file({"norm.weight": torch.zeros(1)}, str(folder / "model.safetensors"))
+    save_header(folder / "model.safetensors", llama_shapes(config))
     return str(folder)
 
 

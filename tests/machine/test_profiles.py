@@ -48,6 +48,19 @@ def test_a_profile_is_read_into_its_entries(tmp_path: Path) -> None:
     assert entry.drafts == (Model("a/c"),)
 
 
+def test_a_ready_number_of_parameters_comes_before_the_estimate_by_the_sizes(
+    tmp_path: Path,
+) -> None:
+    estimated = load_profile(written(tmp_path, GOOD)).models["a/b"].shape
+    assert estimated.num_params == 10 * 8 + 2 * (2 * 8 * (8 + 4) + 3 * 8 * 16 + 2 * 8) + 8
+    said = load_profile(written(tmp_path, GOOD + "num_params = 1300\n")).models["a/b"].shape
+    assert (said.num_params, said.linear_params) == (1300, estimated.linear_params)
+    for profile in SHIPPED.values():
+        for model in profile.models.values():
+            if model.known_shape is not None:
+                assert model.shape.counted is not None, f"{model.id} carries no number"
+
+
 @pytest.mark.parametrize(
     ("wrong", "right"),
     [("num_kv_head", "num_kv_heads"), ("licence", "license"), ("draft", "drafts")],

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from localspec.core.errors import ConfigError, ModelError
+from localspec.formats.native import SIZED
 from localspec.machine.shapes import ModelShape
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -97,10 +98,15 @@ class Enlargement:
         return self.wanted.head_dim / self.source.head_dim
 
     @property
+    def has_qk_norm(self) -> bool:
+        """True if each query and key head has a norm of its own."""
+        return SIZED[self.source.family].head_norms == "each"
+
+    @property
     def factors(self) -> dict[str, float]:
         """What weights are multiplied by, by kind."""
         grown = math.sqrt(self.head_growth)
-        if not self.source.has_qk_norm:
+        if not self.has_qk_norm:
             return {"norm": math.sqrt(self.dilution), "query": grown, "key": 1.0}
         # The norm on each head shares the hidden norm's epsilon, so its input must follow suit;
         # its own dilution and the query's factor cancel out.
@@ -188,7 +194,7 @@ class Enlargement:
                     yield f"{new}{name}.{kind}", made
         for name in LAYER_NORMS:
             yield f"{new}{name}.weight", self._norm(read(f"{old}{name}.weight"))
-        if self.source.has_qk_norm:
+        if self.has_qk_norm:
             for name in ("query", "key"):
                 called = f"self_attn.{name[0]}_norm.weight"
                 yield new + called, self._head_norm(name, read(old + called))
@@ -226,7 +232,7 @@ class Enlargement:
         places = (heads[:, None] * wanted.head_dim + self._head_places()).reshape(1, -1)
         whole = (heads[:, None] * wanted.head_dim + torch.arange(wanted.head_dim)).reshape(-1)
         # One factor of each product must be 0; a norm over the head needs both to be.
-        is_cleared = kind == "query" or (kind == "key" and source.has_qk_norm)
+        is_cleared = kind == "query" or (kind == "key" and self.has_qk_norm)
         return Axis(num_heads * wanted.head_dim, places, whole if is_cleared else nothing)
 
     def _query_heads(self) -> Tensor:

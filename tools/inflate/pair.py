@@ -67,7 +67,7 @@ class Widths:
 
     def of(self, source: ModelShape, name: str) -> ModelShape:
         """The source at these widths."""
-        return replace(source, name=name, **vars(self))
+        return replace(source, name=name, counted=None, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,9 @@ def _write(order: Order, plan: Enlargement, folder: Path, report: Report) -> dic
             shutil.copyfile(order.source / name, folder / name)
     _write_json(folder / "config.json", config)
     num_bytes = _write_weights(order, plan, folder, report)
-    wanted = plan.wanted
     return {
         "source": order.source.resolve().name,
-        "num_params": wanted.num_params,
+        "num_params": shape_from_folder(folder).num_params,
         "num_bytes": num_bytes,
         **vars(order.widths),
         "is_exact": plan.is_exact,
