@@ -72,7 +72,7 @@ class TrainRequest:
     steps: Annotated[int | None, Flag("Draft steps in training.")] = None
     minutes: Annotated[float, Flag("For the training itself.")] = 30.0
     answer_minutes: Annotated[float, Flag("For the target's answers, at most.")] = 15.0
-    out: Annotated[Path | None, Flag("Folder of the result; none: in HOME.")] = None
+    out: Annotated[Path | None, Flag("Folder for a copy of the result, which lies in HOME.")] = None
     work: Annotated[
         Path | None, Flag("Answers and checkpoints; an interrupted run resumes from it.")
     ] = None
