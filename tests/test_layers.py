@@ -26,16 +26,17 @@ MAY_IMPORT = {
     "cli": {"*"},
     "training": {
         "bench", "loading", "chat", "record", "machine", "drafters", "controller", "engine",
-        "forward",
+        "forward", "weights",
     },
     "bench": {
         "loading", "chat", "remote", "record", "machine", "drafters", "controller", "engine",
-        "forward",
+        "forward", "weights",
     },
     "web": {"api", "chat", "record", "machine", "drafters.registry"},
     "api": {"chat", "record", "drafters.registry"},
     "loading": {
         "chat", "remote", "record", "machine", "drafters", "controller", "engine", "forward",
+        "weights",
     },
     "chat": {"record", "drafters.registry", "controller", "engine", "forward"},
     "remote": set(),
@@ -44,7 +45,8 @@ MAY_IMPORT = {
     "drafters": {"engine", "controller", "forward"},
     "engine": {"controller", "forward"},
     "controller": set(),
-    "forward": set(),
+    "forward": {"weights"},
+    "weights": set(),
     "formats": set(),
     "core": set(),
     "__init__": set(),
@@ -54,7 +56,8 @@ MAY_IMPORT = {
 HOMES = {
     "tools": (),  # made what ships; no part of what runs
     "torch": (
-        "forward", "engine", "drafters", "bench", "training", "machine.hardware", "loading",
+        "forward", "weights", "engine", "drafters", "bench", "training", "machine.hardware",
+        "loading",
         "cli.train_run",
     ),
     "transformers": (
@@ -65,8 +68,8 @@ HOMES = {
         "forward", "engine", "drafters", "bench", "training", "chat.template", "chat.shield",
         "loading",
     ),
-    "bitsandbytes": ("forward", "drafters"),
-    "gguf": ("forward", "formats"),
+    "bitsandbytes": ("weights",),
+    "gguf": ("weights", "formats"),
     "gradio": ("web",),
     "fastapi": ("web", "api"),
     "starlette": ("web", "api"),

@@ -26,22 +26,24 @@ from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.drafters.vocabularies import Foreign
 from localspec.engine.engine import Engine
-from localspec.forward import graphs, quantise
+from localspec.forward import graphs
 from localspec.forward.cache import WIDEST, KVCache
 from localspec.forward.decoder import Decoder
-from localspec.forward.from_transformers import take_over
 from localspec.forward.graphs import CapturedDecoder, Work, shapes
-from localspec.forward.grouped import Int4Linear
+from localspec.forward.load import load_model
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
-from localspec.forward.nf4 import BLOCK, Nf4Linear, library
 from localspec.forward.one_width import OneWidthDecoder
-from localspec.forward.weight_layout import ModuleLinear
-from localspec.forward.weights import load_module
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
 from localspec.machine.memory import CUBLAS_WORKSPACE_BYTES, Arrangement, Room, bytes_of
 from localspec.machine.model import Model
 from localspec.machine.shapes import shape_from_config
+from localspec.weights import precision
+from localspec.weights.int4 import Int4Linear
+from localspec.weights.library import bitsandbytes
+from localspec.weights.nf4 import BLOCK, Nf4Linear
+from localspec.weights.stored import Dense
+from tests.kit.decoders import decoder_of, layers_of
 from tests.kit.fake_card import (
     CUDA,
     OTHER_CUDA,
@@ -87,11 +89,11 @@ def on_card(
     vocab_size: int = VOCAB_SIZE,
 ) -> Decoder:
     module = fake_module(tiny_llama(num_layers=num_layers, vocab_size=vocab_size), DTYPE, device)
-    return take_over(module, KVCache(kv_shape(module.config, capacity), DTYPE, device))
+    return decoder_of(module, KVCache(kv_shape(module.config, capacity), DTYPE, device))
 
 
 def drafter_on(name: str, parts: Parts) -> Any:
-    with patch.object(quantise, "MAX_RELATIVE_ERROR", 1.0):  # a fake product has no numbers
+    with patch.object(precision, "MAX_RELATIVE_ERROR", 1.0):  # a fake product has no numbers
         return drafter_class(name).build(parts)
 
 
@@ -242,7 +244,7 @@ def test_a_long_window_is_recorded_whole_and_in_parts_and_the_faster_one_is_kept
 def one_width(pool: UncapturedPool) -> OneWidthDecoder:
     module = fake_module(target_module(), DTYPE, CUDA)
     cache = KVCache(kv_shape(module.config, 64), DTYPE, CUDA, num_spare=WIDEST)
-    return OneWidthDecoder(take_over(module, cache), pool)
+    return OneWidthDecoder(decoder_of(module, cache), pool)
 
 
 @pytest.mark.slow
@@ -280,6 +282,21 @@ def test_a_long_prompt_waits_once_for_each_piece_and_uploads_without_a_wait() ->
 
 # -- memory ---------------------------------------------------------------------------------
 
+class OnCard:
+    """The tensors of a module without memory, made on the card when they are read, as a file's are
+    copied to it."""
+
+    def __init__(self, module: Any) -> None:
+        self._sizes = {name: each.shape for name, each in module.state_dict().items()}
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._sizes)
+
+    def read(self, name: str) -> Dense:
+        return Dense(torch.empty(self._sizes[name], dtype=DTYPE, device=CUDA))
+
+
 QWEN3_8B = {"hidden_size": 4096, "intermediate_size": 12288, "num_attention_heads": 32}
 QWEN3_4B = {"hidden_size": 2560, "intermediate_size": 9728, "num_attention_heads": 32}
 QWEN3_06B = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16}
@@ -300,12 +317,10 @@ def test_loading_reserves_little_more_than_the_weights(sizes: dict[str, int], mo
     )
     with torch.device("meta"):
         module = Qwen3ForCausalLM(config).to(DTYPE)
+    weights = sum(each.nbytes for each in module.state_dict().values())
     with fake_card(), memory_of_card() as memory:
-        fake_module(module, DTYPE)  # each weight by itself, as weights.load_module asks for them
-        weights = memory.used
         cache = KVCache(kv_shape(config, 64), DTYPE, CUDA)
-        decoder = take_over(module, cache, is_emptied=True)
-        del module
+        decoder = decoder_of(module, cache, source=OnCard(module), dtype=DTYPE)
         assert memory.used < 1.01 * weights + cache.kv_bytes
         assert memory.reserved < most * weights
         assert memory.most_reserved < 1.3 * weights
@@ -323,10 +338,10 @@ def test_the_plan_counts_what_loading_allocates() -> None:
         modules = [Qwen3ForCausalLM(config) for config in configs]
     with fake_card(), memory_of_card() as memory:
         while modules:
-            module = fake_module(modules.pop(), DTYPE)
+            module = modules.pop()
             shape = shape_from_config(module.config.to_dict(), "a model")
             cache = KVCache(kv_shape(module.config, context), DTYPE, CUDA)
-            held.append(take_over(module, cache, is_emptied=True))
+            held.append(decoder_of(module, cache, source=OnCard(module), dtype=DTYPE))
             counted += sum(shape.loaded_bytes("bf16", "bf16", context, "cuda"))
         assert abs(memory.used - counted) < 0.05 * counted
 
@@ -347,8 +362,8 @@ def test_the_plan_counts_what_reading_a_prompt_takes(context: int) -> None:
     planned = bytes_of(Arrangement(model, "bf16", context), room).activations
     planned -= CUBLAS_WORKSPACE_BYTES
     with fake_card(), memory_of_card() as memory:
-        fake_module(module, DTYPE)
-        decoder = take_over(module, KVCache(kv_shape(config, context), DTYPE, CUDA), True)
+        cache = KVCache(kv_shape(config, context), DTYPE, CUDA)
+        decoder = decoder_of(module, cache, source=OnCard(module), dtype=DTYPE)
         decoder.cache.tokens.extend([0] * (context - PREFILL_CHUNK))
         held = memory.most_used = memory.used
         decoder.forward(range(PREFILL_CHUNK), num_logits=1)
@@ -359,7 +374,7 @@ def test_the_plan_counts_the_weights_in_nf4_that_a_long_piece_unpacks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those of gate and up, which are one product, are not unpacked at once."""
-    library()
+    bitsandbytes()
     ops = torch.ops.bitsandbytes
     kernel = import_module("bitsandbytes.backends.default.ops")._gemm_4bit_default_impl
     monkeypatch.setattr(ops, "gemm_4bit", SimpleNamespace(default=kernel))  # as for many rows
@@ -401,18 +416,10 @@ def test_weights_that_are_published_in_4_bits_stay_in_them(is_gguf: bool, tmp_pa
     folder = folder_in_groups(tmp_path, is_gguf)
     planned, _ = shape_from_folder(folder).loaded_bytes("4-bit", "bf16", 64, "cuda")
     with fake_card() as traffic, torch.inference_mode():
-        module = load_module(folder, DTYPE, CUDA, 4)
-        layers = [each for each in module.modules() if isinstance(each, Int4Linear)]
-        assert len(layers) == 7 * module.config.num_hidden_layers
-        decoder = take_over(module, KVCache(kv_shape(module.config, 64), DTYPE, CUDA), True)
-        emptied = [
-            each for each in layers if not each.packed.numel() + each.scales_and_zeros.numel()
-        ]
-        assert len(emptied) == 5 * module.config.num_hidden_layers  # of queries to values, of gates
+        decoder = load_model(folder, DTYPE, CUDA, 64, bits=4).model
+        assert isinstance(decoder, Decoder)
         assert decoder.weight_bytes == pytest.approx(planned, rel=0.05)
-        products = [each for block in decoder.weights.blocks for each in block.linears]
-        assert len(products) == 4 * module.config.num_hidden_layers
-        assert all(isinstance(each, ModuleLinear) and len(each.modules) == 1 for each in products)
+        assert all(isinstance(each, Int4Linear) for each in layers_of(decoder))
         traffic.clear()
         assert decoder.forward(range(6)).device == CUDA and not traffic.reads
 
@@ -420,21 +427,19 @@ def test_weights_that_are_published_in_4_bits_stay_in_them(is_gguf: bool, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_with_the_head_in_4_bits_no_table_is_left_in_full_precision(is_tied: bool) -> None:
-    library()
+    bitsandbytes()
     sizes = {"vocab_size": 8192, "tie_word_embeddings": is_tied}
     config = {**tiny_qwen("qwen3").config.to_dict(), **sizes}
     module = Qwen3ForCausalLM(Qwen3Config(**config))
     shape = shape_from_config(module.config.to_dict(), "a model")
     table = shape.vocab_size * shape.hidden_size
     with fake_card() as traffic, memory_of_card() as memory, torch.inference_mode():
-        fake_module(module, DTYPE)
         cache = KVCache(kv_shape(module.config, 64), DTYPE, CUDA)
-        whole = take_over(module, cache).weight_bytes
+        whole = decoder_of(module, cache, source=OnCard(module), dtype=DTYPE).weight_bytes
         held = memory.most_used = memory.used
-        quantise.quantise_ends(module, CUDA)
+        decoder = decoder_of(module, cache, source=OnCard(module), dtype=DTYPE, quantises_ends=True)
         loading = shape.loading_bytes("4-bit-head", "bf16", "cuda")
-        assert memory.most_used - held <= loading - (held - memory.used) + table // 8
-        decoder = take_over(module, cache)
+        assert memory.most_used - held <= decoder.weight_bytes + loading + table // 8
         saved = whole - decoder.weight_bytes
         assert saved == shape.weight_bytes("4-bit") - shape.weight_bytes("4-bit-head")
         assert saved == (1 if is_tied else 2) * (2 * table - 0.5625 * table)
@@ -443,8 +448,6 @@ def test_with_the_head_in_4_bits_no_table_is_left_in_full_precision(is_tied: boo
         assert (rows.shape, rows.dtype, rows.device) == ((5, shape.hidden_size), DTYPE, CUDA)
         assert decoder.forward(range(6)).shape == (6, shape.vocab_size)
         assert not traffic.reads
-        wanted = CausalLM(module, KVCache(kv_shape(module.config, 64), DTYPE, CUDA))
-        assert wanted.forward(range(6)).shape == (6, shape.vocab_size)
 
 
 def test_a_card_that_does_not_compute_in_bf16_keeps_no_groups(tmp_path: Path) -> None:

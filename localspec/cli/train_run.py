@@ -22,10 +22,10 @@ from localspec.core.config import Settings, settings_for
 from localspec.core.errors import ConfigError, ModelError, StoreError
 from localspec.core.flags import listed_numbers, require_threads
 from localspec.core.options import LoadOptions
+from localspec.forward.by_transformers import read_config
 from localspec.forward.heads.files import head_kind
 from localspec.forward.heads.mtp import ships_mtp
 from localspec.forward.model import kv_shape
-from localspec.forward.weights import read_config
 from localspec.loading.placement import Place, place_for
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.hardware import hardware_for, probe

@@ -1,6 +1,6 @@
 """The precisions of weights, by the names that people, torch and the log have for them.
 
-Not here: what a precision takes of a model (machine.shapes), torch's own types (forward.weights).
+Not here: what a precision takes of a model (machine.shapes), torch's own types (forward.load).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Contract: weights come from .safetensors files or one GGUF file, all of which ar
 pickle is refused, and so is code that a folder brings. Each failure is a ModelError that names the
 file and the remedy.
 
-Not here: reading the weights (forward.weights), what a header says (safetensors_file).
+Not here: reading the weights (weights), what a header says (safetensors_file).
 """
 
 from __future__ import annotations

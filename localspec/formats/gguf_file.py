@@ -15,7 +15,7 @@ import mmap
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -54,31 +54,6 @@ class GGUFTensor:
     file: Path
     start: int
     num_bytes: int
-
-
-class NotedSettings(Mapping[str, Any]):
-    """Settings of a file that note which of their keys are read. prefix: of all keys, left out.
-
-    >>> settings = NotedSettings({"llama.block_count": 2}, "llama.")
-    >>> settings["block_count"], settings.read
-    (2, {'block_count'})
-    """
-
-    def __init__(self, settings: Mapping[str, Any], prefix: str = "") -> None:
-        self.read: set[str] = set()
-        self._settings = settings
-        self._prefix = prefix
-
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return self._settings[f"{self._prefix}{key}"]
-
-    def __iter__(self) -> Iterator[str]:
-        begin = self._prefix
-        return (key.removeprefix(begin) for key in self._settings if key.startswith(begin))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Contract: `config_of` gives the config of a family of FAMILIES, with the file un
 a scaled rotation, which stand in the file as a tensor: they are only accepted if the known formula
 gives the very same. `unread_settings` names the keys that nothing reads.
 
-Not here: the tokenizer (gguf_tokenizer), values (forward.stored).
+Not here: the tokenizer (gguf_tokenizer), values (weights.gguf).
 Source: gguf-py's tensor_mapping.py and llama.cpp's convert_hf_to_gguf.py.
 """
 
@@ -21,7 +21,8 @@ from typing import Any
 
 from localspec.core.errors import ModelError
 from localspec.formats.gguf_families import FAMILIES, Family
-from localspec.formats.gguf_file import GGUFHeader, GGUFTensor, NotedSettings
+from localspec.formats.gguf_file import GGUFHeader, GGUFTensor
+from localspec.formats.noted_settings import NotedSettings
 from localspec.formats.stored import GGUF_IN_GROUPS
 
 OUTER_NAMES = {

@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from localspec.core.errors import ModelError
-from localspec.formats.gguf_file import GGUFHeader, NotedSettings
+from localspec.formats.gguf_file import GGUFHeader
+from localspec.formats.noted_settings import NotedSettings
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # ggml's types of a token
 SPACE = "\u2581"  # SentencePiece's

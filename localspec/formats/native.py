@@ -1,17 +1,15 @@
 """The families that the native decoder runs, and what it lacks of the others.
 
-Contract: LAYOUTS says in what the blocks of a family differ; forward.from_transformers takes over
-those that stand there and no others. `why_not_native` tells what a model has that the decoder
-lacks, by its settings and the names of its weights.
-
-Not here: taking a model over, and the settings of a native family that are refused there.
+LAYOUTS says in what the blocks of a family differ; forward.builder builds those that stand there
+and no others. `why_not_native` says what a model has that the decoder lacks, by its settings and
+the names of its weights. The settings of a native family are read by formats.decoder_settings.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from localspec.core.units import enumerated
@@ -29,9 +27,15 @@ class Layout:
     and down: names of that part, and of its layers where gate and up are joined.
     plain_feed_forward: names of the two layers of such a part without a gate.
 
+    norm_epsilon: the setting of what norms add. has_norm_bias, has_head_bias: whether norms and the
+    output head have a bias. qkv_bias, output_bias, ffn_bias: the setting that says whether these
+    layers have one, or the answer itself. scales_embedding: rows of the embedding are multiplied by
+    the root of their width. has_experts: some layers are a mixture. renamed: patterns of
+    published names of weights, and transformers' names of the same.
+
     num_rotations: tables of angles. says_sizes: whether its config.json says all that the number of
-    its weights depends on, but for what stands here: whether q, k and v have a bias in all its
-    models (has_qkv_bias), and whether the head is tied where nothing is said (is_tied)."""
+    its weights depends on, but for what stands here, and whether the head is tied where nothing is
+    said (is_tied)."""
 
     attention_norm: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -51,10 +55,23 @@ class Layout:
     gate_up: str = "gate_up_proj"
     down: str = "down_proj"
     plain_feed_forward: tuple[str, str] | None = None
+    norm_epsilon: str = "rms_norm_eps"
+    has_norm_bias: bool = False
+    has_head_bias: bool = False
+    qkv_bias: bool | str = "attention_bias"
+    output_bias: bool | str = "attention_bias"
+    ffn_bias: bool | str = "mlp_bias"
+    scales_embedding: bool = False
+    has_experts: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
     num_rotations: int = 1
     says_sizes: bool = False
-    has_qkv_bias: bool = False
     is_tied: bool = False
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether q, k and v have a bias in all its models."""
+        return self.qkv_bias is True
 
     @property
     def num_norms(self) -> int:
@@ -76,6 +93,7 @@ _COHERE = Layout(
     feed_forward_norm="input_layernorm",
     is_interleaved=True,
     has_layer_norms=True,
+    norm_epsilon="layer_norm_eps",
     is_parallel=True,
     says_sizes=True,
     is_tied=True,
@@ -86,32 +104,45 @@ _GEMMA3 = Layout(
     after_feed_forward="post_feedforward_layernorm",
     head_norms="each",
     norm_offset=1.0,
+    scales_embedding=True,
     num_rotations=2,
     says_sizes=True,
     is_tied=True,
 )
+_LAYER_NORMS = Layout(has_layer_norms=True, has_norm_bias=True, norm_epsilon="layer_norm_eps")
+_QWEN2 = Layout(qkv_bias=True, output_bias=False)
+_QWEN3_MOE = Layout(head_norms="each", has_experts=True)
+_GLM = Layout(is_gate_up_joined=True, is_interleaved=True, output_bias=False)
+# Of a mixture whose router and experts have other names in published folders.
+_MIXTRAL_NAMES = {
+    r"block_sparse_moe\.gate": "mlp.gate",
+    r"block_sparse_moe\.experts\.(\d+)\.w1": r"mlp.experts.\1.gate_proj",
+    r"block_sparse_moe\.experts\.(\d+)\.w3": r"mlp.experts.\1.up_proj",
+    r"block_sparse_moe\.experts\.(\d+)\.w2": r"mlp.experts.\1.down_proj",
+}
 LAYOUTS: Mapping[str, Layout] = {
     "llama": Layout(says_sizes=True),
     "mistral": Layout(says_sizes=True),
-    "qwen2": Layout(says_sizes=True, has_qkv_bias=True),
+    "qwen2": replace(_QWEN2, says_sizes=True),
     "qwen3": Layout(head_norms="each", says_sizes=True),
-    "qwen3_moe": Layout(head_norms="each", says_sizes=True),
-    "qwen2_vl_text": Layout(),
-    "qwen2_5_vl_text": Layout(),
+    "qwen3_moe": replace(_QWEN3_MOE, says_sizes=True),
+    "qwen2_vl_text": _QWEN2,
+    "qwen2_5_vl_text": _QWEN2,
     "qwen3_vl_text": Layout(head_norms="each"),
-    "qwen3_vl_moe_text": Layout(head_norms="each"),
-    "mixtral": Layout(says_sizes=True),
-    "olmoe": Layout(head_norms="whole", says_sizes=True),
-    "seed_oss": Layout(),
-    "ernie4_5": Layout(is_interleaved=True),
+    "qwen3_vl_moe_text": _QWEN3_MOE,
+    "mixtral": Layout(has_experts=True, renamed=_MIXTRAL_NAMES, says_sizes=True),
+    "olmoe": Layout(head_norms="whole", has_experts=True, says_sizes=True),
+    "seed_oss": Layout(output_bias="attention_out_bias"),
+    "ernie4_5": Layout(
+        is_interleaved=True, qkv_bias="use_bias", output_bias="use_bias", ffn_bias="use_bias"
+    ),
     "smollm3": Layout(says_sizes=True, is_tied=True),
     "phi3": Layout(is_qkv_joined=True, is_gate_up_joined=True, says_sizes=True),
-    "glm": Layout(is_gate_up_joined=True, is_interleaved=True),
-    "glm4": Layout(
+    "glm": _GLM,
+    "glm4": replace(
+        _GLM,
         after_attention="post_self_attn_layernorm",
         after_feed_forward="post_mlp_layernorm",
-        is_gate_up_joined=True,
-        is_interleaved=True,
     ),
     "granite": Layout(says_sizes=True),
     "granitemoehybrid": Layout(  # those with attention alone
@@ -123,24 +154,38 @@ LAYOUTS: Mapping[str, Layout] = {
     "olmo2": _AFTER_ONLY,
     "olmo3": replace(_AFTER_ONLY, num_rotations=2),
     "exaone4": replace(_AFTER_ONLY, head_norms="each", rotates_windows=True),
-    "helium": Layout(is_interleaved=True, says_sizes=True),
+    "helium": Layout(is_interleaved=True, output_bias=False, says_sizes=True),
     "cwm": Layout(),
     "ministral": Layout(says_sizes=True),
     "ministral3": Layout(says_sizes=True),
     "internlm3": Layout(),
     "iquestcoder": Layout(),
-    "mellum": Layout(head_norms="each", num_rotations=2),
-    "flex_olmo": _AFTER_ONLY,
+    "mellum": Layout(head_norms="each", has_experts=True, num_rotations=2),
+    "flex_olmo": replace(_AFTER_ONLY, has_experts=True),
     "arcee": Layout(plain_feed_forward=("up_proj", "down_proj")),
-    "nemotron": Layout(
-        has_layer_norms=True, norm_offset=1.0, plain_feed_forward=("up_proj", "down_proj")
+    "nemotron": replace(
+        _LAYER_NORMS,
+        norm_epsilon="norm_eps",
+        norm_offset=1.0,
+        plain_feed_forward=("up_proj", "down_proj"),
     ),
-    "jais2": Layout(has_layer_norms=True, plain_feed_forward=("up_proj", "down_proj")),
-    "starcoder2": Layout(has_layer_norms=True, plain_feed_forward=("c_fc", "c_proj")),
-    "stablelm": Layout(has_layer_norms=True),
-    "phi": Layout(
+    "jais2": replace(_LAYER_NORMS, plain_feed_forward=("up_proj", "down_proj")),
+    "starcoder2": replace(
+        _LAYER_NORMS,
+        norm_epsilon="norm_epsilon",
+        plain_feed_forward=("c_fc", "c_proj"),
+        qkv_bias="use_bias",
+        output_bias="use_bias",
+        ffn_bias="use_bias",
+    ),
+    "stablelm": replace(_LAYER_NORMS, qkv_bias="use_qkv_bias", output_bias=False),
+    "phi": replace(
+        _LAYER_NORMS,
         feed_forward_norm="input_layernorm",
-        has_layer_norms=True,
+        qkv_bias=True,
+        output_bias=True,
+        ffn_bias=True,
+        has_head_bias=True,
         is_parallel=True,
         output="dense",
         final_norm="final_layernorm",
@@ -148,7 +193,7 @@ LAYOUTS: Mapping[str, Layout] = {
     ),
     "cohere": _COHERE,
     "cohere2": replace(_COHERE, rotates_windows=True),
-    "gemma": Layout(norm_offset=1.0, says_sizes=True, is_tied=True),
+    "gemma": Layout(norm_offset=1.0, scales_embedding=True, says_sizes=True, is_tied=True),
     "gemma3_text": _GEMMA3,
 }
 # Families whose published folders bring code that is not needed, by transformers' name of them.

@@ -48,6 +48,24 @@ def tensor_bytes(file: Path) -> dict[str, int]:
     }
 
 
+def tensor_places(file: Path) -> dict[str, TensorPlace]:
+    """Return where each tensor of a file lies. file: checked by `check_safetensors`."""
+    with file.open("rb") as stream:
+        (size,) = struct.unpack("<Q", stream.read(8))
+        entries = json.loads(stream.read(size))
+    return {
+        name: TensorPlace(
+            file,
+            tuple(entry["shape"]),
+            entry["dtype"],
+            8 + size + entry["data_offsets"][0],
+            entry["data_offsets"][1] - entry["data_offsets"][0],
+        )
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    }
+
+
 def has_separate_head(files: Sequence[Path]) -> bool:
     """True if the files hold an output head whose bytes are not those of the embedding, whatever
     config.json says. Two that are equal are read whole, once. Raises ModelError."""
@@ -64,24 +82,20 @@ def _has_separate_head(stamps: tuple[tuple[Path, int, int], ...]) -> bool:
     head = next((name for name, part in parts.items() if part == [HEAD, "weight"]), None)
     if head is None or embedding is None:
         return any([HEAD, part] in parts.values() for part in PACKED_PARTS)
-    return _Bytes.of(tensors[head], head).differ_from(_Bytes.of(tensors[embedding], embedding))
+    places = (tensor_places(tensors[name])[name] for name in (head, embedding))
+    return next(places).differ_from(next(places))
 
 
-class _Bytes(NamedTuple):
-    """Where a tensor lies in its file."""
+class TensorPlace(NamedTuple):
+    """Where a tensor lies in its file. dtype: safetensors' name of its type, such as BF16."""
 
     file: Path
+    shape: tuple[int, ...]
+    dtype: str
     start: int
     num_bytes: int
 
-    @classmethod
-    def of(cls, file: Path, name: str) -> _Bytes:
-        with file.open("rb") as stream:
-            (size,) = struct.unpack("<Q", stream.read(8))
-            start, end = json.loads(stream.read(size))[name]["data_offsets"]
-        return cls(file, 8 + size + start, end - start)
-
-    def differ_from(self, other: _Bytes) -> bool:
+    def differ_from(self, other: TensorPlace) -> bool:
         if self.num_bytes != other.num_bytes:
             return True
         with self.file.open("rb") as mine, other.file.open("rb") as theirs:

@@ -4,7 +4,7 @@ Contract: `stored_of` gives the way of keeping as data, None where a model is ke
 A way that cannot be read here is a ModelError that names it and what would do. Pure, of the config
 alone.
 
-Not here: reading the weights (forward.stored).
+Not here: reading the weights (weights).
 """
 
 from __future__ import annotations

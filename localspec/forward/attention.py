@@ -43,7 +43,7 @@ def cached_attention(
     parents: Sequence[int] | None = None,
 ) -> Attend:
     """Attention of `num_rows` rows whose keys and values are written from slot `start` on. Where
-    keys stand in tiles more rows may come (`weight_layout.padded`), of which nothing is written.
+    keys stand in tiles more rows may come (`weights.linear.padded`), of which nothing is written.
 
     mask: added to the scores, [1, 1, n, start + n]; None where every row sees all. parents: of a
     tree whose rows are to have the bits of chains, None for a chain."""

@@ -5,7 +5,7 @@ All in which families differ stands here as a value: norms before a part, after 
 of query and key heads; which table rotates a layer and how many numbers of a head; how far back a
 layer sees; scales; experts. The decoder has one path for all of them.
 
-Not here: the forward (decoder), taking weights over (from_transformers).
+Not here: the forward (decoder), making blocks of files (builder).
 Source: Llama (arXiv 2302.13971), Gemma 3 (arXiv 2503.19786), OLMo 2 (arXiv 2501.00656), Qwen3
 (arXiv 2505.09388), Command R7B (Cohere 2), and the modelling files of transformers.
 """
@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
-from localspec.forward.nf4 import Nf4Embedding
-from localspec.forward.weight_layout import Linear, PlainLinear
+from localspec.weights.linear import Linear, PlainLinear
+from localspec.weights.nf4 import Nf4Embedding
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -246,7 +246,8 @@ class Weights:
 
     @property
     def reads_host(self) -> bool:
-        return any(block.feed_forward.reads_host for block in self.blocks)
+        is_waiting = any(block.feed_forward.reads_host for block in self.blocks)
+        return is_waiting or any(linear.reads_host for linear in self.linears)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         table = self.embedding

@@ -1,14 +1,14 @@
-"""Compares the tensors of a model's files with the weights of the module that was made of them.
+"""What the files of a model hold and the model does not read, and the other way round.
 
-A weight that the files lack is an error. A tensor that the module does not take is an error if it
-belongs to a part of the module, such as a bias, since every reply would be computed without it.
+A weight that the files lack is an error. A tensor that the model does not read is an error if it
+belongs to a part of the model, such as a bias, since every reply would be computed without it.
 Other such tensors are reported, unless they are known to be needless.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from safetensors import safe_open
@@ -24,7 +24,6 @@ NEEDLESS = re.compile(
     r"rotary_emb\.inv_freq|(^|\.)position_ids$|(^|\.)mtp|(^|\.)nextn|(^|\.)medusa|(^|\.)eagle"
     r"|\.([kqv]|kv|input|output|activation)_scale$|_extra_state$"
 )
-UNREAD = "unread_tensors"  # attribute of a module: names of those that are reported
 
 
 def weights_missing(name: str, names: list[str]) -> ModelError:
@@ -33,9 +32,11 @@ def weights_missing(name: str, names: list[str]) -> ModelError:
     )
 
 
-def require_every_weight(found: ModelFolder, module: Any, info: Mapping[str, Any]) -> None:
-    """Raise ModelError for weights that transformers would fill with noise or leave out.
-    info: what its loading says of the names in the files."""
+def unread_of_module(found: ModelFolder, module: Any, info: Mapping[str, Any]) -> str | None:
+    """Return what `unread_notice` says of a module that transformers loaded.
+
+    info: what its loading says of the names in the files. Raises ModelError for weights that
+    transformers would fill with noise or leave out."""
     if missing := sorted(info["missing_keys"]):
         raise weights_missing(found.name, missing)
     if unlike := sorted(info["mismatched_keys"]):
@@ -44,40 +45,44 @@ def require_every_weight(found: ModelFolder, module: Any, info: Mapping[str, Any
             f"{len(unlike)} weights of {found.name} have another shape than its config.json says, "
             f"first {name}: {list(held)}, not {list(wanted)}. Fetch the model again."
         )
-    require_read(found, module, info["unexpected_keys"])
-
-
-def require_read(found: ModelFolder, module: Any, names: Iterable[str]) -> None:
-    """Raise ModelError if a part of the module lacks one of these tensors of its files. The others
-    are kept for `unread_notice`. names: of tensors that the module does not take."""
-    needless = [NEEDLESS.pattern, *(module._keys_to_ignore_on_load_unexpected or ())]
-    is_needless = re.compile("|".join(f"({pattern})" for pattern in needless)).search
-    unread = sorted(
-        name for name in names if not is_needless(name) and set(TOWERS).isdisjoint(name.split("."))
-    )
+    ignored = [re.compile(each) for each in module._keys_to_ignore_on_load_unexpected or ()]
+    names = [
+        name for name in info["unexpected_keys"] if not any(each.search(name) for each in ignored)
+    ]
     parts = dict(module.named_modules())
-    lost = [name for name in unread if _belongs(name, parts) and not _is_zero_bias(found, name)]
+    return unread_notice(found, names, lambda name: _is_in_module(name, parts))
+
+
+def unread_notice(
+    found: ModelFolder, names: Iterable[str], is_in_model: Callable[[str], bool]
+) -> str | None:
+    """Return a sentence on tensors of the files that nothing reads; None without any.
+
+    names: of what the model does not read. is_in_model: whether a name belongs to a part of it.
+    Raises ModelError for one that does."""
+    unread = sorted(
+        name
+        for name in names
+        if not NEEDLESS.search(name) and set(TOWERS).isdisjoint(name.split("."))
+    )
+    lost = [name for name in unread if is_in_model(name) and not _is_zero_bias(found, name)]
     if lost:
+        family = (found.config.get("text_config") or found.config).get("model_type")
         raise ModelError(
-            f"{found.name} holds {counted(len(lost), 'tensor')} that a {module.config.model_type} "
-            f"model with its config.json does not read, first {lost[0]}. Its replies would be "
-            "computed without them. Fetch the model again, or choose another copy of it."
+            f"{found.name} holds {counted(len(lost), 'tensor')} that a {family} model with its "
+            f"config.json does not read, first {lost[0]}. Its replies would be computed without "
+            "them. Fetch the model again, or choose another copy of it."
         )
-    setattr(module, UNREAD, [name for name in unread if not _belongs(name, parts)])
-
-
-def unread_notice(module: Any) -> str | None:
-    """Return a sentence on the tensors of the files that nothing reads, None without any."""
-    names = getattr(module, UNREAD, ())
-    if not names:
+    others = [name for name in unread if not is_in_model(name)]
+    if not others:
         return None
     return (
-        f"The files of this model hold {counted(len(names), 'tensor')} that nothing reads, "
-        f"first {names[0]}. Replies are computed without them."
+        f"The files of this model hold {counted(len(others), 'tensor')} that nothing reads, "
+        f"first {others[0]}. Replies are computed without them."
     )
 
 
-def _belongs(name: str, parts: Mapping[str, Any]) -> bool:
+def _is_in_module(name: str, parts: Mapping[str, Any]) -> bool:
     """True if the nearest part of the module on the way to the name lies in a layer, or has weights
     of its own."""
     path = name.rpartition(".")[0]

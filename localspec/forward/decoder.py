@@ -6,7 +6,7 @@ values are written into the preallocated cache and read from it in place. `run` 
 states of the layers that are asked for. `forward_together` runs rows of several sequences, each
 a decoder with a cache of its own over the same weights, and reads the weights once.
 
-Not here: what a layer holds (block), taking weights over (from_transformers), captured graphs
+Not here: what a layer holds (block), making blocks of files (builder), captured graphs
 (graphs).
 """
 
@@ -26,7 +26,7 @@ from localspec.forward.features import LAST, Features
 from localspec.forward.model import LanguageModel, Rows
 from localspec.forward.tree import additive_mask, depths
 from localspec.forward.upload import indices
-from localspec.forward.weight_layout import Linear, padded
+from localspec.weights.linear import Linear, padded
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Decoder:
 
     is_fastest: a few rows run as they are, which is faster for one of them and rounds differently
     from several; always so where the cache has plain keys. Otherwise a row's bits depend on its
-    text alone (weight_layout). shares_forwards: whether its rows may run beside those of other
+    text alone (weights.dense). shares_forwards: whether its rows may run beside those of other
     sequences."""
 
     shares_forwards = True
@@ -158,7 +158,7 @@ class Decoder:
         attend: Attend,
         keep: frozenset[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """As `unpadded_layers`, for as many rows as keep their bits the same (weight_layout)."""
+        """As `unpadded_layers`, for as many rows as keep their bits the same (weights.linear)."""
         if not self._pads_blocks:
             return self.unpadded_layers(rows, cos, sin, attend, keep)
         size = rows.shape[0]

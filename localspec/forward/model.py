@@ -11,7 +11,8 @@ Not here: loading from disk, sampling, drafting.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,7 +21,6 @@ from localspec.core.errors import ModelError
 from localspec.formats.attention import attention_fault, count_key_heads, is_recurrent
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
-from localspec.forward.layer_parts import tensors_of
 from localspec.forward.tree import depths, visible_mask
 from localspec.forward.upload import indices, uploaded
 
@@ -83,7 +83,7 @@ class ModuleLM:
 
     @property
     def weight_bytes(self) -> int:
-        held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors_of(self.module)}
+        held = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors_of(self.module)}
         return sum(held.values())  # tied weights count once
 
     @torch.inference_mode()
@@ -179,6 +179,16 @@ class CausalLM(ModuleLM):
             return {"full_attention": made(None), "sliding_attention": made(self._window)}
         needs_none = parents is None and (num_tokens == 1 or start == 0)  # sdpa's own is_causal
         return None if needs_none and not self._is_eager else made(None)
+
+
+def _tensors_of(module: Any) -> Iterator[torch.Tensor]:
+    """All that it holds, with the scales that bitsandbytes keeps beside a weight of 4 bits."""
+    for tensor in chain(module.parameters(), module.buffers()):
+        yield tensor
+        state = getattr(tensor, "quant_state", None)
+        while state is not None:  # scales may have scales
+            yield state.absmax
+            state = state.state2
 
 
 def scaled(logits: torch.Tensor, config: Any) -> torch.Tensor:

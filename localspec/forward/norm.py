@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.layer_parts import bytes_of
+from localspec.weights.linear import bytes_of
 
 
 class LayerNorm:

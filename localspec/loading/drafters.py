@@ -279,8 +279,8 @@ def _path_of(models: Sequence[Model]) -> Path | None:
 
 def _load_draft(folder: Path, target: LanguageModel, places: Sequence[Place]) -> _Draft:
     """On the first of these places that has room for it. Raises ModelError, MemoryShortage."""
+    from localspec.forward.by_transformers import read_config
     from localspec.forward.model import kv_shape
-    from localspec.forward.weights import read_config
 
     kv_shape(read_config(folder), 1)  # refuses a state that cannot go back
     place, why = _with_room(folder, places)

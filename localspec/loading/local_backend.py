@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from localspec.core.decoding import Drafter
     from localspec.drafters.parts import Parts
     from localspec.engine.threads import Threads
+    from localspec.forward.load import Opened
     from localspec.forward.model import LanguageModel
-    from localspec.forward.weights import Opened
 
 EQUAL_WITHIN_ROUNDING = (
     "Here one token and several at once are computed equal within rounding, not to the bit: in a "
@@ -270,7 +270,7 @@ def _target(
     return target, [notice for notice in (*told, *notices_of(source.folder)) if notice is not None]
 
 
-def _repacked(source: Model, place: Place, opened: Opened) -> str | None:
+def _repacked(source: Model, place: Place, opened: Opened[LanguageModel]) -> str | None:
     """What became of weights that the files keep in 4 bits."""
     if opened.repacking_error is not None:
         return (

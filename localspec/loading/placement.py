@@ -4,7 +4,7 @@ Contract: `Place` says device, precision and context; `load_at` opens a folder t
 `check_target` or `refuse_shortage` compared what it needs with what is free at that moment.
 `return_memory` gives back what nothing uses any more.
 
-Not here: planning ahead (machine.planner), opening the files (forward.weights).
+Not here: planning ahead (machine.planner), opening the files (forward.load).
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ from localspec.machine.shapes import ModelShape
 if TYPE_CHECKING:
     import torch
 
-    from localspec.forward.weights import Bits, Opened
+    from localspec.forward.load import Opened
+    from localspec.forward.model import LanguageModel
+    from localspec.weights.precision import Bits
 
 SHORTEST_CONTEXT = 64
 HEAD_TOO: Precision = "4-bit-head"
@@ -162,7 +164,7 @@ def device_of(hardware: Hardware, torch: Any) -> Any:
 
 def dtype_of(name: str | None, hardware: Hardware) -> torch.dtype:
     """The precision asked for; else the one that is planned for the device."""
-    from localspec.forward.weights import DTYPES
+    from localspec.forward.load import DTYPES
 
     return DTYPES[TORCH_NAMES[full_precision(name, hardware)]]
 
@@ -282,9 +284,9 @@ def needed_bytes(folder: Path, place: Place) -> int:
     return bytes_of(_arrangement(shape, place), _room(place, 0)).total
 
 
-def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened:
-    from localspec.forward.layer_files import return_cached
-    from localspec.forward.weights import load_model
+def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened[LanguageModel]:
+    from localspec.forward.builder import return_cached
+    from localspec.forward.load import load_model
 
     spare_bytes = max(0, free_bytes_now(place.hardware) - needed_bytes(folder, place))
     spent_bytes = int(SPENT_ON_SPEED * spare_bytes)
@@ -309,7 +311,7 @@ def keep_out_of_ram(place: Place) -> None:
 
 def return_memory(device: torch.device) -> None:
     """Free what only a cycle of references or torch's own cache still holds."""
-    from localspec.forward.layer_files import return_cached
+    from localspec.forward.builder import return_cached
 
     gc.unfreeze()  # what was set aside when it was loaded
     gc.collect()

@@ -6,7 +6,7 @@ localspec's own, once; the weights stay where they are, and POINTER names them, 
 the file leaves unsaid and of what is not read. All that reads a model folder then reads this one.
 Raises ModelError.
 
-Not here: the settings themselves (formats), reading the weights (forward.stored).
+Not here: the settings themselves (formats), reading the weights (weights).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from localspec.formats.gguf_file import (
     PART,
     POINTER,
     GGUFHeader,
-    NotedSettings,
     is_gguf,
     parts_of,
     read_header,
 )
 from localspec.formats.gguf_settings import config_of, end_ids_of, tensor_names, unread_settings
 from localspec.formats.gguf_tokenizer import says_no_split, tokenizer_of
+from localspec.formats.noted_settings import NotedSettings
 
 LAYOUT = "6"  # of the folders written here: another one is written anew
 BLOB = "sha256-"  # how the name of a file of Ollama begins

@@ -25,9 +25,9 @@ from localspec.formats.stored import stored_of
 from localspec.machine.hardware import cpu_flags
 
 # Whether torch has FBGEMM, by which the native decoder keeps weights that were published in 16 bits
-# in 2 bytes where it computes in fp32 (weight_layout.Fp16Linear).
+# in 2 bytes where it computes in fp32 (weights.dense.Fp16Linear).
 HAS_FBGEMM = platform.machine().lower() in ("x86_64", "amd64")
-# Whether oneDNN lays weights in bf16 out anew (weight_layout.PackedLinear); unknown counts as yes.
+# Whether oneDNN lays weights in bf16 out anew (weights.dense.PackedLinear); unknown counts as yes.
 PACKS_BF16 = not cpu_flags() or not {"avx512bw", "avx_ne_convert"}.isdisjoint(cpu_flags())
 # bitsandbytes NF4: half a byte, and one fp32 scale for each block of 64 weights.
 NF4_BYTES = 0.5 + 4 / 64
@@ -207,7 +207,7 @@ class ModelShape:
 
     def count_in_groups(self, device: str, full: Precision) -> int:
         """Weights that stay in the 4 bits of the files. torch has kernels for them on a processor
-        and on a GPU that computes in bf16 (forward.grouped)."""
+        and on a GPU that computes in bf16 (weights.int4)."""
         has_kernel = device == "cpu" or (device == "cuda" and full == "bf16")
         if not self.group_size or not has_kernel:
             return 0
@@ -219,7 +219,7 @@ class ModelShape:
         if not count:
             bits: Precision = "8-bit" if precision == "8-bit" else "4-bit"
             return self.linear_params, self.quantised_bytes(bits)
-        # On a GPU layers that the file keeps in more bits are rounded (forward.own_bits).
+        # On a GPU layers that the file keeps in more bits are rounded (weights.precision).
         count = self.linear_params if device == "cuda" else count
         return count, int(count * (0.5 + 2 * FULL_BYTES["bf16"] / self.group_size))
 

@@ -6,7 +6,7 @@ is looked for in the hub's cache first and fetched only when it is not whole the
 for these very weights comes before the drafts and heads of a profile, and after those that were
 named. Errors say what to do and name the nearest known model.
 
-Not here: opening the folders (forward.weights), downloads of the page (downloads).
+Not here: opening the folders (forward.load), downloads of the page (downloads).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec.core.errors import ConfigError, DraftMismatch
 from localspec.formats.folder_files import check_folder
+from localspec.forward.by_transformers import load_module
 from localspec.forward.features import LAST
-from localspec.forward.weights import load_module
 from localspec.machine.compatibility import read_token_map
 from localspec.training.recipe import acceptance_by_position
 from localspec.training.target import Target, TaughtBatch, Teacher

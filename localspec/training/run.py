@@ -23,7 +23,7 @@ from localspec.core.backend import Report
 from localspec.core.errors import MemoryShortage
 from localspec.core.units import gib
 from localspec.formats.fingerprint import fingerprint
-from localspec.forward.weights import read_config
+from localspec.forward.by_transformers import read_config
 from localspec.loading.placement import Place, refuse_shortage
 from localspec.machine.hardware import free_bytes_now
 from localspec.machine.trained import Artifact

@@ -21,11 +21,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from localspec.core.errors import ModelError
+from localspec.forward.by_transformers import load_module, read_config
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.forward.model import scaled
-from localspec.forward.weights import Bits, load_module, read_config
 from localspec.training.rows import TokenRow, padded
+from localspec.weights.precision import Bits
 
 MAX_HEAD_ERROR = 0.05  # of the logits' norm; rounding stays below it
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from localspec.core.errors import LocalspecError
-from localspec.forward.weights import load_model
+from localspec.forward.load import load_model
 from tests.kit.tally import Tally
 
 resource = pytest.importorskip("resource", reason="needs memory limits")

@@ -12,14 +12,15 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from localspec.core.errors import ModelError
 from localspec.formats.native import LAYOUTS
+from localspec.formats.rotation_settings import NotNative
+from localspec.forward.by_transformers import drop_towers
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
-from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, kv_shape
-from localspec.forward.weight_layout import PackedLinear, PlainLinear
-from localspec.forward.weights import drop_towers
+from localspec.weights.dense import PackedLinear
+from localspec.weights.linear import PlainLinear
+from tests.kit.decoders import decoder_of
 from tests.kit.families import LONG, SETTINGS, SHAPE, assert_close, scrambled, small
 from tests.kit.tiny import CPU, on_transformers, tiny_llama, with_cache
 
@@ -109,15 +110,9 @@ def test_hidden_states_are_those_of_transformers() -> None:
         assert_close(kept[layer], wanted[0])
 
 
-def test_weights_on_a_cpu_are_packed_and_the_module_can_be_emptied() -> None:
-    module = small("qwen2")
-    wanted = on_transformers(module, 64).forward(TEXT)
-    cache = KVCache(kv_shape(module.config, 64), torch.float32, CPU)
-    native = take_over(module, cache, is_emptied=True)
-    block = native.weights.blocks[0]
+def test_weights_on_a_cpu_are_packed() -> None:
+    block = with_cache(small("qwen2"), 64).weights.blocks[0]
     assert all(isinstance(linear, PackedLinear) for linear in block.linears)
-    assert module.model.layers[0].mlp.down_proj.weight.numel() == 0
-    assert_close(native.forward(TEXT), wanted)
 
 
 def test_a_copy_with_other_linears_shares_all_else() -> None:
@@ -137,7 +132,7 @@ def test_a_copy_with_other_linears_shares_all_else() -> None:
 @pytest.mark.parametrize(
     ("model_type", "settings", "reason"),
     [
-        ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 4}, "because it has learnt positions"),
+        ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 4}, "its family, gpt2, is not native"),
         ("cohere", {**SHAPE, "use_qk_norm": True}, "key heads have norms of their own"),
         ("llama", {**SHAPE, "hidden_act": "gelu"}, "gelu, not silu"),
         ("gemma3_text", {**SHAPE, "final_logit_softcapping": 3.0}, "final_logit_softcapping is 3"),
@@ -147,14 +142,13 @@ def test_a_copy_with_other_linears_shares_all_else() -> None:
                   "original_max_position_embeddings": 32}, "longrope, which changes"),
     ],
 )  # fmt: skip
-def test_what_it_does_not_know_is_refused_and_left_whole(
+def test_what_it_does_not_know_is_refused(
     model_type: str, settings: dict[str, Any], reason: str
 ) -> None:
     module = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **settings)).eval()
     cache = KVCache(kv_shape(module.config, 64), torch.float32, CPU)
-    with pytest.raises(ModelError, match=reason):
-        take_over(module, cache, is_emptied=True)
-    assert CausalLM(module, cache).forward([1, 2, 3]).isfinite().all()
+    with pytest.raises(NotNative, match=reason):
+        decoder_of(module, cache)
 
 
 def with_sin(native: Decoder) -> Decoder:
@@ -212,11 +206,12 @@ def assert_taken_over(settings: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(5)
     for tensor in module.parameters():
         tensor.uniform_(-0.03, 0.03, generator=generator)
+    module.tie_weights()
     rotary = type(module.model.rotary_emb)  # its buffers came from meta as well
     module.model.rotary_emb = rotary(config=module.config)
     wanted = on_transformers(module, 64).forward(TEXT)
     cache = KVCache(kv_shape(module.config, 64), torch.float32, CPU)
-    assert_close(take_over(module, cache, is_emptied=True).forward(TEXT), wanted)
+    assert_close(decoder_of(module, cache).forward(TEXT), wanted)
 
 
 @pytest.mark.slow
@@ -238,7 +233,7 @@ def test_one_real_width() -> None:
 def test_queries_that_are_scaled_with_the_length_run_natively_up_to_it() -> None:
     module = small("ministral3")
     assert with_cache(module, 64).cache.shape.capacity == 64
-    with pytest.raises(ModelError, match=r"beyond 64 tokens; a --context of that many"):
+    with pytest.raises(NotNative, match=r"beyond 64 tokens; a --context of that many"):
         with_cache(module, 65)
 
 
@@ -246,5 +241,5 @@ def test_an_option_of_a_family_that_is_not_native_is_named() -> None:
     settings = {**SHAPE, **SETTINGS["stablelm"]}
     for option, told in (("qk_layernorm", "norms of their own"), ("use_parallel_residual", "same")):
         config = AutoConfig.for_model(**settings, **{option: True})
-        with pytest.raises(ModelError, match=told):
+        with pytest.raises(NotNative, match=told):
             with_cache(scrambled(config), 64)

@@ -16,7 +16,7 @@ from localspec.formats.folder_files import notices_of
 from localspec.formats.gguf_families import FAMILIES
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of
-from localspec.forward.weights import load_module
+from localspec.forward.by_transformers import load_module
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import opened_gguf
 from tests.kit.gguf_files import VOCABULARY, write_gguf

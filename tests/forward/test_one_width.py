@@ -23,10 +23,10 @@ from localspec.drafters.registry import drafter_class
 from localspec.engine.engine import Engine
 from localspec.forward.cache import STRETCH, WIDEST, KVCache
 from localspec.forward.decoder import Decoder, forward_together
-from localspec.forward.from_transformers import take_over
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.model import PREFILL_CHUNK, Rows, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
+from tests.kit.decoders import decoder_of
 from tests.kit.tiny import CPU, Plans, play, with_plain_cache
 from tests.kit.tracing import TracingPool
 
@@ -59,7 +59,7 @@ def module(change: float = 0.0) -> Any:
 
 def decoder(kind: type[CapturedDecoder] = OneWidthDecoder) -> Any:
     shape = kv_shape(module().config, CAPACITY)
-    plain = take_over(module(), KVCache(shape, torch.float32, CPU, num_spare=WIDEST))
+    plain = decoder_of(module(), KVCache(shape, torch.float32, CPU, num_spare=WIDEST))
     return kind(plain, TracingPool())
 
 

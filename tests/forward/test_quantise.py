@@ -12,9 +12,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from localspec.core.errors import ModelError
-from localspec.forward import nf4, quantise
-from localspec.forward.grouped import Int4Linear
-from localspec.forward.quantise import Kind, kind_for, quantised_copy, quantised_twin
+from localspec.forward.quantise import quantised_copy, quantised_twin
+from localspec.weights import precision
+from localspec.weights.int4 import Int4Linear
+from localspec.weights.library import bitsandbytes
+from localspec.weights.precision import Kind, kind_for
 from tests.kit.tiny import KINDS, on_transformers, tiny_llama, with_cache
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
@@ -127,18 +129,18 @@ def test_nf4_is_taken_where_a_kernel_multiplies_with_it(monkeypatch: pytest.Monk
     kinds = list[str]()
     for is_there in (True, False):
         monkeypatch.setattr(
-            nf4.library().functional, "has_avx512bf16", lambda there=is_there: there
+            bitsandbytes().functional, "has_avx512bf16", lambda there=is_there: there
         )
         kinds.append(kind_for(torch.device("cpu")))
     assert kinds == ["nf4", "int8"] and kind_for(torch.device("cuda")) == "nf4"
-    monkeypatch.setattr(quantise, "has_fbgemm", lambda: False)
+    monkeypatch.setattr(precision, "has_fbgemm", lambda: False)
     assert kind_for(torch.device("cpu")) == "int4"
     with pytest.raises(ModelError, match="no proven 4-bit path on mps"):
         kind_for(torch.device("mps"))
 
 
 def test_a_processor_without_the_instructions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nf4.library().functional, "has_avx512bf16", lambda: False)
+    monkeypatch.setattr(bitsandbytes().functional, "has_avx512bf16", lambda: False)
     with pytest.raises(ModelError, match=r"no instructions for bf16"):
         quantised_twin(with_cache(tiny_llama()), "nf4")
 
@@ -173,9 +175,9 @@ def test_a_copy_cannot_be_saved() -> None:
 
 def test_kernels_that_answer_wrongly_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Int4Linear, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.ones(*hidden.shape[:-1], self.out_features)
+        return torch.ones(hidden.shape[0], 1)
 
-    monkeypatch.setattr(Int4Linear, "forward", broken)
+    monkeypatch.setattr(Int4Linear, "__call__", broken)
     with pytest.raises(ModelError, match=r"off from the layer they stand for"):
         quantised_copy(tiny_llama(), "int4")
 
@@ -184,7 +186,7 @@ def test_a_missing_operator_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
     def absent(*_: object) -> None:
         raise AttributeError("no operator _weight_int4pack_mm_for_cpu")
 
-    monkeypatch.setattr(Int4Linear, "forward", absent)
+    monkeypatch.setattr(Int4Linear, "__call__", absent)
     with pytest.raises(ModelError, match=r"int4 kernels do not run here .* another drafter"):
         quantised_copy(tiny_llama(), "int4")
 
@@ -206,8 +208,8 @@ def test_nothing_is_fetched_compiled_or_logged_on_import() -> None:
         "trap = types.ModuleType('kernels')\n"
         "trap.get_kernel = lambda *a, **k: print('ASKED')\n"
         "sys.modules['kernels'] = trap\n"
-        "from localspec.forward.nf4 import library\n"
-        "library()\n"
+        "from localspec.weights.library import bitsandbytes\n"
+        "bitsandbytes()\n"
         "assert sys.modules['kernels'] is trap\n"
         "assert 'torch._inductor.compile_fx' not in sys.modules, 'the compiler takes a second'\n"
         "print('done')\n"

@@ -19,9 +19,9 @@ from localspec.core.errors import ModelError
 from localspec.core.options import LoadOptions
 from localspec.drafters.parts import DrafterBase
 from localspec.engine.engine import Engine
+from localspec.forward.load import load_model
 from localspec.forward.model import CausalLM, kv_shape
 from localspec.forward.recurrent import RecurrentLM
-from localspec.forward.weights import load_model
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.memory import Room

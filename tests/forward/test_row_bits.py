@@ -17,7 +17,8 @@ from localspec.forward import attention
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.model import Rows
-from localspec.forward.weight_layout import PackedLinear, padded
+from localspec.weights.dense import PackedLinear
+from localspec.weights.linear import padded
 from tests.kit.tiny import NEEDS_BF16, with_cache
 
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -26,7 +26,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
@@ -35,8 +34,9 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from localspec.forward import stored
 from localspec.forward.heads import files
+from localspec.weights import bitsandbytes_folder, packed
+from localspec.weights import source as source_of_folders
 
 CUDA, OTHER_CUDA = torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -115,29 +115,8 @@ def _patches(traffic: Traffic, number: float) -> Iterator[tuple[Any, str, Any]]:
     yield torch, "equal", lambda left, right: filled((left == right).all())
     yield torch, "tensor", _tensor_of(torch.tensor)
     yield files, "load_file", _read_by(files.load_file)
-    yield stored, "safe_open", _RealFile
-
-
-class _RealFile:
-    """A file of safetensors; its tensors are real, and on the host."""
-
-    def __init__(self, file: Path, framework: str) -> None:
-        self._file = safe_open(file, framework)
-
-    def __enter__(self) -> _RealFile:
-        self._opened = self._file.__enter__()
-        return self
-
-    def __exit__(self, *fault: object) -> None:
-        self._file.__exit__(*fault)
-
-    def keys(self) -> Any:
-        return self._opened.keys()
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        with unset_fake_temporarily():
-            tensor: torch.Tensor = self._opened.get_tensor(name)
-            return tensor
+    for source in (bitsandbytes_folder, packed, source_of_folders):
+        yield source, "read_tensor", _read_by(source.read_tensor)
 
 
 def _as(name: str, filled: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:

@@ -28,11 +28,11 @@ from localspec.core import decoding
 from localspec.core.decoding import DraftPlan, Outcome, Policy, Proposal, SamplingParams, Step
 from localspec.engine.engine import Engine
 from localspec.engine.noise import GumbelNoise
-from localspec.forward import nf4
 from localspec.forward.cache import KVCache, KVShape, native_cache
 from localspec.forward.decoder import Decoder
-from localspec.forward.from_transformers import take_over
 from localspec.forward.model import CausalLM, kv_shape
+from localspec.weights import nf4
+from tests.kit.decoders import decoder_of
 
 VOCAB_SIZE = 64
 END_ID = 63
@@ -100,13 +100,13 @@ def agreeing_draft(target: Any) -> Any:
 def with_cache(module: Any, capacity: int = 256) -> Decoder:
     """The module's weights in the native decoder, with a cache of its own."""
     shape = kv_shape(module.config, capacity)
-    return take_over(module, native_cache(shape, module.dtype, CPU))
+    return decoder_of(module, native_cache(shape, module.dtype, CPU))
 
 
 def with_plain_cache(module: Any, capacity: int = 256) -> Decoder:
     """As `with_cache`, with the layout of keys that a graph reads, as on a GPU."""
     shape = kv_shape(module.config, capacity)
-    return take_over(module, KVCache(shape, torch.float32, CPU))
+    return decoder_of(module, KVCache(shape, torch.float32, CPU))
 
 
 def on_transformers(module: Any, capacity: int = 256) -> CausalLM:

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
-from localspec.forward.from_transformers import take_over
 from localspec.forward.graphs import Work
 from localspec.forward.model import kv_shape
+from tests.kit.decoders import decoder_of
 from tests.kit.tiny import tiny_llama
 
 NO_GPU = pytest.mark.skipif(
@@ -146,4 +146,4 @@ def on_gpu(dtype: torch.dtype, capacity: int) -> Decoder:
     """The tiny model on the GPU, with a cache of its own."""
     device = torch.device("cuda", torch.cuda.current_device())
     module = tiny_llama().to(device=device, dtype=dtype)
-    return take_over(module, KVCache(kv_shape(module.config, capacity), dtype, device))
+    return decoder_of(module, KVCache(kv_shape(module.config, capacity), dtype, device))

@@ -385,7 +385,7 @@ def test_prompts_of_all_lengths_do_not_fill_the_memory_with_kernels() -> None:
 import psutil
 from localspec.loading.local_backend import quiet_torch
 torch = quiet_torch(lambda phrase: None, None)
-from localspec.forward.weight_layout import PackedLinear
+from localspec.weights.dense import PackedLinear
 weight, rows = torch.ones(256, 256).bfloat16(), torch.ones(900, 256).bfloat16()
 layer = PackedLinear(weight, None)
 memory, taken = psutil.Process().memory_info, []

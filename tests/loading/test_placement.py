@@ -29,10 +29,8 @@ from transformers import (
 from localspec.core.config import SHIPPED_PROFILES
 from localspec.core.errors import ConfigError, MemoryShortage
 from localspec.core.options import LoadOptions
-from localspec.forward import nf4, weight_layout
+from localspec.forward.builder import return_cached
 from localspec.forward.decoder import Decoder
-from localspec.forward.layer_files import return_cached
-from localspec.forward.weights import Bits
 from localspec.loading import placement
 from localspec.loading.local_backend import open_local_backend
 from localspec.loading.placement import (
@@ -57,6 +55,9 @@ from localspec.machine.model import Model
 from localspec.machine.plans import PlanRequest
 from localspec.machine.profiles import load_profiles
 from localspec.machine.recommend import Snapshot, recommend
+from localspec.weights import dense
+from localspec.weights.library import bitsandbytes
+from localspec.weights.precision import Bits
 from tests.kit.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.model_folders import VOCAB_SIZE, save_model
@@ -141,7 +142,7 @@ def test_the_same_of_a_processor_that_computes_in_fp32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What was published in 16 bits is kept in 16, but for the embedding."""
-    monkeypatch.setattr(nf4.library().functional, "has_avx512bf16", lambda: False)
+    monkeypatch.setattr(bitsandbytes().functional, "has_avx512bf16", lambda: False)
     folder = make(tmp_path / "model")
     there = Place(probe(), torch.device("cpu"), torch.float32, bits, 128)
     model = load_at(folder, there).model
@@ -183,7 +184,7 @@ def test_what_bitsandbytes_wrote_is_counted_in_bf16_where_fp32_is_computed_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without kernels for bf16 its head is not laid out anew."""
-    monkeypatch.setattr(weight_layout, "PACKED_DTYPES", (torch.float32,))
+    monkeypatch.setattr(dense, "PACKED_DTYPES", (torch.float32,))
     monkeypatch.setattr(shapes, "PACKS_BF16", False)
     folder = nested(tmp_path / "model")
     there = Place(probe(), torch.device("cpu"), torch.float32, 4, 1024)

@@ -42,8 +42,8 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     import torch
 
     from localspec.forward.cache import KEY_TILE, native_cache
-    from localspec.forward.from_transformers import take_over
     from localspec.forward.model import CausalLM, kv_shape
+    from tests.kit.decoders import decoder_of
 
     shape = shape_from_config(module.config.to_dict(), "small")
     planned = bytes_of(Arrangement(Model("small", known_shape=shape), "bf16", CONTEXT), ROOM)
@@ -53,7 +53,7 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     buffers = {t.data_ptr(): t.numel() * t.element_size() for t in module.buffers()}
     held = CausalLM(module, cache).weight_bytes - sum(buffers.values())
     assert shape.weight_bytes("bf16") == held
-    native = take_over(module, cache)
+    native = decoder_of(module, cache)
     # Where oneDNN lays out bf16, the head as well, beside the embedding it is tied to.
     copied = native.weights.head.weight_bytes if PACKS_BF16 else 0
     tables = native.weights.cos.nbytes + native.weights.sin.nbytes
@@ -78,7 +78,7 @@ def test_a_self_draft_is_planned_no_smaller_than_it_is(
 
 
 def test_the_activations_that_are_named_are_those_of_the_decoder() -> None:
-    from localspec.forward import from_transformers
+    from localspec.forward import builder
 
-    assert set(ACTIVATIONS) == from_transformers.ACTIVATIONS.keys()
+    assert set(ACTIVATIONS) == builder.ACTIVATIONS.keys()
     assert {"llama", "mimo", "gemma3"} <= NATIVE.keys()

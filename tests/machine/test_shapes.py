@@ -148,7 +148,7 @@ def test_the_counts_of_gemma_3_are_those_of_transformers_tower_included(tmp_path
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from localspec.forward.weights import drop_towers
+    from localspec.forward.by_transformers import drop_towers
 
     config = AutoConfig.for_model(**GEMMA_4B)
     with torch.device("meta"):

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from localspec.core.errors import ConfigError, ModelError
-from localspec.forward.weights import load_module
+from localspec.forward.by_transformers import load_module
 from localspec.machine.compatibility import require_compatible
 from localspec.machine.folder_shapes import shape_from_folder
 from tests.kit.tiny import CPU, tiny_llama

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from localspec.core.errors import ConfigError, DraftMismatch, MemoryShortage
 from localspec.core.speculation import expected_tokens
 from localspec.formats.fingerprint import NOTE, fingerprint
-from localspec.forward.weights import load_model
+from localspec.forward.load import load_model
 from localspec.machine.trained import Artifact, read_artifact
 from localspec.training import run as run_file
 from localspec.training.run import train

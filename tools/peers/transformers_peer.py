@@ -27,8 +27,9 @@ from localspec.bench.runs import BenchEngine, MeasuredReply, MemoryGauge
 from localspec.core.decoding import SamplingParams
 from localspec.core.errors import ModelError
 from localspec.drafters.draft_model import DraftModelDrafter
+from localspec.forward.by_transformers import load_module
+from localspec.forward.load import DTYPES
 from localspec.forward.model import CausalLM
-from localspec.forward.weights import DTYPES, load_module
 from tools.peers.replies import after_first_ms, output_of
 
 DEFAULT_LOOKUP_LENGTH = 10  # as the library's own examples have it

@@ -22,7 +22,7 @@ from localspec.bench.cases import Case
 from localspec.bench.runs import BenchEngine, MeasuredReply
 from localspec.core.decoding import SamplingParams
 from localspec.core.errors import ModelError
-from localspec.forward.weights import DTYPES
+from localspec.forward.load import DTYPES
 from tools.peers.environments import GIB, python_of
 from tools.peers.replies import reply_of, request_for
 from tools.peers.worker import WORKERS, PeerWorker

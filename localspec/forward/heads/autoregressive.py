@@ -36,10 +36,10 @@ from localspec.forward.heads.layer import (
     packed_parts,
     plain_frequencies,
 )
-from localspec.forward.layer_parts import bytes_of
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
 from localspec.forward.tree import additive_mask
 from localspec.forward.upload import indices
+from localspec.weights.linear import bytes_of
 
 DRAFT_SLOTS = 256  # for rows of a draft, beyond the text
 NO_NAME = -1  # of a slot that holds a row of a draft

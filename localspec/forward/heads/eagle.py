@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 
 from localspec.core.errors import first_line
+from localspec.formats.rotation_settings import Incomplete, NotNative, rotation_of
 from localspec.forward.features import LAST
-from localspec.forward.from_transformers import ROTATIONS
 from localspec.forward.heads.autoregressive import (
     Embed,
     HeadParts,
@@ -58,9 +58,12 @@ from localspec.forward.heads.layer import (
     require_whole_context,
 )
 from localspec.forward.model import LanguageModel
+from localspec.forward.rotation import frequencies_of
 from localspec.forward.upload import indices
 
 KIND = "eagle"
+# What a Llama's rotation is where its config says nothing.
+OF_A_LLAMA = {"rope_theta": 10000.0, "max_position_embeddings": 2048}
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 COMPARED_ROWS = 8  # of an output head and the target's
 NORMS = ("embedding_norm", "hidden_norm", "input_norm", "final_norm")
@@ -354,27 +357,16 @@ def _is_targets_head(product: RowFunction, target: LanguageModel) -> bool:
 def _rotation(
     config: HeadSettings, layer: LayerShape, device: torch.device
 ) -> tuple[torch.Tensor, float]:
-    """Frequencies [head_dim / 2] and scale, by transformers' own code. Raises ModelError."""
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
+    """Frequencies [head_dim / 2] and scale. Raises ModelError."""
     names = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
     given = {name: config.values[name] for name in names if config.values.get(name) is not None}
     try:
-        made = LlamaConfig(
-            hidden_size=layer.hidden_size,
-            num_attention_heads=layer.num_heads,
-            head_dim=layer.head_dim,
-            **given,
-        )
-        rotary: Any = LlamaRotaryEmbedding(made)
-    except Exception as error:  # unknown values in transformers' code: any type is possible
-        reason = f"{PUBLISHED_CONFIG} describes no rotation ({first_line(error)})"
+        rotation = rotation_of({**OF_A_LLAMA, **given}, layer.head_dim)
+        frequencies, scale = frequencies_of(rotation)
+    except (Incomplete, NotNative, TypeError, ValueError, LookupError) as error:
+        reason = f"{PUBLISHED_CONFIG} describes no rotation that is known ({first_line(error)})"
         raise config.unfit(reason) from error
-    kind = (made.rope_parameters or {}).get("rope_type", "default")
-    if kind not in ROTATIONS:
-        raise config.unfit(f"its rotation is {kind}, which changes with the length")
-    return rotary.inv_freq.float().to(device), float(rotary.attention_scaling)
+    return frequencies.to(device), scale
 
 
 def _target_ids(

@@ -22,7 +22,8 @@ from torch import nn
 
 from localspec.forward.heads.files import HeadSettings, Shapes, TensorLayout
 from localspec.forward.norm import RootMeanSquareNorm
-from localspec.forward.weight_layout import Linear, packed
+from localspec.weights.dense import dense_linear
+from localspec.weights.linear import Linear
 
 RowFunction = Callable[[torch.Tensor], torch.Tensor]  # [..., in] -> [..., out]
 # queries [..., heads, head_dim], keys and values [..., kv_heads, head_dim]
@@ -185,7 +186,7 @@ def packed_parts(
     for name, tensor in tensors.items():
         part = name.removesuffix(".weight")
         if tensor.ndim == 2:
-            made[part] = packed(tensor, tensors.get(f"{part}.bias"))
+            made[part] = dense_linear(tensor, tensors.get(f"{part}.bias"))
         elif name.endswith(".weight"):
             made[part] = RootMeanSquareNorm(tensor, norm_epsilon)
     return made

@@ -31,8 +31,8 @@ from localspec.forward.heads.files import (
     take,
     take_published,
 )
-from localspec.forward.layer_parts import bytes_of
 from localspec.forward.model import LanguageModel
+from localspec.weights.linear import bytes_of
 
 KIND = "medusa"
 PUBLISHED_WEIGHTS = "medusa_lm_head.safetensors"

@@ -28,7 +28,7 @@ from localspec.forward.heads.mtp import (
     ships_mtp,
     tensor_shapes,
 )
-from localspec.forward.weights import load_model
+from localspec.forward.load import load_model
 from localspec.training.recipe import HeadRecipe, make_recipe
 from tests.kit.heads import batch_of, change_config, random_texts, teacher_of
 from tests.kit.mtp import SIZE, Shipped, shipped, write

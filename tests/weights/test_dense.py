@@ -4,24 +4,22 @@ for single rows are kept where they pay and fit."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from localspec.forward import weight_layout
 from localspec.forward.decoder import Decoder
-from localspec.forward.weight_layout import (
+from localspec.weights.dense import (
     TIMED_PASSES,
     Fp16Linear,
-    ModuleLinear,
     PackedLinear,
-    PlainLinear,
-    fused,
-    packed,
+    dense_linear,
     tune,
 )
+from localspec.weights.linear import PlainLinear
+from localspec.weights.precision import Precision, linear_for
+from localspec.weights.stored import Dense
 from tests.kit.tiny import NEEDS_BF16, tiny_llama, with_cache
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -41,7 +39,7 @@ def rows(dtype: torch.dtype, count: int = 3) -> torch.Tensor:
 @pytest.mark.parametrize("bias", [True, False])
 def test_packed_equals_plain(dtype: torch.dtype, bias: bool) -> None:
     module = layer(40, bias=bias, dtype=dtype)
-    made = packed(module.weight, module.bias)
+    made = dense_linear(module.weight, module.bias)
     assert isinstance(made, PackedLinear)
     plain, residual = PlainLinear(module.weight, module.bias), torch.ones(3, 40, dtype=dtype)
     allowed = {"atol": 0.02, "rtol": 0.02} if dtype == BF16 else {"atol": 1e-5, "rtol": 1e-5}
@@ -55,7 +53,7 @@ def test_packed_equals_plain(dtype: torch.dtype, bias: bool) -> None:
 @pytest.mark.parametrize("dtype", PACKED)
 def test_a_packed_layer_gives_its_weight_back(dtype: torch.dtype) -> None:
     module = layer(40, bias=True, dtype=dtype)
-    dense = packed(module.weight, module.bias).dense()
+    dense = dense_linear(module.weight, module.bias).dense()
     assert dense is not None
     assert torch.equal(dense.weight, module.weight) and torch.equal(dense.bias, module.bias)
 
@@ -69,9 +67,9 @@ def test_a_kernel_that_is_wrong_or_missing_is_not_used(
             raise RuntimeError("no such kernel")
         return torch.full((given.shape[0], 40), 0.1 if fault == "wrong" else float("nan"))
 
-    monkeypatch.setattr(weight_layout.PackedLinear, "__call__", broken)
+    monkeypatch.setattr(PackedLinear, "__call__", broken)
     module = layer(40)
-    assert isinstance(packed(module.weight, None), PlainLinear)
+    assert isinstance(dense_linear(module.weight, None), PlainLinear)
 
 
 # -- fp16 weights for rows in fp32 ----------------------------------------------------------
@@ -85,7 +83,7 @@ def halved(out_features: int, in_features: int = 1000) -> torch.Tensor:
 
 def test_weights_published_in_bf16_are_kept_in_fp16() -> None:
     weight, bias = halved(40), torch.randn(40)
-    made, plain = packed(weight, bias), PlainLinear(weight, bias)
+    made, plain = dense_linear(weight, bias), PlainLinear(weight, bias)
     assert isinstance(made, Fp16Linear) and made.weight_bytes == weight.numel() * 2 + bias.nbytes
     given, residual = torch.randn(5, 1000), torch.ones(5, 40)
     assert torch.allclose(made(given), plain(given), atol=1e-5, rtol=1e-5)
@@ -102,7 +100,7 @@ def test_a_row_has_the_same_bits_at_every_width(threads: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        made, given = packed(halved(72), None), torch.randn(260, 1000)
+        made, given = dense_linear(halved(72), None), torch.randn(260, 1000)
         at_once = made(given)
         for width in (1, 2, 3, 4, 5, 7, 8, 9, 14, 31, 32, 64, 121, 259):
             assert torch.equal(torch.cat([made(part) for part in given.split(width)]), at_once)
@@ -114,34 +112,20 @@ def test_a_row_has_the_same_bits_at_every_width(threads: int) -> None:
 def test_a_weight_that_fp16_does_not_hold_stays_in_fp32(number: float) -> None:
     weight = halved(40)
     weight[0, 0] = number
-    assert not isinstance(packed(weight, None), Fp16Linear)
+    assert not isinstance(dense_linear(weight, None), Fp16Linear)
 
 
 def test_a_precision_without_a_packed_kernel_stays_plain() -> None:
-    assert isinstance(packed(layer(40, dtype=torch.float16).weight, None), PlainLinear)
+    assert isinstance(dense_linear(layer(40, dtype=torch.float16).weight, None), PlainLinear)
 
 
 def test_fused_layers_are_their_outputs_side_by_side() -> None:
     parts = [layer(8, bias=True), layer(12), layer(20)]
     together = torch.cat([part(rows(FP32)) for part in parts], dim=-1)
-    assert torch.allclose(fused(parts)(rows(FP32)), together, atol=1e-5)
-
-
-def test_layers_of_another_format_are_not_opened() -> None:
-    class Odd(nn.Linear):
-        """A quantised layer: its weight is not what it seems."""
-
-        def forward(self, given: Any) -> torch.Tensor:
-            return super().forward(given) + 1.0
-
-    odd = [Odd(24, 8), Odd(24, 4)]
-    both = fused(odd)
-    assert isinstance(both, ModuleLinear) and both.dense() is None
-    wanted = torch.cat([part(rows(FP32)) for part in odd], dim=-1)
-    assert torch.equal(both(rows(FP32)), wanted)
-    single = fused(odd[:1])
-    assert isinstance(single, ModuleLinear) and single.dense() is None
-    assert torch.equal(single.add_to(rows(FP32), wanted[:, :8]), 2.0 * wanted[:, :8])
+    weights, biases = [Dense(part.weight) for part in parts], [part.bias for part in parts]
+    fused = linear_for(weights, biases, Precision(FP32, torch.device("cpu")))
+    assert isinstance(fused, PackedLinear)
+    assert torch.allclose(fused(rows(FP32)), together, atol=1e-5)
 
 
 # -- plain weights for single rows ----------------------------------------------------------

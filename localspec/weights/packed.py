@@ -1,11 +1,8 @@
-"""One layer's weight as a published layout keeps it -> what it stands for.
+"""Folders whose layers are packed: AWQ, GPTQ, compressed-tensors and FP8.
 
-Contract: each reader is a pure function of the tensors of one layer, by the last part of their
-names, and of the settings in `quantization_config`; it returns groups of whole numbers with their
-scales, or [out, in] in fp32, or None where the layer is not packed (norms, embeddings, what was
-left whole). A KeyError names a tensor that is missing.
-
-Not here: files, the choice of the reader (stored), refusing (formats.stored).
+`PackedSource` finds the tensors of each layer. Each reader is a pure function of these tensors, by
+the last part of their names, and of the settings in `quantization_config`; it returns groups of
+whole numbers with their scales, or [out, in] in fp32. A KeyError names a tensor that is missing.
 Source: AutoAWQ's GEMM packing, GPTQ's (versions 1 and 2), compressed-tensors' pack_quantized,
 int_quantized and float_quantized, and the block scales of DeepSeek's FP8.
 """
@@ -17,14 +14,21 @@ from typing import Any
 
 import torch
 
-from localspec.forward.grouped import Grouped
+from localspec.core.errors import ModelError, first_line
+from localspec.formats.folder_files import ModelFolder
+from localspec.formats.safetensors_file import TensorPlace
+from localspec.formats.stored import ONE_PRECISION
+from localspec.weights.files import places_in, read_tensor
+from localspec.weights.stored import Dense, Grouped, Weight
 
 Parts = Mapping[str, torch.Tensor]
 Settings = Mapping[str, Any]
-Unpack = Callable[[Parts, Settings], Grouped | torch.Tensor | None]
+Unpack = Callable[[Parts, Settings], Grouped | torch.Tensor]
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each four bits of a word hold
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+FLOAT8 = ("F8_E4M3", "F8_E5M2")  # safetensors' names of 8-bit floats
+# Parts of a layer that only a packed layer has.
+MARKS = frozenset(("qweight", "weight_packed", "weight_scale", "weight_scale_inv"))
 
 
 class OtherBits(ValueError):
@@ -32,11 +36,13 @@ class OtherBits(ValueError):
 
 
 def fields(words: torch.Tensor, bits: int, axis: int) -> torch.Tensor:
-    """The unsigned numbers of `bits` in 32-bit words, the lowest first, along `axis`."""
-    words = words.movedim(axis, -1)
-    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
-    found = (words.unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
-    return found.flatten(-2).movedim(-1, axis)
+    """Return the unsigned numbers of `bits` in 32-bit words, the lowest first, along `axis`, as
+    uint8."""
+    words, mask = words.movedim(axis, -1), (1 << bits) - 1
+    values = torch.empty((*words.shape, 32 // bits), dtype=torch.uint8, device=words.device)
+    for place, shift in enumerate(range(0, 32, bits)):
+        values[..., place] = (words >> shift) & mask
+    return values.flatten(-2).movedim(-1, axis)
 
 
 def _require_bits(bits: int, num_words: int, num_values: int) -> None:
@@ -46,10 +52,8 @@ def _require_bits(bits: int, num_words: int, num_values: int) -> None:
         raise OtherBits(f"in {held} bits, not {bits}")
 
 
-def awq(parts: Parts, settings: Settings) -> Grouped | None:
+def awq(parts: Parts, settings: Settings) -> Grouped:
     """qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out]."""
-    if "qweight" not in parts:
-        return None
     _require_bits(4, parts["qweight"].shape[1], parts["scales"].shape[1])
     values, zeros = (_in_order(fields(parts[name], 4, 1)) for name in ("qweight", "qzeros"))
     return Grouped.with_zeros(values.T, zeros.T, parts["scales"].T, 4)
@@ -61,13 +65,11 @@ def _in_order(values: torch.Tensor) -> torch.Tensor:
     return by_word[..., order].flatten(1)
 
 
-def gptq(parts: Parts, settings: Settings) -> Grouped | None:
+def gptq(parts: Parts, settings: Settings) -> Grouped:
     """qweight [in / n, out], qzeros [groups, out / n], scales [groups, out], with n numbers in a
     word; g_idx [in] says which group an input belongs to, where they are not in a row. The zero of
     symmetric weights is the middle, whatever the file holds and whichever version it names: some
     programs write the middle itself under the name of the version that keeps one less."""
-    if "qweight" not in parts:
-        return None
     bits = int(settings["bits"])
     _require_bits(bits, parts["qzeros"].shape[1], parts["scales"].shape[1])
     values, zeros = fields(parts["qweight"], bits, 0), fields(parts["qzeros"], bits, 1)
@@ -80,23 +82,26 @@ def gptq(parts: Parts, settings: Settings) -> Grouped | None:
     return Grouped.with_zeros(values.T, zeros.T, parts["scales"].T, bits, parts.get("g_idx"))
 
 
-def compressed_tensors(parts: Parts, settings: Settings) -> Grouped | torch.Tensor | None:
+def compressed_tensors(parts: Parts, settings: Settings) -> Grouped | torch.Tensor:
     """Packed: weight_packed [out, in / n], weight_scale [out, groups], weight_shape. Else `weight`
     in 8 bits with weight_scale, of the tensor, of each row, of groups or of blocks."""
-    if "weight_scale" not in parts:
-        return None
     if "weight_packed" not in parts:
         return _times_scales(parts, _weights_of(settings).get("block_structure"))
     bits = int(_weights_of(settings)["num_bits"])
     offset = 1 << (bits - 1)
     rows, columns = (int(size) for size in parts["weight_shape"])
     _require_bits(bits, parts["weight_packed"].shape[1], columns)
-    values = fields(parts["weight_packed"], bits, 1)[:rows, :columns] - offset
+    values = _signed(fields(parts["weight_packed"], bits, 1)[:rows, :columns], offset)
     scales, groups = parts["weight_scale"], parts.get("weight_g_idx")
     zeros = torch.zeros_like(scales, dtype=torch.int32)
     if "weight_zero_point" in parts:
-        zeros = fields(parts["weight_zero_point"], bits, 0)[:rows] - offset
+        zeros = fields(parts["weight_zero_point"], bits, 0)[:rows].int() - offset
     return Grouped.with_zeros(values, zeros, scales, bits, groups)
+
+
+def _signed(values: torch.Tensor, offset: int) -> torch.Tensor:
+    """Unsigned numbers less `offset`, as int8."""
+    return values.sub_(offset).view(torch.int8)
 
 
 def _weights_of(settings: Settings) -> Mapping[str, Any]:
@@ -105,10 +110,8 @@ def _weights_of(settings: Settings) -> Mapping[str, Any]:
     return found
 
 
-def fp8(parts: Parts, settings: Settings) -> torch.Tensor | None:
+def fp8(parts: Parts, settings: Settings) -> torch.Tensor:
     """weight [out, in] in 8-bit floats; weight_scale_inv or weight_scale multiplies it."""
-    if "weight" not in parts or parts["weight"].dtype not in FLOAT8:
-        return None
     return _times_scales(parts, settings.get("weight_block_size"))
 
 
@@ -139,27 +142,66 @@ def _spread(
     return scales
 
 
-# -- GGUF, of 4 bits ------------------------------------------------------------------------
+READERS: Mapping[str, Unpack] = {
+    "awq": awq,
+    "gptq": gptq,
+    "compressed-tensors": compressed_tensors,
+    "fp8": fp8,
+    "fbgemm_fp8": fp8,
+}
 
 
-def q4_0(blocks: torch.Tensor) -> Grouped:
-    """blocks: [rows, n, 18] bytes: an fp16 scale, then 16 low and 16 high numbers."""
-    scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0].float()
-    values = torch.cat((blocks[..., 2:] & 15, blocks[..., 2:] >> 4), -1).flatten(1)
-    return Grouped(values.int(), scales, -8.0 * scales, 4)
+class PackedSource:
+    """The tensors of a folder, with the packed ones under the names of their weights.
+
+    dtype: of what is unpacked here. A layer's tensors may lie in several files."""
+
+    def __init__(self, found: ModelFolder, dtype: torch.dtype) -> None:
+        assert found.stored is not None
+        self._found, self._dtype = found, dtype
+        self._group_size, self._read = found.stored.group_size, READERS[found.stored.method]
+        self._settings: Settings = found.config["quantization_config"]
+        layers = dict[str, dict[str, TensorPlace]]()
+        self._whole = places_in(found.files)
+        for name, place in self._whole.items():
+            layer, _, part = name.rpartition(".")
+            layers.setdefault(layer, {})[part] = place
+        self._packed = {
+            f"{layer}.weight": parts for layer, parts in layers.items() if _is_packed(parts)
+        }
+        for name, parts in self._packed.items():
+            for part in parts.keys() - {"bias"}:
+                del self._whole[f"{name.removesuffix('weight')}{part}"]
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset((*self._whole, *self._packed))
+
+    def read(self, name: str) -> Weight:
+        """Raises ModelError for a layer that is not laid out as config.json says."""
+        if name not in self._packed:
+            return Dense(read_tensor(self._whole[name]))
+        layer, folder = name.removesuffix(".weight"), self._found.name
+        parts = {part: read_tensor(place) for part, place in self._packed[name].items()}
+        try:
+            weight = self._read(parts, self._settings)
+            if isinstance(weight, torch.Tensor):
+                return Dense(weight.to(self._dtype))
+            if weight.places is None and self._group_size not in (0, weight.group_size):
+                raise ValueError(f"groups of {weight.group_size}, not {self._group_size}")
+            return weight
+        except OtherBits as error:
+            raise ModelError(
+                f"{folder} keeps its layers in different bits: {layer} is {error}, as its "
+                f"config.json says of all. {ONE_PRECISION}"
+            ) from error
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise ModelError(
+                f"The packed weight {layer} in {folder} is not laid out as its config.json says "
+                f"({first_line(error)}). Fetch the model again, or choose another copy of it."
+            ) from error
 
 
-def q4_k(blocks: torch.Tensor) -> Grouped:
-    """blocks: [rows, n, 144] bytes: two fp16 scales, of eight 6-bit scales and eight 6-bit minima
-    in 12 bytes, then 256 numbers."""
-    halves = blocks[..., :4].contiguous().view(torch.float16).float()  # [rows, n, 2]
-    packed = blocks[..., 4:16].int()
-    low, mid, high = packed[..., :4], packed[..., 4:8], packed[..., 8:]
-    scales = torch.cat((low & 63, (high & 15) | (low >> 6 << 4)), -1) * halves[..., :1]
-    minima = torch.cat((mid & 63, (high >> 4) | (mid >> 6 << 4)), -1) * halves[..., 1:]
-    numbers = blocks[..., 16:].reshape(*blocks.shape[:2], 4, 1, 32)  # 32 low ones, then 32 high
-    values = torch.cat((numbers & 15, numbers >> 4), -2).flatten(1)
-    return Grouped(values.int(), scales.flatten(1), -minima.flatten(1), 4)
-
-
-GGUF_GROUPS = {"Q4_0": (18, q4_0), "Q4_K": (144, q4_k)}  # bytes of a block, reader
+def _is_packed(parts: Mapping[str, TensorPlace]) -> bool:
+    weight = parts.get("weight")
+    return bool(parts.keys() & MARKS) or (weight is not None and weight.dtype in FLOAT8)

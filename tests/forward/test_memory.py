@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from localspec.forward.by_transformers import load_module
 from localspec.forward.decoder import Decoder
-from localspec.forward.weights import load_model, load_module
+from localspec.forward.load import load_model
 from localspec.machine.gguf_models import opened_gguf
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.tiny import CPU, tiny_qwen
@@ -23,7 +24,7 @@ SCRATCH_BYTES = 40 * MIB  # of the kernels and the allocator, whatever the model
 LOADED = """
 import ctypes, re, sys, torch
 from pathlib import Path
-from localspec.forward.weights import load_model
+from localspec.forward.load import load_model
 
 def kib(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])

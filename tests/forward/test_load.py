@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,19 +13,24 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from localspec.core.errors import MemoryShortage, ModelError
+from localspec.core.errors import ModelError
 from localspec.formats.folder_files import SINGLE
 from localspec.formats.native import KNOWN_AS
-from localspec.forward import nf4, weight_layout, weights
+from localspec.forward import load as loading
+from localspec.forward.by_transformers import load_module, opened_module
 from localspec.forward.decoder import Decoder
-from localspec.forward.from_transformers import take_over
-from localspec.forward.grouped import Int4Linear
+from localspec.forward.load import load_model
 from localspec.forward.model import CausalLM
 from localspec.forward.row_check import has_invariant_rows
-from localspec.forward.weight_layout import PackedLinear
-from localspec.forward.weights import load_model, load_module
 from localspec.machine.folder_shapes import shape_from_folder
+from localspec.weights import dense
+from localspec.weights.dense import PackedLinear
+from localspec.weights.int4 import Int4Linear
+from localspec.weights.library import bitsandbytes
+from localspec.weights.nf4 import Nf4Linear
+from localspec.weights.precision import Bits
 from tests.kit.damage import in_shards, own_code, truncated_file, with_config
+from tests.kit.decoders import layers_of
 from tests.kit.tiny import CPU, NEEDS_BF16, tiny_llama, tiny_qwen
 
 
@@ -100,7 +104,7 @@ def rewritten(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) ->
     ("dtype", "bits"), [(torch.float32, None), (torch.bfloat16, None), (torch.float32, 4)]
 )
 def test_the_head_in_the_files_is_used_whatever_the_config_says(
-    is_other: bool, dtype: torch.dtype, bits: weights.Bits | None, tmp_path: Path
+    is_other: bool, dtype: torch.dtype, bits: Bits | None, tmp_path: Path
 ) -> None:
     """Some programs train a head apart and leave the config of the model that they began with."""
     module = llama_of(tmp_path, 64, 128, 1)
@@ -128,7 +132,7 @@ def test_a_tensor_that_the_model_would_miss_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [None, 4])
-def test_a_tensor_that_nothing_reads_is_told(bits: weights.Bits | None, folder: Path) -> None:
+def test_a_tensor_that_nothing_reads_is_told(bits: Bits | None, folder: Path) -> None:
     more = {"score.weight": torch.ones(2, 64), "model.mtp_layers.0.norm.weight": torch.ones(64)}
     rewritten(folder, lambda tensors: tensors.update(more))
     said = load_model(folder, torch.float32, CPU, 32, bits=bits).unread
@@ -218,33 +222,6 @@ def test_a_family_that_is_known_by_its_own_name_is_opened_without_the_code_it_br
     assert torch.allclose(model.forward(ids.tolist()), wanted, atol=1e-5)
 
 
-def test_a_native_decoder_that_answers_otherwise_is_not_used(
-    good: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def damaged(*given: Any) -> Decoder:
-        native = take_over(*given)
-        turned = replace(native.weights, sin=-native.weights.sin)
-        return Decoder(turned, native.cache)
-
-    monkeypatch.setattr(weights, "take_over", damaged)
-    opened = load_model(good, torch.float32, CPU, 32)
-    assert isinstance(opened.model, CausalLM) and opened.model.cache.length == 0
-    assert opened.notice is not None and "is not used" in opened.notice
-    wanted = tiny_llama()(input_ids=torch.tensor([[3, 1, 4]])).logits[0]
-    assert torch.allclose(opened.model.forward([3, 1, 4]), wanted, atol=1e-5)
-
-
-def test_memory_that_ends_while_layers_are_looked_for_is_said(
-    good: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ended(*_: Any) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(weights, "opened_by_layers", ended)
-    with pytest.raises(MemoryShortage, match="does not fit"):
-        load(good)
-
-
 def test_a_family_of_another_shape_runs_on_transformers(tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -273,7 +250,7 @@ def test_a_kernel_that_changes_with_the_number_of_rows_is_noticed_at_load(
         result = product(layer, rows)
         return result * (1.0 + 1e-6) if rows.shape[0] >= first_other else result
 
-    monkeypatch.setattr(weight_layout, "_suits_fp16", lambda weight: False)
+    monkeypatch.setattr(dense, "_suits_fp16", lambda weight: False)
     assert load_model(good, torch.float32, CPU, 1024).has_invariant_rows
     monkeypatch.setattr(PackedLinear, "__call__", rounds_otherwise)
     assert not load_model(good, torch.float32, CPU, 1024).has_invariant_rows
@@ -314,7 +291,7 @@ def test_4_bits_without_a_kernel_for_nf4_are_groups(
     has_bias: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """bitsandbytes would unpack every weight at every step."""
-    monkeypatch.setattr(nf4.library().functional, "has_avx512bf16", lambda: False)
+    monkeypatch.setattr(bitsandbytes().functional, "has_avx512bf16", lambda: False)
     module = tiny_qwen("qwen2") if has_bias else tiny_llama()
     for name, tensor in module.named_parameters():
         if name.endswith("bias"):
@@ -324,9 +301,7 @@ def test_4_bits_without_a_kernel_for_nf4_are_groups(
     opened = load_model(tmp_path, torch.float32, CPU, 32, bits=4)
     assert isinstance(opened.model, Decoder) and opened.has_invariant_rows
     assert opened.repacking_error is None, "the files hold no 4-bit weights"
-    held = [m for m in load_module(tmp_path, torch.float32, CPU, 4).modules() if is_packed(m)]
-    assert len(held) == 7 * module.config.num_hidden_layers
-    assert sum(layer.bias is not None for layer in held) == (3 * len(held) // 7 if has_bias else 0)
+    assert all(isinstance(each, Int4Linear) for each in layers_of(opened.model))
     wanted = load(tmp_path).forward([3, 1, 4, 1, 5])
     off = float((opened.model.forward([3, 1, 4, 1, 5]) - wanted).norm() / wanted.norm())
     assert 0.0 < off < 0.3
@@ -352,9 +327,8 @@ def test_in_4_bits_layers_that_the_kernel_cannot_take_stay_whole(tmp_path: Path)
     folder = llama_of(tmp_path, 64, 100, 2)
     opened = load_model(folder, torch.bfloat16, CPU, 32, bits=4)
     assert isinstance(opened.model, Decoder) and opened.has_invariant_rows
-    layer = load_module(folder, torch.bfloat16, CPU, 4).model.layers[0]
-    kinds = [type(each).__name__ for each in (layer.self_attn.q_proj, layer.mlp.down_proj)]
-    assert kinds == ["Linear4bit", "Linear"]
+    block = opened.model.weights.blocks[0]
+    assert isinstance(block.output, Nf4Linear) and block.linears[-1].dense() is not None
 
 
 @pytest.mark.slow
@@ -367,34 +341,6 @@ def test_in_8_bits_rows_have_the_same_bits_beside_others(
     assert isinstance(opened.model, Decoder) and opened.has_invariant_rows
 
 
-@NEEDS_BF16
-def test_a_model_for_images_is_quantised_once_in_fp32_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kernel for NF4 rounds what it reads to bf16: what is compared lies that far apart."""
-    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
-
-    text = {"vocab_size": 128, "hidden_size": 256, "intermediate_size": 512, "head_dim": 128,
-            "num_hidden_layers": 6, "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
-    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
-              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}  # fmt: skip
-    torch.manual_seed(0)
-    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    whole: Any = Gemma3ForConditionalGeneration(config)
-    for weight in (each for each in whole.parameters() if each.ndim == 2):
-        nn.init.normal_(weight, std=1.2 * weight.shape[1] ** -0.5)
-    whole.save_pretrained(str(tmp_path))
-    loaded = list[Path]()
-
-    def counted(folder: Path, *asked: Any) -> Any:
-        loaded.append(folder)
-        return load_module(folder, *asked)
-
-    monkeypatch.setattr(weights, "load_module", counted)
-    opened = load_model(tmp_path, torch.float32, CPU, 32, bits=4)
-    assert isinstance(opened.model, Decoder) and len(loaded) == 1
-
-
 def test_a_family_without_a_fast_attention_is_quantised_too(tmp_path: Path) -> None:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -403,10 +349,6 @@ def test_a_family_without_a_fast_attention_is_quantised_too(tmp_path: Path) -> N
     module: Any = Gemma2ForCausalLM(Gemma2Config(**sizes, head_dim=32, pad_token_id=None))
     module.save_pretrained(str(tmp_path))
     assert load_model(tmp_path, torch.float32, CPU, 32, bits=4).model.vocab_size == 64
-
-
-def is_packed(module: Any) -> bool:
-    return isinstance(module, Int4Linear)
 
 
 def test_the_fastest_kernels_promise_no_bits(good: Path) -> None:
@@ -462,12 +404,12 @@ def on_hooked(folder: Path, monkeypatch: pytest.MonkeyPatch, hook: Any) -> Any:
     made.save_pretrained(str(folder))
 
     def hooked(*asked: Any) -> Any:
-        module = load_module(*asked)
+        module, unread = opened_module(*asked)
         for layer in module.model.layers:
             layer.self_attn.register_forward_pre_hook(hook, with_kwargs=True)
-        return module
+        return module, unread
 
-    monkeypatch.setattr(weights, "load_module", hooked)
+    monkeypatch.setattr(loading, "opened_module", hooked)
     return load(folder)
 
 
@@ -503,19 +445,6 @@ def test_falcon_has_one_head_of_keys(tmp_path: Path) -> None:
     made.save_pretrained(str(tmp_path))
     assert load(tmp_path).cache.shape.num_kv_heads == 1
     assert shape_from_folder(tmp_path).num_kv_heads == 1
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="what a process has mapped is read from /proc")
-def test_full_weights_stay_pages_of_their_file_until_they_are_copied_to_a_device(
-    folder: Path,
-) -> None:
-    """A model on its way to a GPU takes no RAM of its own: the system may drop such pages."""
-    module = load_module(folder, torch.float32, CPU)
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    ranges = [line.split()[0].split("-") for line in lines if str(folder.resolve()) in line]
-    spans = [(int(start, 16), int(end, 16)) for start, end in ranges]
-    places = [parameter.data_ptr() for parameter in module.parameters()]
-    assert all(any(start <= place < end for start, end in spans) for place in places)
 
 
 @pytest.mark.slow
@@ -559,24 +488,3 @@ def test_the_text_part_of_a_model_for_images_runs_natively(tmp_path: Path) -> No
     shape = shape_from_folder(tmp_path)
     kept = sum(each.numel() for each in whole.model.language_model.parameters())  # tied
     assert shape.weight_bytes("fp32") == 4 * kept and not shape.not_native
-
-
-def test_whole_weights_go_straight_to_a_gpu(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the RAM, an 8B model would need 16 GB of it; in one piece, what fusing layers frees
-    would not go back to the driver."""
-    import transformers
-    from transformers import modeling_utils
-
-    asked, in_one_piece = list[Any](), modeling_utils.caching_allocator_warmup
-
-    def opened(*_: Any, **named: Any) -> Any:
-        asked.append(named.get("device_map"))
-        assert modeling_utils.caching_allocator_warmup is not in_one_piece
-        raise RuntimeError("no card is here")
-
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", opened)
-    for device in (torch.device("cuda", 1), CPU):
-        with pytest.raises(ModelError, match="no card is here"):
-            load_module(good, torch.bfloat16, device)
-    assert asked == [{"": torch.device("cuda", 1)}, None]
-    assert modeling_utils.caching_allocator_warmup is in_one_piece

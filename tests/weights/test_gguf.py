@@ -12,9 +12,10 @@ from gguf import GGUFWriter
 from localspec.core.errors import ModelError
 from localspec.formats.folder_files import weight_files
 from localspec.forward.decoder import Decoder
-from localspec.forward.grouped import Int4Linear
-from localspec.forward.weights import load_model, load_module
+from localspec.forward.load import load_model
 from localspec.machine.gguf_models import opened_gguf
+from localspec.weights.int4 import Int4Linear
+from tests.kit.decoders import layers_of
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.tiny import CPU, tiny_llama, tiny_qwen
 
@@ -69,9 +70,8 @@ def test_in_4_bits_a_file_keeps_its_own(family: str, kind: str, tmp_path: Path) 
     assert isinstance(model, Decoder)
     wanted = logits_with(module, dense)
     assert torch.allclose(model.forward(TOKENS), wanted, atol=1e-2 * float(wanted.abs().max()))
-    held = load_module(folder, torch.float32, CPU, 4)
-    assert isinstance(held.model.layers[0].self_attn.q_proj, Int4Linear)
-    assert held.model.layers[0].mlp.down_proj.error < 5e-3
+    layers = layers_of(model)
+    assert all(isinstance(each, Int4Linear) and each.error < 5e-3 for each in layers)
 
 
 def test_unpacked_weights_are_the_very_values_of_the_format(tmp_path: Path) -> None:

@@ -1,27 +1,24 @@
-"""Linear layers in 8 bits a weight with one scale for each output, on a processor.
+"""Linear layers in 8 bits a weight with one scale for each output.
 
-Contract: both classes meet weight_layout.Linear. `Int8Linear` is for targets: the weights of
-LLM.int8 as bitsandbytes made them, rows in bf16, by torch's own kernel. A row has the same bits
-beside others as alone. Without the library's layer around them rows are not rounded to 8 bits, and
-a step of a 350M model takes 29 ms in place of 103. `RoundedRowsLinear` is for copies, which check
+`Int8Linear` is for targets on a processor: the weights of LLM.int8, rows in bf16, by torch's own
+kernel. A row has the same bits beside others as alone. Without the library's layer around them rows
+are not rounded to 8 bits, and a step of a 350M model takes 29 ms in place of 103. On other devices
+`LibraryInt8Linear` is that layer. `RoundedRowsLinear` is for copies on a processor, which check
 nothing: rows are rounded too, and FBGEMM multiplies whole numbers.
-
-Not here: which layers are quantised (quantise), loading (weights), LLM.int8 on a GPU
-(weight_layout.ModuleLinear).
 Source: LLM.int8 (arXiv 2208.07339).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias
+from localspec.weights.library import bitsandbytes
+from localspec.weights.linear import QuantisedLinear, bytes_of
+from localspec.weights.stored import INT8_STEPS, Int8
 
-STEPS = 127  # of a weight from zero to the largest of its output
 ROW_BYTES = 12  # that FBGEMM holds of each output: its scale, zero point and sum of weights
 
 
@@ -39,28 +36,47 @@ class Int8Linear(QuantisedLinear):
         self._product: Any = torch.ops.aten._weight_int8pack_mm.default
         self.weight_bytes = bytes_of(self._numbers, self._scales, bias)
 
-    @classmethod
-    def of_modules(cls, layers: Sequence[Any]) -> Int8Linear | None:
-        """Layers of bitsandbytes that read the same input, as one; None for another format, or on
-        another device."""
-        largest = [_largest(layer) for layer in layers]
-        if any(each is None or each.device.type != "cpu" for each in largest):
-            return None
-        numbers = torch.cat([layer.weight.data for layer in layers])
-        scales = torch.cat([each.float() / STEPS for each in largest if each is not None])
-        return cls(numbers, scales, joined_bias(layers))
-
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         given = rows.bfloat16().contiguous()
         made: torch.Tensor = self._product(given, self._numbers, self._scales).to(rows.dtype)
         return made if self._bias is None else made.add_(self._bias)
 
 
-def _largest(layer: Any) -> torch.Tensor | None:
-    """Of the weights of each output, [out]; None for another format. The first forward of a layer
-    takes it from the weight into the layer's state."""
-    found = getattr(getattr(layer, "weight", None), "SCB", None)
-    return getattr(getattr(layer, "state", None), "SCB", None) if found is None else found
+class LibraryInt8Linear(QuantisedLinear):
+    """bitsandbytes' own layer, which rounds rows by all that they hold. It looks for outliers on
+    the host, so a graph cannot hold it."""
+
+    has_invariant_rows = False
+    reads_host = True
+
+    def __init__(self, weight: Int8, bias: torch.Tensor | None) -> None:
+        parts = bitsandbytes().nn
+        num_out, num_in = weight.shape
+        self._layer: Any = parts.Linear8bitLt(
+            num_in, num_out, bias is not None, has_fp16_weights=False, threshold=6.0, device="meta"
+        )
+        self._layer.weight = parts.Int8Params(
+            weight.numbers,
+            requires_grad=False,
+            has_fp16_weights=False,
+            CB=weight.numbers,
+            SCB=weight.largest,
+        )
+        if bias is not None:
+            self._layer.bias = torch.nn.Parameter(bias, requires_grad=False)
+        self._layer.eval()
+        self.weight_bytes = bytes_of(weight.numbers, weight.largest, bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = self._layer(rows)
+        return product
+
+
+def stored_linear(weight: Int8, bias: torch.Tensor | None) -> Int8Linear | LibraryInt8Linear:
+    """Return the layer of a weight of LLM.int8, on the weight's device."""
+    if weight.numbers.device.type != "cpu":
+        return LibraryInt8Linear(weight, bias)
+    return Int8Linear(weight.numbers, weight.largest / INT8_STEPS, bias)
 
 
 class RoundedRowsLinear(QuantisedLinear):
@@ -72,7 +88,7 @@ class RoundedRowsLinear(QuantisedLinear):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kernels: Any = torch.ops.quantized
         weight = weight.float()
-        scales = (weight.abs().amax(1) / STEPS).clamp(min=1e-9).double()
+        scales = (weight.abs().amax(1) / INT8_STEPS).clamp(min=1e-9).double()
         with warnings.catch_warnings():  # a later torch drops this type; kernels may go with it
             warnings.simplefilter("ignore", UserWarning)
             numbers = torch.quantize_per_channel(

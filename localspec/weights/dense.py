@@ -1,10 +1,9 @@
-"""Linear layers of the native decoder, each in the weight layout that is fastest on its device.
+"""Linear layers of full precision, each in the layout that is fastest on its device.
 
-Contract: a `Linear` maps [n, in] to [n, out]; `add_to` adds the result to a residual, in one
-kernel where there is one. `packed` lays a weight out for oneDNN's matrix kernels, which about
-halves the time of a step and makes checking eight tokens cost little more than one. The kernels
-are private operators of torch: each layer is compared with the plain product once, when it is
-packed, and stays plain where they are missing or wrong. `dense` gives the weight back.
+`dense_linear` lays a weight out for oneDNN's matrix kernels, which about halves the time of a step
+and makes checking eight tokens cost little more than one. The kernels are private operators of
+torch: each layer is compared with the plain product once, when it is packed, and stays plain where
+they are missing or wrong. `dense` gives the weight back.
 
 In fp32, which is what a processor without instructions for bf16 computes in, weights that were
 published in bf16 or fp16 are kept in fp16, by FBGEMM's kernels: half the bytes of a step, and the
@@ -15,32 +14,25 @@ row a step and bound by the memory's bandwidth; checking a draft is several rows
 packed layout. Which is faster for one row depends on the processor and on whether the model fits
 its cache. So a pass of one row through all packed layers is timed in both layouts, which takes
 about a second. CPU only.
-
-Not here: quantised formats (nf4, int8, grouped), the layers' order (decoder).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import chain
 from statistics import median
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.core.errors import ModelError
-from localspec.forward.grouped import Int4Linear
-from localspec.forward.int8 import Int8Linear
-from localspec.forward.layer_parts import QuantisedLinear, bytes_of, joined_bias, tensors_of
-from localspec.forward.nf4 import Nf4Embedding, Nf4Linear
+from localspec.weights.linear import Linear, PlainLinear, as_module, bytes_of
+from localspec.weights.nf4 import Nf4Embedding
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
 TYPICAL_ROWS = 64  # what the layout is chosen for; for one row it would be slower at all widths
-ROW_MULTIPLE = 4
 FP16_ROW_MULTIPLE = 3  # FBGEMM's kernels for one and two rows add up in another order
 FP16_PROBED_ROWS = 63  # up to these it is measured which widths need no such rows
 FP16_STEP = 2.0**-24  # between the least numbers of fp16
@@ -53,59 +45,6 @@ TIMED_PASSES = 5
 MOST_SECONDS = 2.0  # of timing one layout or format
 
 
-def padded(rows: torch.Tensor) -> torch.Tensor:
-    """rows, [n, ...], on a processor at least ROW_MULTIPLE of them, the last one repeated: layers
-    without invariant rows mostly agree from there on."""
-    missing = ROW_MULTIPLE - rows.shape[0]
-    if missing <= 0 or rows.device.type != "cpu":
-        return rows
-    return torch.cat((rows, rows[-1:].expand(missing, *rows.shape[1:])))
-
-
-class Linear(Protocol):
-    """One product with a weight, and a bias where the layer has one."""
-
-    @property
-    def weight_bytes(self) -> int: ...
-
-    @property
-    def has_invariant_rows(self) -> bool:
-        """Whether a row has the same bits at every width, at 1 too, where a packed layer has
-        others (`padded`)."""
-        ...
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
-
-    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """residual + the product; the residual is not written to."""
-        ...
-
-    def dense(self) -> nn.Linear | None:
-        """The layer as torch's own, without copying where possible; None if it has no plain
-        weight (an already quantised one)."""
-        ...
-
-
-class PlainLinear:
-    """The product as torch does it: any device, any precision."""
-
-    has_invariant_rows = False
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.weight = weight  # [out, in]
-        self.bias = bias
-        self.weight_bytes = bytes_of(weight, bias)
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return F.linear(rows, self.weight, self.bias)
-
-    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return residual + F.linear(rows, self.weight, self.bias)
-
-    def dense(self) -> nn.Linear:
-        return _as_module(self.weight, self.bias)
-
-
 class PackedLinear:
     """A weight in the layout of oneDNN's matrix kernels. CPU, bf16 and fp32. A sum of more than
     1,024 products is split at several rows, and not at one.
@@ -114,6 +53,7 @@ class PackedLinear:
     are better without it (`tune`)."""
 
     has_invariant_rows = False
+    reads_host = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kernels: Any = torch.ops.mkldnn
@@ -146,7 +86,7 @@ class PackedLinear:
 
     def dense(self) -> nn.Linear:
         plain = self.single_row_weight
-        return _as_module(self._packed.to_dense() if plain is None else plain, self.bias)
+        return as_module(self._packed.to_dense() if plain is None else plain, self.bias)
 
 
 def _single_row(row: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -166,6 +106,7 @@ class Fp16Linear:
     width (`_fp16_widths`)."""
 
     has_invariant_rows = True
+    reads_host = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kernels: Any = torch.ops.quantized
@@ -190,7 +131,7 @@ class Fp16Linear:
         return self(rows).add_(residual)
 
     def dense(self) -> nn.Linear:
-        return _as_module(self._unpack(self._packed)[0], self.bias)
+        return as_module(self._unpack(self._packed)[0], self.bias)
 
 
 def _suits_fp16(weight: torch.Tensor) -> bool:
@@ -225,41 +166,7 @@ def _fp16_widths(in_features: int) -> tuple[int, ...]:
     return tuple(same.index(True, max(n, 1) - 1) + 1 for n in range(FP16_PROBED_ROWS + 1))
 
 
-class ModuleLinear(QuantisedLinear):
-    """Layers of one input in another format (4 bits in groups, LLM.int8 on a GPU), by modules;
-    the outputs of several stand side by side."""
-
-    def __init__(self, modules: Sequence[Any], weight_bytes: int) -> None:
-        self.modules = tuple(modules)
-        self.has_invariant_rows = all(
-            getattr(module, "has_invariant_rows", False) for module in modules
-        )
-        self.weight_bytes = weight_bytes
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        made = [module(rows) for module in self.modules]
-        return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
-
-
-class LayerModule(nn.Module):
-    """A layer in the place of a module's own, for rows of any shape."""
-
-    def __init__(self, layer: Linear, out_features: int) -> None:
-        super().__init__()
-        self.layer, self.out_features = layer, out_features
-
-    def state_dict(self, *_: Any, **__: Any) -> Any:
-        raise ModelError(
-            "A quantised copy cannot be saved: its weights are laid out for this device. It is "
-            "made from its model at every start; save the model instead."
-        )
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        made = self.layer(hidden.reshape(-1, hidden.shape[-1]))
-        return made.view(*hidden.shape[:-1], -1)
-
-
-def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+def dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     """The fastest form of a full-precision layer on its device that computes the same."""
     plain = PlainLinear(weight, bias)
     if weight.device.type != "cpu" or weight.dtype not in PACKED_DTYPES:
@@ -270,22 +177,6 @@ def packed(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     except (RuntimeError, AttributeError, NotImplementedError):
         return plain  # kernels of another torch or another processor
     return made if is_right else plain
-
-
-def fused(layers: Sequence[Any]) -> Linear:
-    """Linear modules of one input as one product; one by one where their format forbids it."""
-    if isinstance(layers[0], LayerModule):
-        return layers[0].layer
-    # Subclasses are another format (4-bit, 8-bit).
-    if any(type(layer) is not nn.Linear for layer in layers):
-        joined = Nf4Linear.of_modules(layers) or Int8Linear.of_modules(layers)
-        if joined is not None:
-            return joined
-        layers = Int4Linear.side_by_side(layers)
-        return ModuleLinear(layers, bytes_of(*chain(*map(tensors_of, layers))))
-    weights = [layer.weight.detach() for layer in layers]
-    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    return packed(weight, joined_bias(layers))
 
 
 @torch.inference_mode()
@@ -299,14 +190,6 @@ def _agree(made: Linear, plain: PlainLinear, num_rows: int) -> bool:
     residual = torch.ones_like(wanted).to(rows.dtype)
     added = float((made.add_to(rows, residual).float() - wanted - 1.0).abs().max())
     return alone <= bound and added <= 2.0 * bound + TOLERANCE[rows.dtype]  # NaN is refused too
-
-
-def _as_module(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.weight = nn.Parameter(weight, requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias, requires_grad=False)
-    return layer
 
 
 # -- plain weights for single rows ----------------------------------------------------------

@@ -1,0 +1,291 @@
+"""Builds the native decoder of a family from its settings and the tensors of its files.
+
+One block is made at a time on its device, and queries, keys and values, and gate and up, become one
+layer each. What a family's layers are called and in what they differ is said by formats.native;
+what is in the files is compared with the settings before a weight is read.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from localspec.core.errors import ModelError
+from localspec.formats.decoder_settings import DecoderSettings, MixtureSettings
+from localspec.forward.block import (
+    Activation,
+    Block,
+    Experts,
+    FeedForward,
+    GatedFeedForward,
+    Norm,
+    PlainFeedForward,
+    Scale,
+    Weights,
+    WholeNorm,
+    halves_swapped,
+    pairs_swapped,
+)
+from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
+from localspec.forward.rotation import rotation_tables
+from localspec.forward.tensor_names import TensorNames
+from localspec.weights import nf4
+from localspec.weights.dense import dense_linear
+from localspec.weights.linear import Linear
+from localspec.weights.nf4 import Nf4Embedding, Nf4Linear
+from localspec.weights.precision import GROUP, ROWS, Precision, linear_for, suits
+from localspec.weights.source import WeightSource
+from localspec.weights.stored import Dense, Weight
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_new": partial(F.gelu, approximate="tanh"),  # the same, in other kernels
+    "relu2": lambda rows: F.relu(rows).square(),
+}
+
+
+def build_weights(
+    settings: DecoderSettings,
+    source: WeightSource,
+    names: TensorNames,
+    precision: Precision,
+    capacity: int,
+    quantises_ends: bool = False,
+) -> Weights:
+    """Return the weights of a decoder, on the device of `precision`.
+
+    names: of the source's tensors. capacity: positions of the context. quantises_ends: the output
+    head in 4 bits, and on a GPU the embedding. Raises ModelError."""
+    builder = _Builder(settings, source, names, precision, capacity)
+    # The head first: it is the largest weight, and for a while held twice.
+    embedding, head = builder.ends(quantises_ends)
+    cos, sin = rotation_tables(
+        settings.rotations,
+        capacity,
+        settings.layout.is_interleaved,
+        precision.dtype,
+        precision.device,
+    )
+    return Weights(
+        embedding=embedding,
+        blocks=tuple(builder.blocks()),
+        final_norm=builder.norm(settings.layout.final_norm),
+        head=head,
+        cos=cos,
+        sin=sin,
+        num_heads=settings.num_heads,
+        num_kv_heads=settings.num_kv_heads,
+        head_dim=settings.head_dim,
+        swapped=pairs_swapped if settings.layout.is_interleaved else halves_swapped,
+        embedding_scale=_rounded(settings.embedding_scale, settings, precision.dtype),
+        query_scale=settings.query_scale * settings.head_dim**0.5,
+        logit_scale=settings.logit_scale,
+    )
+
+
+def ends_refused() -> ModelError:
+    return ModelError(
+        "The output head of this model cannot be kept in 4 bits: that takes a model that the "
+        f"native decoder runs, and a head of {GROUP} x n inputs and {ROWS} x n tokens. Use "
+        "--dtype 4-bit."
+    )
+
+
+def return_cached(device: torch.device) -> None:
+    """Free what torch, or on Linux the C library, keeps on a device for later. The latter keeps
+    what was freed between blocks in use: after loading a packed model, more than the model."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "mps":
+        torch.mps.empty_cache()
+    elif sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
+
+
+def _rounded(factor: float, settings: DecoderSettings, dtype: torch.dtype) -> float:
+    """Gemma's factor as it is rounded in transformers."""
+    if not settings.layout.scales_embedding:
+        return factor
+    return float(torch.tensor(factor).to(dtype))
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Reads the parts of one model."""
+
+    settings: DecoderSettings
+    source: WeightSource
+    names: TensorNames
+    precision: Precision
+    capacity: int
+
+    def ends(self, quantises: bool) -> tuple[torch.Tensor | Nf4Embedding, Linear]:
+        """The embedding and the output head."""
+        whole, device = self.precision.whole, self.precision.device
+        if quantises:
+            return self._quantised_ends()
+        embedding = self._dense("embed_tokens.weight")
+        if self.settings.is_tied:
+            return embedding, dense_linear(embedding, None)
+        head = linear_for([self._weight("lm_head.weight")], [self._head_bias()], whole)
+        return_cached(device)
+        return embedding, head
+
+    def blocks(self) -> Iterator[Block]:
+        for layer in range(self.settings.num_layers):
+            yield self._block(layer)
+            # Fused weights need larger pieces of memory than those that were freed.
+            return_cached(self.precision.device)
+
+    def norm(self, path: str) -> Norm:
+        weight, epsilon = self._norm_weight(path), self.settings.norm_epsilon
+        if not self.settings.layout.has_layer_norms:
+            return RootMeanSquareNorm(weight, epsilon)
+        bias = self._dense(f"{path}.bias") if self.settings.layout.has_norm_bias else None
+        return LayerNorm(weight, epsilon, bias)
+
+    def _block(self, layer: int) -> Block:
+        settings, layout, begin = self.settings, self.settings.layout, f"layers.{layer}."
+        attention = f"{begin}self_attn."
+        window = settings.windows[layer]
+        qkv = ["qkv_proj"] if layout.is_qkv_joined else ["q_proj", "k_proj", "v_proj"]
+        return Block(
+            attention_norm=self._norm_of(begin, layout.attention_norm),
+            qkv=self._linear([f"{attention}{part}" for part in qkv], settings.has_qkv_bias),
+            head_norm=self._head_norm(attention),
+            output=self._linear([f"{attention}{layout.output}"], settings.has_output_bias),
+            feed_forward_norm=self._norm_of(begin, layout.feed_forward_norm),
+            feed_forward=self._feed_forward(layer),
+            after_attention=self._after(begin, layout.after_attention),
+            after_feed_forward=self._after(begin, layout.after_feed_forward),
+            rotation=settings.turns[layer],
+            window=window if window is not None and window < self.capacity else None,
+            is_parallel=layout.is_parallel,
+        )
+
+    def _norm_of(self, begin: str, name: str | None) -> Norm | None:
+        return None if name is None else self.norm(f"{begin}{name}")
+
+    def _after(self, begin: str, name: str | None) -> Norm | None:
+        factor = self.settings.residual_scale
+        return self._norm_of(begin, name) if factor == 1.0 else Scale(factor)
+
+    def _norm_weight(self, path: str) -> torch.Tensor:
+        weight, offset = self._dense(f"{path}.weight"), self.settings.layout.norm_offset
+        return weight + offset if offset else weight
+
+    def _head_norm(self, attention: str) -> Norm | None:
+        """The norms of query and key heads as one."""
+        settings = self.settings
+        if settings.layout.head_norms is None:
+            return None
+        if settings.layout.head_norms == "whole":
+            norms = [self.norm(f"{attention}{part}") for part in ("q_norm", "k_norm")]
+            return WholeNorm(norms[0], norms[1], settings.num_heads)
+        queries = self._norm_weight(f"{attention}q_norm").expand(settings.num_heads, -1)
+        keys = self._norm_weight(f"{attention}k_norm").expand(settings.num_kv_heads, -1)
+        return RootMeanSquareNorm(torch.cat((queries, keys)), settings.norm_epsilon)
+
+    def _feed_forward(self, layer: int) -> FeedForward:
+        settings, layout = self.settings, self.settings.layout
+        begin = f"layers.{layer}.{layout.feed_forward}."
+        if settings.mixture is not None and settings.mixture.layers[layer]:
+            return self._experts(begin, settings.mixture)
+        linear = partial(self._linear, has_bias=settings.has_ffn_bias)
+        activation = ACTIVATIONS[settings.activation]
+        if layout.plain_feed_forward is not None:
+            up, down = (linear([f"{begin}{part}"]) for part in layout.plain_feed_forward)
+            return PlainFeedForward(up, down, activation)
+        parts = [layout.gate_up] if layout.is_gate_up_joined else ["gate_proj", "up_proj"]
+        gate_up = linear([f"{begin}{part}" for part in parts])
+        return GatedFeedForward(gate_up, linear([f"{begin}{layout.down}"]), activation)
+
+    def _experts(self, begin: str, mixture: MixtureSettings) -> Experts:
+        """Experts in full precision, whatever the other layers are kept in."""
+        activation, whole = ACTIVATIONS[self.settings.activation], self.precision.whole
+        experts = tuple(
+            GatedFeedForward(
+                linear_for([gate_up], [None], whole), linear_for([down], [None], whole), activation
+            )
+            for gate_up, down in self._expert_weights(f"{begin}experts.", mixture.num_experts)
+        )
+        router = linear_for([self._weight(f"{begin}gate.weight")], [None], whole)
+        return Experts(router, experts, mixture.num_chosen, mixture.is_normalised)
+
+    def _expert_weights(self, begin: str, count: int) -> Iterator[tuple[Weight, Weight]]:
+        """Gate and up as one, and down, of each expert: files hold them joined, of all experts or
+        one by one."""
+        if self.names.has(f"{begin}gate_up_proj"):
+            joined = (self._of_all(f"{begin}{part}") for part in ("gate_up_proj", "down_proj"))
+            for gate_up, down in zip(*joined, strict=True):
+                yield Dense(gate_up), Dense(down)
+            return
+        parts = ("gate_proj", "up_proj", "down_proj")
+        if self.names.has(f"{begin}gate_proj.weight"):
+            apart = (self._of_all(f"{begin}{part}.weight") for part in parts)
+            for gate, up, down in zip(*apart, strict=True):
+                yield Dense(torch.cat((gate, up))), Dense(down)
+            return
+        for expert in range(count):
+            gate, up, down = (self._of_all(f"{begin}{expert}.{part}.weight") for part in parts)
+            yield Dense(torch.cat((gate, up))), Dense(down)
+
+    def _of_all(self, name: str) -> torch.Tensor:
+        """A weight of experts on the host, [out, in] or [experts, out, in]."""
+        return self._read(name).dense(self.precision.dtype)
+
+    def _linear(self, paths: list[str], has_bias: bool) -> Linear:
+        """Layers of one input as one."""
+        weights = [self._weight(f"{path}.weight") for path in paths]
+        biases = [self._dense(f"{path}.bias") if has_bias else None for path in paths]
+        return linear_for(weights, biases, self.precision)
+
+    def _head_bias(self) -> torch.Tensor | None:
+        return self._dense("lm_head.bias") if self.settings.layout.has_head_bias else None
+
+    def _quantised_ends(self) -> tuple[torch.Tensor | Nf4Embedding, Linear]:
+        """The head in 4 bits; on a GPU, whose memory is the scarcer, the embedding as well. An
+        embedding that is tied to the head needs no memory of its own."""
+        settings, dtype, device = self.settings, self.precision.dtype, self.precision.device
+        if not suits((settings.vocab_size, settings.hidden_size)):
+            raise ends_refused()
+        kind = replace(self.precision.whole, kind="nf4" if nf4.has_kernel(device) else "int4")
+        at = "embed_tokens.weight" if settings.is_tied else "lm_head.weight"
+        weight = Dense(self._weight(at).dense(dtype))
+        head = linear_for([weight], [self._head_bias()], kind)
+        del weight
+        return_cached(device)
+        if device.type != "cuda":
+            return self._dense("embed_tokens.weight"), head
+        table = (
+            head
+            if settings.is_tied
+            else linear_for([Dense(self._weight("embed_tokens.weight").dense(dtype))], [None], kind)
+        )
+        assert isinstance(table, Nf4Linear), "a GPU has a kernel for NF4"
+        return Nf4Embedding(table, dtype), head
+
+    def _dense(self, name: str) -> torch.Tensor:
+        values = self._weight(name).dense(self.precision.dtype)
+        return values.to(self.precision.device)
+
+    def _weight(self, name: str) -> Weight:
+        """Raises ModelError for a weight of another shape than the settings say."""
+        weight = self._read(name)
+        wanted = self.names.shapes.get(name)
+        if wanted is not None and weight.shape != wanted:
+            raise ModelError(
+                f"The weights of {self.names.model} have another shape than its config.json says, "
+                f"first {name}: {list(weight.shape)}, not {list(wanted)}. Fetch the model again."
+            )
+        return weight
+
+    def _read(self, name: str) -> Weight:
+        return self.source.read(self.names.actual[name])

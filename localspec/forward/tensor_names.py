@@ -1,0 +1,170 @@
+"""The tensors that a model of a native family has, and their names in its files.
+
+A name here has no beginning such as "model." or "model.language_model.", and no name of a family's
+own for an expert. Files are compared with the settings: a weight that they lack is an error, and so
+is a tensor of a layer that nothing reads (forward.completeness).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from localspec.formats.decoder_settings import DecoderSettings
+from localspec.formats.native import TOWERS
+from localspec.forward.completeness import NEEDLESS, weights_missing
+
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+EXPERT = ".experts."
+
+
+@dataclass(frozen=True)
+class TensorNames:
+    """model: its name, for messages. actual: the name in the files of each name here. shapes: of
+    the weights that stand alone, as the settings say."""
+
+    model: str
+    actual: Mapping[str, str]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, settings: DecoderSettings, held: Collection[str], model: str) -> TensorNames:
+        """held: the names in the files. Raises ModelError for a weight that they lack."""
+        actual = dict(_actual(settings, held))
+        shapes = dict(_shapes(settings))
+        missing = [name for name in shapes if name not in actual]
+        missing += [name for name in _missing_experts(settings, actual)]
+        if missing:
+            raise weights_missing(model, missing)
+        return cls(model, actual, shapes)
+
+    def has(self, name: str) -> bool:
+        return name in self.actual
+
+    def unread(self, held: Collection[str]) -> list[str]:
+        """The names in the files, `held`, of tensors that no part of the decoder reads. A tied head
+        is the embedding."""
+        is_read = {HEAD, *self.shapes}
+        read = {actual for name, actual in self.actual.items() if name in is_read or EXPERT in name}
+        return [name for name in held if name not in read]
+
+    def holds_layer_of(self, actual: str) -> bool:
+        """True if a tensor of the files belongs to a part that the decoder has."""
+        beginning = self.actual[EMBEDDING].removesuffix(EMBEDDING)
+        path = actual.removeprefix(beginning).rpartition(".")[0]
+        parts = {name.rpartition(".")[0] for name in self.shapes}
+        return path in parts or any(part.isdigit() for part in path.split("."))
+
+
+def _actual(settings: DecoderSettings, held: Collection[str]) -> Iterator[tuple[str, str]]:
+    """The names here and in the files of every tensor that may belong to the decoder."""
+    ours = [name for name in held if _may_be_ours(name)]
+    embeddings = sorted((name for name in ours if name.endswith(EMBEDDING)), key=len)
+    beginning = embeddings[0].removesuffix(EMBEDDING) if embeddings else "model."
+    for name in ours:
+        head = name.rpartition("lm_head.")
+        if head[1]:
+            yield f"lm_head.{head[2]}", name
+        elif name.startswith(beginning):
+            usual = name.removeprefix(beginning)
+            for published, ours_is in settings.layout.renamed.items():
+                usual = re.sub(published, ours_is, usual)
+            yield usual, name
+
+
+def _may_be_ours(name: str) -> bool:
+    return not NEEDLESS.search(name) and set(TOWERS).isdisjoint(name.split("."))
+
+
+def _shapes(settings: DecoderSettings) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The name and shape of every weight but those of experts."""
+    layout, width, vocabulary = settings.layout, settings.hidden_size, settings.vocab_size
+    yield EMBEDDING, (vocabulary, width)
+    if not settings.is_tied:
+        yield HEAD, (vocabulary, width)
+        if layout.has_head_bias:
+            yield "lm_head.bias", (vocabulary,)
+    yield from _norm_shapes(settings, layout.final_norm, width)
+    for layer in range(settings.num_layers):
+        begin = f"layers.{layer}."
+        for norm in dict.fromkeys(
+            (layout.attention_norm, layout.after_attention, layout.feed_forward_norm,
+             layout.after_feed_forward)
+        ):  # fmt: skip
+            if norm is not None:
+                yield from _norm_shapes(settings, f"{begin}{norm}", width)
+        for name, shape in (*_attention_shapes(settings), *_ffn_shapes(settings, layer)):
+            yield f"{begin}{name}", shape
+
+
+def _norm_shapes(
+    settings: DecoderSettings, path: str, width: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{path}.weight", (width,)
+    if settings.layout.has_norm_bias:
+        yield f"{path}.bias", (width,)
+
+
+def _linear_shapes(
+    path: str, num_out: int, num_in: int, has_bias: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{path}.weight", (num_out, num_in)
+    if has_bias:
+        yield f"{path}.bias", (num_out,)
+
+
+def _attention_shapes(settings: DecoderSettings) -> Iterator[tuple[str, tuple[int, ...]]]:
+    layout, size = settings.layout, settings.head_dim
+    queries, keys = settings.num_heads * size, settings.num_kv_heads * size
+    parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+    if layout.is_qkv_joined:
+        parts = {"qkv_proj": queries + 2 * keys}
+    for part, num_out in parts.items():
+        yield from _linear_shapes(
+            f"self_attn.{part}", num_out, settings.hidden_size, settings.has_qkv_bias
+        )
+    yield from _linear_shapes(
+        f"self_attn.{layout.output}", settings.hidden_size, queries, settings.has_output_bias
+    )
+    if layout.head_norms is not None:
+        is_whole = layout.head_norms == "whole"
+        yield "self_attn.q_norm.weight", (queries if is_whole else size,)
+        yield "self_attn.k_norm.weight", (keys if is_whole else size,)
+
+
+def _ffn_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    layout, mixture = settings.layout, settings.mixture
+    begin, width, inner = f"{layout.feed_forward}.", settings.hidden_size, settings.ffn_size
+    if mixture is not None and mixture.layers[layer]:
+        yield f"{begin}gate.weight", (mixture.num_experts, width)
+        return
+    up, down = layout.plain_feed_forward or (None, layout.down)
+    ups = {up: inner} if up else {"gate_proj": inner, "up_proj": inner}
+    if layout.is_gate_up_joined:
+        ups = {layout.gate_up: 2 * inner}
+    for part, num_out in ups.items():
+        yield from _linear_shapes(f"{begin}{part}", num_out, width, settings.has_ffn_bias)
+    yield from _linear_shapes(f"{begin}{down}", width, inner, settings.has_ffn_bias)
+
+
+def _missing_experts(settings: DecoderSettings, actual: Mapping[str, str]) -> list[str]:
+    """Layers whose experts the files lack, by the name of their first weight."""
+    if settings.mixture is None:
+        return []
+    parts = ("gate_proj", "up_proj", "down_proj")
+    missing = list[str]()
+    for layer, has_experts in enumerate(settings.mixture.layers):
+        if not has_experts:
+            continue
+        begin = f"layers.{layer}.{settings.layout.feed_forward}.experts."
+        joined = [f"{begin}gate_up_proj", f"{begin}down_proj"]
+        of_all = [f"{begin}{part}.weight" for part in parts]
+        apart = [
+            f"{begin}{expert}.{part}.weight"
+            for expert in range(settings.mixture.num_experts)
+            for part in parts
+        ]
+        if not any(all(name in actual for name in form) for form in (joined, of_all, apart)):
+            missing += [name for name in apart if name not in actual][:1]
+    return missing
