@@ -325,10 +325,10 @@ def test_the_newest_chat_of_a_file_is_stored_last_and_empty_ones_are_counted() -
 # Zips
 
 
-def packed(**members: object) -> bytes:
+def packed(method: int = zipfile.ZIP_DEFLATED, **members: object) -> bytes:
     """Return a zip; __ in a name is a slash, and a name gets the end .json."""
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(out, "w", method) as archive:
         for name, content in members.items():
             text = content if isinstance(content, str | bytes) else json.dumps(content)
             archive.writestr(f"{name.replace('__', '/')}.json", text)
@@ -360,7 +360,7 @@ def test_a_zip_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPat
         read(packed(**{f"m{number}": "" for number in range(4)}))
 
 
-def test_damaged_and_encrypted_zips_are_refused_in_words() -> None:
+def test_zips_that_cannot_be_read_are_refused_in_words() -> None:
     data = packed(conversations=[CHATGPT])
     encrypted = bytearray(data)
     encrypted[6] |= 1
@@ -368,6 +368,8 @@ def test_damaged_and_encrypted_zips_are_refused_in_words() -> None:
     for broken in (data[:-30], data[:60] + bytes(40) + data[100:], bytes(encrypted)):
         with pytest.raises(RequestError, match="damaged or encrypted"):
             read(broken)
+    with pytest.raises(RequestError, match=r"by another method than Deflate.*Unpack it"):
+        read(packed(zipfile.ZIP_LZMA, conversations=[CHATGPT]))
 
 
 # Anything else

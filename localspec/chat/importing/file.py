@@ -35,6 +35,8 @@ MEMBERS = (
     re.compile(r".+\.jsonl?"),
 )
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# What is said of a zip that cannot be read, after the reason.
+UNPACK_IT = "so nothing was imported. Unpack it and choose its conversations.json."
 
 
 def texts_of(data: bytes) -> Iterator[str]:
@@ -59,10 +61,7 @@ def texts_of(data: bytes) -> Iterator[str]:
 
 def _members(data: bytes) -> Iterator[bytes]:
     if data.count(LISTED_MEMBER) > MAX_MEMBERS:
-        raise RequestError(
-            f"The zip has more than {MAX_MEMBERS:,} files, so nothing was imported. Unpack it and "
-            "choose its conversations.json."
-        )
+        raise RequestError(f"The zip has more than {MAX_MEMBERS:,} files, {UNPACK_IT}")
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             left = MAX_UNPACKED_BYTES
@@ -71,10 +70,7 @@ def _members(data: bytes) -> Iterator[bytes]:
                 left -= len(content)
                 yield content
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
-        raise RequestError(
-            "The zip is damaged or encrypted, so nothing was imported. Unpack it and choose its "
-            "conversations.json."
-        ) from None
+        raise RequestError(f"The zip is damaged or encrypted, {UNPACK_IT}") from None
 
 
 def _wanted(members: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
@@ -89,7 +85,7 @@ def _wanted(members: list[zipfile.ZipInfo]) -> list[zipfile.ZipInfo]:
 
 def _unpacked(archive: zipfile.ZipFile, member: zipfile.ZipInfo, max_bytes: int) -> bytes:
     if member.compress_type not in METHODS:
-        raise NotImplementedError
+        raise RequestError(f"The zip is compressed by another method than Deflate, {UNPACK_IT}")
     with archive.open(member) as file:
         content = file.read(max_bytes + 1)  # the size that the zip claims proves nothing
     if len(content) > max_bytes:
