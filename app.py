@@ -29,12 +29,14 @@ from typing import Annotated
 
 from localspec.cli.flags import HostFlag, OriginFlag, PortFlag, UnloadFlag, call, refuse
 from localspec.core.bootstrap import check_port, ensure_environment, is_complete, prefer_large_pages
+from localspec.core.config import suggestion
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import AlreadyRunning, LocalspecError, SetupError, too_long_a_name
 from localspec.core.flags import Flag
 from localspec.core.options import LoadOptions, RemoteFlags
 from localspec.drafters.registry import REGISTRY
 
+PROGRAM = "python app.py"
 PASSWORD_VARIABLE = "LOCALSPEC_PASSWORD"
 # Seconds that a second start waits for the browser to be started before it ends.
 BROWSER_S = 10.0
@@ -68,12 +70,13 @@ class PageFlags:
 
 def parse_arguments(argv: list[str]) -> PageFlags:
     """Return the flags. Exit at once for --help and for mistakes."""
-    flags: PageFlags = call({"": PageFlags}, argv, "app.py")
+    flags: PageFlags = call({"": PageFlags}, argv, PROGRAM)
     drafter, known = flags.options.drafter, (AUTO, OFF, *REGISTRY)
     if drafter is not None and drafter not in known:
-        refuse("app.py", f"There is no drafter {drafter!r}. Known: {', '.join(known)}.")
+        nearest = suggestion(drafter, known)
+        refuse(PROGRAM, f"There is no drafter {drafter!r}.{nearest} Known: {', '.join(known)}.")
     if flags.log_text and flags.no_log_text:
-        refuse("app.py", "--log-text and --no-log-text contradict each other. Leave one out.")
+        refuse(PROGRAM, "--log-text and --no-log-text contradict each other. Leave one out.")
     return flags
 
 

@@ -29,7 +29,7 @@ from localspec.bench.runs import (
     open_bench_engine,
     own_controller,
 )
-from localspec.cli.flags import JsonFlag, run_app
+from localspec.cli.flags import MAX_TOKENS, TEMPERATURES, JsonFlag, LimitFlag, run_app
 from localspec.cli.output import finish, to_stderr
 from localspec.controller.policy import policy_of
 from localspec.core.decoding import AUTO, OFF, DraftPlan, Growth, Outcome, Policy
@@ -86,9 +86,9 @@ def identity(
         LoadOptions, only("profile", "model", "draft", "heads", "context", "dtype", "kernels")
     ],
     prompts: Annotated[Path, Flag("JSON lines as `bench` reads them.")] = OWN_PROMPTS,
-    limit: Annotated[int | None, Flag("Only the first N prompts.")] = None,
-    max_tokens: Annotated[int, Flag("Of a reply.")] = 12,
-    temperatures: Annotated[str, Flag("Comma-separated.")] = "0,0.7,1",
+    limit: LimitFlag = None,
+    max_tokens: Annotated[int, MAX_TOKENS] = 12,
+    temperatures: Annotated[str, TEMPERATURES] = "0,0.7,1",
     order: Annotated[int, Flag("Seed of the order of arms.")] = 0,
     out: Annotated[Path | None, Flag("Keep the digests here.")] = None,
     against: Annotated[Path | None, Flag("Digests of an earlier run.")] = None,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from localspec.bench.kept import KeptFile
-from localspec.cli.flags import JsonFlag
+from localspec.cli.flags import MAX_TOKENS, TEMPERATURES, JsonFlag, LimitFlag
 from localspec.cli.output import finish, to_stderr
 from localspec.core.config import with_server
 from localspec.core.errors import ConfigError, SetupError
@@ -51,9 +51,9 @@ class BenchFlags:
         ),
     ] = None
     prompts: Annotated[Path | None, Flag("A .jsonl; default: our prompts.")] = None
-    limit: Annotated[int | None, Flag("Only the first N prompts.")] = None
-    max_tokens: Annotated[int | None, Flag("Of a reply; default: 64.")] = None
-    temperatures: Annotated[str | None, Flag("Comma-separated.")] = None
+    limit: LimitFlag = None
+    max_tokens: Annotated[int | None, Flag(f"{MAX_TOKENS.help} Default: 64.")] = None
+    temperatures: Annotated[str | None, TEMPERATURES] = None
     arms: Annotated[str | None, Flag(ARMS_HELP)] = None
     warm: Annotated[
         int | None,

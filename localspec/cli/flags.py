@@ -46,6 +46,10 @@ UnloadFlag = Annotated[
     ),
 ]
 
+LimitFlag = Annotated[int | None, Flag("Only the first N prompts.", "N")]
+TEMPERATURES = Flag("Comma-separated, like 0,0.7.")
+MAX_TOKENS = Flag("Tokens of a reply, at most.")
+
 
 def call(commands: Mapping[str, Command], words: Sequence[str], program: str) -> Any:
     """Call the command that the words name with what they give its parameters. The name "" is the

@@ -21,7 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
-from localspec.cli.flags import JsonFlag
+from localspec.cli.flags import MAX_TOKENS, JsonFlag
 from localspec.cli.output import finish, to_stderr
 from localspec.core.config import with_server
 from localspec.core.errors import ConfigError, RequestError, StoreError
@@ -69,7 +69,7 @@ class GenerateFlags:
     top_k: Annotated[int, Flag()] = 0
     min_p: Annotated[float, Flag()] = 0.0
     seed: Annotated[int | None, Flag("Default: a new one.")] = None
-    max_tokens: Annotated[int, Flag()] = 256
+    max_tokens: Annotated[int, MAX_TOKENS] = 256
     stop: Annotated[
         tuple[str, ...], Flag("End the reply before this text; repeatable.", "TEXT")
     ] = ()

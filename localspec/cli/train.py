@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from localspec.cli.flags import Command, JsonFlag
+from localspec.cli.flags import MAX_TOKENS, TEMPERATURES, Command, JsonFlag
 from localspec.cli.output import finish
 from localspec.core.flags import Flag, SeedFlag, only, without
 from localspec.core.options import LoadOptions
@@ -46,8 +46,8 @@ def accepted(
     options: Annotated[LoadOptions, only(*TARGET, "draft")],
     prompts: PromptsFlag = (),
     made_up: MadeUpFlag = 0,
-    temperatures: Annotated[str, Flag("Comma-separated.")] = "0,0.7,1",
-    max_tokens: Annotated[int, Flag("Of each reply.")] = 48,
+    temperatures: Annotated[str, TEMPERATURES] = "0,0.7,1",
+    max_tokens: Annotated[int, MAX_TOKENS] = 48,
     out: Annotated[Path | None, Flag("The file; none: accepted/TARGET.json in HOME.")] = None,
     seed: SeedFlag = 1,
     as_json: JsonFlag = False,
