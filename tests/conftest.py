@@ -159,6 +159,13 @@ def taken_port() -> Iterator[int]:
         yield listening.getsockname()[1]
 
 
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of localspec for this test where it names none."""
+    monkeypatch.setattr("localspec.core.config.default_home", lambda: tmp_path / "home")
+    return tmp_path / "home"
+
+
 @pytest.fixture(scope="module")
 def quick_start() -> Iterator[None]:
     """Processes of engines begin as copies of one that has imported what they need."""

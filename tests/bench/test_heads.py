@@ -21,7 +21,7 @@ PLACE = Path("place")
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def heads_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "t"
     tiny_llama().save_pretrained(folder)
     return folder
@@ -48,19 +48,21 @@ def named(target: Path, home: Path, *heads: str, draft: str | None = None) -> An
     return named_results(options, pytest.fail)
 
 
-def test_a_head_stays_a_head_and_a_draft_is_loaded_as_one(target: Path, tmp_path: Path) -> None:
-    head = trained(tmp_path / "head", target, "medusa")
-    draft = trained(tmp_path / "draft", target, "draft")
-    options, found = named(target, tmp_path, head, draft)
+def test_a_head_stays_a_head_and_a_draft_is_loaded_as_one(
+    heads_target: Path, tmp_path: Path
+) -> None:
+    head = trained(tmp_path / "head", heads_target, "medusa")
+    draft = trained(tmp_path / "draft", heads_target, "draft")
+    options, found = named(heads_target, tmp_path, head, draft)
     assert (options.heads, options.draft) == ((head,), draft)
     assert [each.drafter for each in found] == ["medusa", "draft_model"]
-    options, found = named(target, tmp_path, draft=draft)
+    options, found = named(heads_target, tmp_path, draft=draft)
     assert (options.draft, found) == (draft, []), "a draft named as such is compared as ever"
 
 
-def test_every_length_that_was_held_out_is_compared_with_the_chosen_one(target: Path) -> None:
+def test_every_length_that_was_held_out_is_compared_with_the_chosen_one(heads_target: Path) -> None:
     results = [
-        NamedResult(PLACE, "medusa", note(target, "medusa")),
+        NamedResult(PLACE, "medusa", note(heads_target, "medusa")),
         NamedResult(PLACE, "mtp", None),
     ]
     arms = [arm.name for arm in parse_arms(settings_of(results, None).arms)]
@@ -78,20 +80,20 @@ def test_every_length_that_was_held_out_is_compared_with_the_chosen_one(target: 
     ],
 )
 def test_two_of_a_kind_are_refused(
-    kinds: tuple[str, ...], draft: str | None, sentence: str, target: Path, tmp_path: Path
+    kinds: tuple[str, ...], draft: str | None, sentence: str, heads_target: Path, tmp_path: Path
 ) -> None:
-    heads = [trained(tmp_path / str(n), target, kind) for n, kind in enumerate(kinds)]
+    heads = [trained(tmp_path / str(n), heads_target, kind) for n, kind in enumerate(kinds)]
     with pytest.raises(ConfigError, match=sentence):
-        named(target, tmp_path, *heads, draft=draft)
+        named(heads_target, tmp_path, *heads, draft=draft)
 
 
 def test_a_result_for_other_weights_and_a_folder_without_one_are_refused(
-    target: Path, tmp_path: Path
+    heads_target: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match="other weights"):
-        named(target, tmp_path, trained(tmp_path / "head", None, "medusa"))
+        named(heads_target, tmp_path, trained(tmp_path / "head", None, "medusa"))
     with pytest.raises(ModelError, match="no head at"):
-        named(target, tmp_path, str(tmp_path / "gone"))
+        named(heads_target, tmp_path, str(tmp_path / "gone"))
 
 
 def row(arm: str, ratio: float | None, **changes: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def pair_of_file() -> Iterator[tuple[Stub, Stub]]:
 
 
 @pytest.fixture
-def pair(pair_of_file: tuple[Stub, Stub]) -> tuple[Stub, Stub]:
+def stub_pair(pair_of_file: tuple[Stub, Stub]) -> tuple[Stub, Stub]:
     for stub in pair_of_file:
         reset(stub)
     return pair_of_file
@@ -47,8 +47,8 @@ def measured(*stubs: Stub, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_prompt_is_asked_of_both_at_every_load(pair: tuple[Stub, Stub]) -> None:
-    drafting, plain = pair
+def test_every_prompt_is_asked_of_both_at_every_load(stub_pair: tuple[Stub, Stub]) -> None:
+    drafting, plain = stub_pair
     plain.drafted = (0, 0, 0)
     result = measured(drafting, plain)
     rows = result["rows"]
@@ -74,8 +74,10 @@ def test_every_prompt_is_asked_of_both_at_every_load(pair: tuple[Stub, Stub]) ->
 
 
 @pytest.mark.slow
-def test_arms_take_turns_as_often_as_is_asked_for_with_other_seeds(pair: tuple[Stub, Stub]) -> None:
-    drafting, plain = pair
+def test_arms_take_turns_as_often_as_is_asked_for_with_other_seeds(
+    stub_pair: tuple[Stub, Stub],
+) -> None:
+    drafting, plain = stub_pair
     plain.words = ("Rain", " fell", ".")
     result = measured(drafting, plain, concurrencies=[1], repeats=2, prompts=PROMPTS[:2])
     row, _ = result["rows"]
@@ -88,41 +90,41 @@ def test_arms_take_turns_as_often_as_is_asked_for_with_other_seeds(pair: tuple[S
 
 
 @pytest.mark.slow
-def test_a_localspec_server_is_asked_for_both_ways(pair: tuple[Stub, Stub]) -> None:
-    pair[0].owned_by = "localspec"
-    result = measured(pair[0], concurrencies=[2])
+def test_a_localspec_server_is_asked_for_both_ways(stub_pair: tuple[Stub, Stub]) -> None:
+    stub_pair[0].owned_by = "localspec"
+    result = measured(stub_pair[0], concurrencies=[2])
     assert [row["server"] for row in result["rows"]] == ["speculative", "plain"]
-    assert [body.get("drafter") for body in pair[0].bodies] == [None] * 8 + ["off"] * 8
+    assert [body.get("drafter") for body in stub_pair[0].bodies] == [None] * 8 + ["off"] * 8
 
 
 @pytest.mark.slow
-def test_counters_that_somebody_else_moved_are_not_used(pair: tuple[Stub, Stub]) -> None:
-    pair[0].others = 1
-    row = measured(pair[0], concurrencies=[1])["rows"][0]
+def test_counters_that_somebody_else_moved_are_not_used(stub_pair: tuple[Stub, Stub]) -> None:
+    stub_pair[0].others = 1
+    row = measured(stub_pair[0], concurrencies=[1])["rows"][0]
     assert row["num_draft_tokens"] is row["acceptance_rate"] is None
 
 
 @pytest.mark.slow
 def test_counters_that_never_stand_still_hold_up_no_test(
-    pair: tuple[Stub, Stub], monkeypatch: pytest.MonkeyPatch
+    stub_pair: tuple[Stub, Stub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others use the server all the time: it was waited for without end."""
-    told = pair[0].metrics
+    told = stub_pair[0].metrics
 
     def moved() -> str:
-        pair[0].finish()
+        stub_pair[0].finish()
         return told()
 
-    monkeypatch.setattr(pair[0], "metrics", moved)
+    monkeypatch.setattr(stub_pair[0], "metrics", moved)
     monkeypatch.setattr("localspec.bench.remote.MOST_LOOKS", 3)
-    row = measured(pair[0], concurrencies=[1])["rows"][0]
+    row = measured(stub_pair[0], concurrencies=[1])["rows"][0]
     assert row["num_failed"] == 0 and row["num_draft_tokens"] is None
 
 
 @pytest.mark.slow
-def test_failures_are_counted_and_told(pair: tuple[Stub, Stub]) -> None:
-    pair[0].fault = (500, "no memory")
-    result = measured(pair[0], concurrencies=[2])
+def test_failures_are_counted_and_told(stub_pair: tuple[Stub, Stub]) -> None:
+    stub_pair[0].fault = (500, "no memory")
+    result = measured(stub_pair[0], concurrencies=[2])
     assert result["rows"][0]["num_failed"] == 6
     assert result["rows"][0]["ttft_ms"] is None
     assert "no memory" in render_remote(result)
@@ -130,41 +132,43 @@ def test_failures_are_counted_and_told(pair: tuple[Stub, Stub]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("accepted", "words"), [(10, "more spec"), (6, "usual"), (1, "thrown")])
-def test_the_advice_goes_by_acceptance(pair: tuple[Stub, Stub], accepted: int, words: str) -> None:
-    pair[0].drafted = (4, 12, accepted)
-    assert words in measured(pair[0], concurrencies=[1])["advice"][0]
+def test_the_advice_goes_by_acceptance(
+    stub_pair: tuple[Stub, Stub], accepted: int, words: str
+) -> None:
+    stub_pair[0].drafted = (4, 12, accepted)
+    assert words in measured(stub_pair[0], concurrencies=[1])["advice"][0]
 
 
 @pytest.mark.slow
-def test_sglang_gets_all_prompts_as_one_batch_too(pair: tuple[Stub, Stub]) -> None:
-    pair[0].owned_by = "sglang"
-    row = measured(pair[0], concurrencies=[2])["rows"][0]
+def test_sglang_gets_all_prompts_as_one_batch_too(stub_pair: tuple[Stub, Stub]) -> None:
+    stub_pair[0].owned_by = "sglang"
+    row = measured(stub_pair[0], concurrencies=[2])["rows"][0]
     assert row["batch"]["acceptance_rate"] == 0.5
-    body = pair[0].bodies[-1]
+    body = stub_pair[0].bodies[-1]
     assert body["path"] == "/generate"
     assert body["text"] == [prompt.text for prompt in PROMPTS]
     assert body["sampling_params"][0]["max_new_tokens"] == 8
 
 
-def test_the_replies_of_a_batch_come_in_order(pair: tuple[Stub, Stub]) -> None:
-    pair[0].owned_by = "sglang"
+def test_the_replies_of_a_batch_come_in_order(stub_pair: tuple[Stub, Stub]) -> None:
+    stub_pair[0].owned_by = "sglang"
     requests = [
         Request((Message("user", text),), SamplingParams(seed=3), 5, stop=("\n",))
         for text in ("a", "b")
     ]
-    with closing(ServerBackend(RemoteServer(pair[0].url))) as backend:
+    with closing(ServerBackend(RemoteServer(stub_pair[0].url))) as backend:
         found = backend.generate_batch(requests)
     assert found is not None
     assert [one.text for one in found] == ["To a", "To b"]
     assert found[0].drafts is not None
     assert (found[0].num_output_tokens, found[0].drafts.num_accepted_tokens) == (6, 4)
     wanted = {"sampling_seed": 3, "stop": ["\n"], "top_k": -1, "temperature": 0.0}
-    asked = pair[0].bodies[-1]["sampling_params"][1]
+    asked = stub_pair[0].bodies[-1]["sampling_params"][1]
     assert {name: asked[name] for name in wanted} == wanted
 
 
-def test_a_test_of_nothing_is_refused(pair: tuple[Stub, Stub]) -> None:
+def test_a_test_of_nothing_is_refused(stub_pair: tuple[Stub, Stub]) -> None:
     with pytest.raises(ConfigError, match="prompts"):
-        measured(pair[0], prompts=[])
+        measured(stub_pair[0], prompts=[])
     with pytest.raises(ConfigError, match="concurrency"):
-        measured(pair[0], concurrencies=[0])
+        measured(stub_pair[0], concurrencies=[0])

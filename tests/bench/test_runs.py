@@ -30,7 +30,7 @@ CASE = Case("a", "chat", (3, 9, 14, 27, 5), 0)
 
 
 @pytest.fixture
-def bench() -> BenchEngine:
+def fresh_bench() -> BenchEngine:
     return tiny_bench()
 
 
@@ -39,53 +39,56 @@ def run(bench: BenchEngine, drafter: str, length: int | None = None) -> Measured
     return runner.run(CASE, SamplingParams(), 16)
 
 
-def test_the_time_of_rounds_lies_within_the_decode_time(bench: BenchEngine) -> None:
-    found = run(bench, "draft_model", 3)
+def test_the_time_of_rounds_lies_within_the_decode_time(fresh_bench: BenchEngine) -> None:
+    found = run(fresh_bench, "draft_model", 3)
     assert found.draft_ms is not None and found.drafted_verify_ms is not None
     assert found.decode_ms is not None and found.num_accepted_tokens > 0
     assert 0.0 < found.draft_ms + found.drafted_verify_ms < found.decode_ms
 
 
-def test_a_reply_that_ends_at_once_has_no_rate(bench: BenchEngine) -> None:
-    first = run(bench, "off").decided[0]
-    found = run(replace(bench, end_ids=frozenset({first})), "off")
+def test_a_reply_that_ends_at_once_has_no_rate(fresh_bench: BenchEngine) -> None:
+    first = run(fresh_bench, "off").decided[0]
+    found = run(replace(fresh_bench, end_ids=frozenset({first})), "off")
     assert (found.tokens, found.tokens_per_second) == ((), None)
 
 
-def test_energy_is_what_the_counter_gained_while_decoding(bench: BenchEngine) -> None:
+def test_energy_is_what_the_counter_gained_while_decoding(fresh_bench: BenchEngine) -> None:
     readings = iter([100.0, 103.5])
-    assert run(replace(bench, joules=lambda: next(readings)), "off").energy_joules == 3.5
+    assert run(replace(fresh_bench, joules=lambda: next(readings)), "off").energy_joules == 3.5
 
 
-def test_without_a_counter_energy_is_unknown(bench: BenchEngine) -> None:
-    found = run(bench, "off")
+def test_without_a_counter_energy_is_unknown(fresh_bench: BenchEngine) -> None:
+    found = run(fresh_bench, "off")
     assert found.energy_joules is None
     assert found.peak_memory_bytes is not None and found.peak_memory_bytes > 10 * 2**20
 
 
-def test_an_arm_learns_apart_from_the_others(bench: BenchEngine) -> None:
-    one, other = own_controller(bench), own_controller(bench)
-    EngineRunner(bench, one, "draft_model", 3).run(CASE, SamplingParams(), 16)
+def test_an_arm_learns_apart_from_the_others(fresh_bench: BenchEngine) -> None:
+    one, other = own_controller(fresh_bench), own_controller(fresh_bench)
+    EngineRunner(fresh_bench, one, "draft_model", 3).run(CASE, SamplingParams(), 16)
     one.learn()
     assert one.acceptance.estimate("draft_model", "model", Situation(0)).evidence > 0
     assert other.acceptance.estimate("draft_model", "model", Situation(0)).evidence == 0
-    assert bench.controller.acceptance.estimate("draft_model", "model", Situation(0)).evidence == 0
+    assert (
+        fresh_bench.controller.acceptance.estimate("draft_model", "model", Situation(0)).evidence
+        == 0
+    )
 
 
-def test_forgetting_empties_every_cache(bench: BenchEngine) -> None:
-    run(bench, "draft_model", 3)
-    empty_caches(bench.engine, CASE.prompt)
-    draft = bench.engine.drafters["draft_model"]
+def test_forgetting_empties_every_cache(fresh_bench: BenchEngine) -> None:
+    run(fresh_bench, "draft_model", 3)
+    empty_caches(fresh_bench.engine, CASE.prompt)
+    draft = fresh_bench.engine.drafters["draft_model"]
     assert isinstance(draft, DraftModelDrafter)
-    assert bench.engine.target.cache.length == 0
+    assert fresh_bench.engine.target.cache.length == 0
     draft.model.cache.reuse(list(CASE.prompt))
     assert draft.model.cache.length == 0
 
 
 def test_a_drafter_that_shares_the_targets_cache_meets_it_at_the_root(
-    bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
+    fresh_bench: BenchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, seen = bench.engine.target, list[int]()
+    target, seen = fresh_bench.engine.target, list[int]()
 
     def sharing(self: NgramDrafter, sequence: Any, plan: Any) -> Proposal:
         assert target.cache.tokens == sequence.tokens[:-1]
@@ -94,13 +97,13 @@ def test_a_drafter_that_shares_the_targets_cache_meets_it_at_the_root(
         return Proposal()
 
     monkeypatch.setattr(NgramDrafter, "propose", sharing)
-    empty_caches(bench.engine, (3, 9, 14, 27, 5))
+    empty_caches(fresh_bench.engine, (3, 9, 14, 27, 5))
     assert seen and target.cache.length == 0
 
 
-def test_a_sampled_run_can_be_made_again(bench: BenchEngine) -> None:
+def test_a_sampled_run_can_be_made_again(fresh_bench: BenchEngine) -> None:
     case = Case("a", "chat", (3, 9, 14, 27, 5), 11)
-    runner = EngineRunner(bench, bench.controller, "draft_model", 3)
+    runner = EngineRunner(fresh_bench, fresh_bench.controller, "draft_model", 3)
     one, two = (runner.run(case, case.sampling(0.7), 16) for _ in range(2))
     assert one.decided == two.decided
 

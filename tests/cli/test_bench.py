@@ -88,7 +88,7 @@ def test_flags_are_lists_and_a_bad_number_is_said() -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def bench_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """(options, settings) that `bench` was run with; nothing is loaded."""
     seen: list[Any] = []
 
@@ -108,35 +108,35 @@ def run_with(engines: OtherEngines, *words: str) -> Ended:
     return invoke(*words, commands={"": bench_with(lambda: engines)})
 
 
-def test_without_flags_the_comparison_is_what_it_was(asked: list[Any]) -> None:
+def test_without_flags_the_comparison_is_what_it_was(bench_calls: list[Any]) -> None:
     assert run().exit_code == 0
-    (_, settings), *_ = asked
+    (_, settings), *_ = bench_calls
     assert settings.arms == ("off", "ngram", "draft_model", "self_quant", "auto")
     assert (settings.temperatures, settings.max_tokens, settings.limit) == ((0.0,), 64, None)
 
 
-def test_flags_replace_single_values_of_a_suite(asked: list[Any], tmp_path: Path) -> None:
+def test_flags_replace_single_values_of_a_suite(bench_calls: list[Any], tmp_path: Path) -> None:
     ended = run("--suite", "quick", "--max-tokens", "9", "--temperatures", "0,0.7",
                 "--home", str(tmp_path))  # fmt: skip
     assert ended.exit_code == 0
-    settings = asked[0][1]
+    settings = bench_calls[0][1]
     assert (settings.max_tokens, settings.temperatures) == (9, (0.0, 0.7))
     assert settings.limit == 4 and settings.home == tmp_path
 
 
-def test_one_drafter_is_compared_with_off(asked: list[Any]) -> None:
+def test_one_drafter_is_compared_with_off(bench_calls: list[Any]) -> None:
     run("--drafter", "ngram", "--model", "x")
-    options, settings = asked[0]
+    options, settings = bench_calls[0]
     assert settings.arms == ("off", "ngram") and options.model == "x"
 
 
-def test_a_drafter_beside_arms_is_refused(asked: list[Any]) -> None:
+def test_a_drafter_beside_arms_is_refused(bench_calls: list[Any]) -> None:
     ended = run("--drafter", "ngram", "--arms", "off,auto")
-    assert isinstance(ended.error, ConfigError) and asked == []
+    assert isinstance(ended.error, ConfigError) and bench_calls == []
 
 
 def test_the_json_goes_to_the_last_line_and_compactly_to_a_file(
-    asked: list[Any], tmp_path: Path
+    bench_calls: list[Any], tmp_path: Path
 ) -> None:
     out = tmp_path / "bench.json"
     ended = run("--out", str(out), "--json")
@@ -154,10 +154,10 @@ def test_a_kept_file_has_one_line_for_each_row() -> None:
 
 
 def test_a_file_that_cannot_be_written_is_said_before_anything_runs(
-    asked: list[Any], tmp_path: Path
+    bench_calls: list[Any], tmp_path: Path
 ) -> None:
     ended = run("--out", str(tmp_path / "gone" / "bench.json"))
-    assert isinstance(ended.error, ConfigError) and asked == []
+    assert isinstance(ended.error, ConfigError) and bench_calls == []
 
 
 @pytest.mark.parametrize(
@@ -166,23 +166,25 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_runs(
      ("--drafter", "llama_cpp")],
 )  # fmt: skip
 def test_other_engines_name_the_command_that_compares_them(
-    asked: list[Any], words: tuple[str, ...]
+    bench_calls: list[Any], words: tuple[str, ...]
 ) -> None:
     ended = run(*words)
-    assert isinstance(ended.error, ConfigError) and asked == []
+    assert isinstance(ended.error, ConfigError) and bench_calls == []
     assert "python -m tools.peers" in str(ended.error)
 
 
 def test_a_caller_with_other_engines_has_the_same_command_with_them(
-    asked: list[Any], tmp_path: Path
+    bench_calls: list[Any], tmp_path: Path
 ) -> None:
     ended = run_with(others(), "--arms", "off,vllm_draft@2", "--peer-threads", "2")
     assert ended.exit_code == 0, ended
-    settings = asked[0][1]
+    settings = bench_calls[0][1]
     assert (settings.arms, settings.peer_threads) == (("off", "vllm_draft@2"), 2)
 
 
-def test_setting_up_compares_nothing_and_says_what_failed(asked: list[Any], tmp_path: Path) -> None:
+def test_setting_up_compares_nothing_and_says_what_failed(
+    bench_calls: list[Any], tmp_path: Path
+) -> None:
     homes: list[Path] = []
 
     def one_fails(home: Path, say: Any) -> tuple[list[str], dict[str, str]]:
@@ -190,7 +192,7 @@ def test_setting_up_compares_nothing_and_says_what_failed(asked: list[Any], tmp_
         return ["llama_cpp"], {"vllm": "No network."}
 
     ended = run_with(others(one_fails), "--setup-peers", "--home", str(tmp_path), "--json")
-    assert homes == [tmp_path] and asked == []
+    assert homes == [tmp_path] and bench_calls == []
     assert json.loads(ended.lines[-1]) == {
         "ready": ["llama_cpp"], "failed": {"vllm": "No network."},
     }  # fmt: skip

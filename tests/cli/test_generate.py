@@ -39,7 +39,8 @@ from tests.kit.command_line import invoke
 from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import tiny_llama
 
-pytestmark = pytest.mark.slow  # loads models with all that drafts for them
+# They load models with all that drafts for them.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
 HELLO = (Message("user", "hello hello"),)
 STATS_KEYS = {
     "drafter",
@@ -82,11 +83,6 @@ def measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Costs are measured in one round each: what they are does not matter here."""
     monkeypatch.setattr(calibrate, "REPEATS", 1)
     monkeypatch.setattr(calibrate, "QUICKLY_S", 0.0)
-
-
-@pytest.fixture(autouse=True)
-def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("localspec.core.config.default_home", lambda: tmp_path / "home")
 
 
 def test_reply_is_plain_json_data_of_fixed_form(

@@ -24,7 +24,7 @@ from tests.kit.damage import in_shards, own_code, truncated_file, with_config
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def model_folder(tmp_path: Path) -> Path:
     made = tmp_path / "damaged"
     made.mkdir()
     (made / "config.json").write_text('{"model_type": "llama"}')
@@ -32,12 +32,12 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_the_files_of_a_model_are_those_that_its_index_names(folder: Path) -> None:
-    assert check_folder(folder).config == {"model_type": "llama"}
-    assert weight_files(folder) == [folder / SINGLE]
-    in_shards(folder)
-    assert [file.name for file in weight_files(folder)] == ["a.safetensors", "b.safetensors"]
-    assert check_folder(folder).config == {"model_type": "llama"}
+def test_the_files_of_a_model_are_those_that_its_index_names(model_folder: Path) -> None:
+    assert check_folder(model_folder).config == {"model_type": "llama"}
+    assert weight_files(model_folder) == [model_folder / SINGLE]
+    in_shards(model_folder)
+    assert [file.name for file in weight_files(model_folder)] == ["a.safetensors", "b.safetensors"]
+    assert check_folder(model_folder).config == {"model_type": "llama"}
 
 
 def truncated(folder: Path) -> None:
@@ -171,23 +171,23 @@ FAULTS: tuple[tuple[Callable[[Path], None], str], ...] = (
 
 @pytest.mark.parametrize(("fault", "said"), FAULTS, ids=[f.__name__ for f, _ in FAULTS])
 def test_a_damaged_folder_is_a_model_error_that_names_it(
-    fault: Callable[[Path], None], said: str, folder: Path
+    fault: Callable[[Path], None], said: str, model_folder: Path
 ) -> None:
-    fault(folder)
+    fault(model_folder)
     with pytest.raises(ModelError, match=said):
-        check_folder(folder)
+        check_folder(model_folder)
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [("tokenizer.model", "tokenizer.model alone, which is not read"), ("other", "no tokenizer")],
 )
-def test_a_tokenizer_that_is_not_read_is_told(name: str, said: str, folder: Path) -> None:
-    (folder / name).touch()
+def test_a_tokenizer_that_is_not_read_is_told(name: str, said: str, model_folder: Path) -> None:
+    (model_folder / name).touch()
     with pytest.raises(ModelError, match=rf"{said}\. Fetch the tokenizer\.json"):
-        require_tokenizer(folder)
-    (folder / "tokenizer.json").touch()
-    require_tokenizer(folder)
+        require_tokenizer(model_folder)
+    (model_folder / "tokenizer.json").touch()
+    require_tokenizer(model_folder)
 
 
 @pytest.mark.parametrize(
@@ -207,18 +207,20 @@ def test_a_folder_of_another_kind_is_told_by_its_files(
 
 
 @pytest.mark.parametrize("place", ["model.onnx", "onnx/model_q4.onnx"])
-def test_weights_as_onnx_are_told_and_not_to_be_fetched_again(place: str, folder: Path) -> None:
-    (folder / SINGLE).unlink()
-    (folder / place).parent.mkdir(exist_ok=True)
-    (folder / place).write_bytes(b"")
+def test_weights_as_onnx_are_told_and_not_to_be_fetched_again(
+    place: str, model_folder: Path
+) -> None:
+    (model_folder / SINGLE).unlink()
+    (model_folder / place).parent.mkdir(exist_ok=True)
+    (model_folder / place).write_bytes(b"")
     with pytest.raises(ModelError, match=r"as ONNX \(model.*\.onnx\).*or as GGUF"):
-        check_folder(folder)
+        check_folder(model_folder)
 
 
-def test_what_judges_texts_is_told(folder: Path) -> None:
-    with_config(folder, architectures=["LlamaForSequenceClassification"])
+def test_what_judges_texts_is_told(model_folder: Path) -> None:
+    with_config(model_folder, architectures=["LlamaForSequenceClassification"])
     with pytest.raises(ModelError, match=r"judges texts.*LlamaForSequenceClassification"):
-        check_folder(folder)
+        check_folder(model_folder)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:

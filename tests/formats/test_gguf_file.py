@@ -19,13 +19,13 @@ VOCABULARY = vocabulary_of(
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def gguf_file(tmp_path: Path) -> Path:
     write_gguf(tmp_path / "tiny.gguf", tiny_llama(), "Q8_0", describe=VOCABULARY)
     return tmp_path / "tiny.gguf"
 
 
-def test_settings_and_tensors_are_those_of_the_packages_own_reader(file: Path) -> None:
-    header, reader = read_header(file, with_vocabulary=True), GGUFReader(file)
+def test_settings_and_tensors_are_those_of_the_packages_own_reader(gguf_file: Path) -> None:
+    header, reader = read_header(gguf_file, with_vocabulary=True), GGUFReader(gguf_file)
     own = {key: field.contents() for key, field in reader.fields.items() if "GGUF." not in key}
     assert header.settings == own
     assert [(t.name, t.kind, t.start, t.num_bytes) for t in header.tensors] == [
@@ -34,23 +34,23 @@ def test_settings_and_tensors_are_those_of_the_packages_own_reader(file: Path) -
     assert [t.shape for t in header.tensors] == [tuple(t.shape[::-1]) for t in reader.tensors]
 
 
-def test_lists_of_words_are_only_counted_unless_asked_for(file: Path) -> None:
-    assert read_header(file).settings["tokenizer.ggml.tokens"] == 3
-    assert read_header(file, with_vocabulary=True).settings["tokenizer.ggml.merges"] == ["a b"]
+def test_lists_of_words_are_only_counted_unless_asked_for(gguf_file: Path) -> None:
+    assert read_header(gguf_file).settings["tokenizer.ggml.tokens"] == 3
+    assert read_header(gguf_file, with_vocabulary=True).settings["tokenizer.ggml.merges"] == ["a b"]
 
 
-def test_the_kinds_are_named_by_the_weights_they_hold(file: Path) -> None:
-    assert list(read_header(file).kinds) == ["Q8_0"]
+def test_the_kinds_are_named_by_the_weights_they_hold(gguf_file: Path) -> None:
+    assert list(read_header(gguf_file).kinds) == ["Q8_0"]
 
 
-def test_a_file_that_changed_is_read_again(file: Path) -> None:
-    first = read_header(file)
-    write_gguf(file, tiny_llama(num_layers=1), describe=VOCABULARY)
-    assert len(read_header(file).tensors) < len(first.tensors)
+def test_a_file_that_changed_is_read_again(gguf_file: Path) -> None:
+    first = read_header(gguf_file)
+    write_gguf(gguf_file, tiny_llama(num_layers=1), describe=VOCABULARY)
+    assert len(read_header(gguf_file).tensors) < len(first.tensors)
 
 
-def test_a_file_is_known_by_its_first_bytes(file: Path, tmp_path: Path) -> None:
-    blob = file.rename(tmp_path / "sha256-0123")
+def test_a_file_is_known_by_its_first_bytes(gguf_file: Path, tmp_path: Path) -> None:
+    blob = gguf_file.rename(tmp_path / "sha256-0123")
     assert is_gguf(blob)
     (tmp_path / "other").write_bytes(b"PK\x03\x04")
     assert not is_gguf(tmp_path / "other")
@@ -148,14 +148,14 @@ def test_tensors_that_no_file_has_are_damage(
         read_header(tmp_path / "bad.gguf")
 
 
-def test_a_file_cut_short_is_damaged(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-1000])
+def test_a_file_cut_short_is_damaged(gguf_file: Path) -> None:
+    gguf_file.write_bytes(gguf_file.read_bytes()[:-1000])
     with pytest.raises(ModelError, match="fewer than its header promises"):
-        read_header(file)
+        read_header(gguf_file)
 
 
-def test_the_parts_of_a_model_are_read_as_one(file: Path, tmp_path: Path) -> None:
-    one = file.rename(tmp_path / "big-00001-of-00002.gguf")
+def test_the_parts_of_a_model_are_read_as_one(gguf_file: Path, tmp_path: Path) -> None:
+    one = gguf_file.rename(tmp_path / "big-00001-of-00002.gguf")
     with pytest.raises(ModelError, match=r"1 of the 2 parts of big are missing.*00002-of-00002"):
         read_header(one)
     write_gguf(tmp_path / "big-00002-of-00002.gguf", tiny_llama(num_layers=1))

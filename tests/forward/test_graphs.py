@@ -93,16 +93,16 @@ def test_widths_of_the_cost_table_come_first_and_none_twice() -> None:
 
 
 @pytest.fixture(scope="module")
-def pair() -> tuple[CapturedDecoder, Decoder]:
+def graphs_pair() -> tuple[CapturedDecoder, Decoder]:
     return captured(), with_plain_cache(tiny_llama(), CAPACITY)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16])
 def test_every_width_gives_the_decoders_logits(
-    pair: tuple[CapturedDecoder, Decoder], width: int
+    graphs_pair: tuple[CapturedDecoder, Decoder], width: int
 ) -> None:
-    decoder, reference = pair
+    decoder, reference = graphs_pair
     pool = decoder._store.pool
     assert isinstance(pool, TracingPool) and len(decoder.captured) == 30
     for length in (0, 1, 200):
@@ -115,19 +115,19 @@ def test_every_width_gives_the_decoders_logits(
 @pytest.mark.parametrize("edge", [256, 512, CAPACITY])
 @pytest.mark.parametrize("width", [1, 5, 16])
 def test_at_the_edge_of_a_stretch(
-    pair: tuple[CapturedDecoder, Decoder], edge: int, width: int
+    graphs_pair: tuple[CapturedDecoder, Decoder], edge: int, width: int
 ) -> None:
     for short in (0, 1, 2):
-        check_equal(*pair, length=edge - width - short, width=width)
+        check_equal(*graphs_pair, length=edge - width - short, width=width)
         if edge < CAPACITY:
-            check_equal(*pair, length=edge - width + 1 + short, width=width)
+            check_equal(*graphs_pair, length=edge - width + 1 + short, width=width)
 
 
 def test_a_padded_width_never_reaches_beyond_the_capacity(
-    pair: tuple[CapturedDecoder, Decoder],
+    graphs_pair: tuple[CapturedDecoder, Decoder],
 ) -> None:
     """13 tokens fit the context's end, the 16 of their graph do not: they run as before."""
-    decoder, reference = pair
+    decoder, reference = graphs_pair
     check_equal(decoder, reference, CAPACITY - 13, 13)
     assert decoder.cache.length == CAPACITY
     with pytest.raises(CacheError):
@@ -135,22 +135,22 @@ def test_a_padded_width_never_reaches_beyond_the_capacity(
     assert decoder.cache.length == CAPACITY
 
 
-def test_trees_and_the_path_that_is_kept(pair: tuple[CapturedDecoder, Decoder]) -> None:
-    for model in pair:
+def test_trees_and_the_path_that_is_kept(graphs_pair: tuple[CapturedDecoder, Decoder]) -> None:
+    for model in graphs_pair:
         model.cache.rollback(0)
         model.forward(text(40), num_logits=1)
     tokens = [5, 6, 7, 8, 9, 10, 11]
-    assert_close(*(model.forward(tokens, TREE) for model in pair))
-    for model in pair:
+    assert_close(*(model.forward(tokens, TREE) for model in graphs_pair))
+    for model in graphs_pair:
         model.cache.keep(40, [0, 2, 4])
-    assert_close(*(model.forward([12, 13]) for model in pair))
-    assert pair[0].cache.tokens == pair[1].cache.tokens
+    assert_close(*(model.forward([12, 13]) for model in graphs_pair))
+    assert graphs_pair[0].cache.tokens == graphs_pair[1].cache.tokens
 
 
 def test_only_the_wanted_logits_and_never_those_of_a_later_step(
-    pair: tuple[CapturedDecoder, Decoder],
+    graphs_pair: tuple[CapturedDecoder, Decoder],
 ) -> None:
-    decoder, _ = pair
+    decoder, _ = graphs_pair
     decoder.cache.rollback(0)
     everything = decoder.forward([4, 5, 6, 7])
     kept = everything.clone()
@@ -161,14 +161,14 @@ def test_only_the_wanted_logits_and_never_those_of_a_later_step(
     assert torch.equal(everything, kept), "a later step wrote over logits handed out"
 
 
-def test_a_rejected_draft_leaves_no_trace(pair: tuple[CapturedDecoder, Decoder]) -> None:
+def test_a_rejected_draft_leaves_no_trace(graphs_pair: tuple[CapturedDecoder, Decoder]) -> None:
     for round_width in (9, 1, 5, 2):
-        for model in pair:
+        for model in graphs_pair:
             model.cache.rollback(0)
             model.forward(text(30), num_logits=1)
             model.forward([60] * round_width)
             model.cache.rollback(31)
-        assert_close(*(model.forward([3, 4]) for model in pair))
+        assert_close(*(model.forward([3, 4]) for model in graphs_pair))
 
 
 def test_hidden_states_are_those_of_the_decoder() -> None:

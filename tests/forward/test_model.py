@@ -79,21 +79,21 @@ def small(kind: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def module() -> Any:
+def tiny_module() -> Any:
     return tiny_llama(later=1.0)
 
 
 @pytest.mark.parametrize("cut", [1, 2, 7, 12])
-def test_chain_after_a_cache_equals_the_full_forward(module: Any, cut: int) -> None:
-    model = on_transformers(module)
+def test_chain_after_a_cache_equals_the_full_forward(tiny_module: Any, cut: int) -> None:
+    model = on_transformers(tiny_module)
     first, second = model.forward(TEXT[:cut]), model.forward(TEXT[cut:])
-    assert torch.allclose(torch.cat((first, second)), plain(module, TEXT), **CLOSE)
+    assert torch.allclose(torch.cat((first, second)), plain(tiny_module, TEXT), **CLOSE)
 
 
-def test_one_by_one_equals_all_at_once(module: Any) -> None:
-    model = on_transformers(module)
+def test_one_by_one_equals_all_at_once(tiny_module: Any) -> None:
+    model = on_transformers(tiny_module)
     rows = [model.forward([token])[0] for token in TEXT]
-    assert torch.allclose(torch.stack(rows), plain(module, TEXT), **CLOSE)
+    assert torch.allclose(torch.stack(rows), plain(tiny_module, TEXT), **CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen2", "qwen3", "mistral", "gemma3"])
@@ -105,10 +105,10 @@ def test_other_families_agree_with_transformers(kind: str) -> None:
 
 
 @pytest.mark.parametrize("start", [0, 1, 6])
-def test_every_node_of_a_tree_equals_its_path_alone(module: Any, start: int) -> None:
+def test_every_node_of_a_tree_equals_its_path_alone(tiny_module: Any, start: int) -> None:
     parents = [-1, 0, 0, 1, 2, 2, -1, 6]
     nodes = [11, 12, 13, 14, 15, 16, 17, 18]
-    model = on_transformers(module)
+    model = on_transformers(tiny_module)
     prefill(model, TEXT[:start])
     logits = model.forward(nodes, parents)
     for node in range(len(nodes)):
@@ -116,45 +116,45 @@ def test_every_node_of_a_tree_equals_its_path_alone(module: Any, start: int) -> 
         while at >= 0:
             path.insert(0, nodes[at])
             at = parents[at]
-        assert torch.allclose(logits[node], plain(module, TEXT[:start] + path)[-1], **CLOSE)
+        assert torch.allclose(logits[node], plain(tiny_module, TEXT[:start] + path)[-1], **CLOSE)
 
 
-def test_a_kept_tree_path_equals_having_decoded_it(module: Any) -> None:
+def test_a_kept_tree_path_equals_having_decoded_it(tiny_module: Any) -> None:
     parents, nodes = [-1, 0, 0, 2, 2], [11, 12, 13, 14, 15]
-    model = on_transformers(module)
+    model = on_transformers(tiny_module)
     prefill(model, TEXT)
     model.forward(nodes, parents)
     model.cache.keep(len(TEXT), (0, 2, 4))  # 11, 13, 15
     assert model.cache.tokens == [*TEXT, 11, 13, 15]
     follow = model.forward([20, 21])
-    assert torch.allclose(follow, plain(module, [*TEXT, 11, 13, 15, 20, 21])[-2:], **CLOSE)
+    assert torch.allclose(follow, plain(tiny_module, [*TEXT, 11, 13, 15, 20, 21])[-2:], **CLOSE)
 
 
-def test_a_tree_truncated_instead_of_compacted_is_seen(module: Any) -> None:
+def test_a_tree_truncated_instead_of_compacted_is_seen(tiny_module: Any) -> None:
     """The planted fault of the test above: same length and tokens, wrong slots."""
-    model = on_transformers(module)
+    model = on_transformers(tiny_module)
     prefill(model, TEXT)
     model.forward([11, 12, 13, 14, 15], [-1, 0, 0, 2, 2])
     model.cache.tokens[len(TEXT) :] = [11, 13, 15]
     follow = model.forward([20, 21])
     assert not torch.allclose(
-        follow, plain(module, [*TEXT, 11, 13, 15, 20, 21])[-2:], atol=0.01, rtol=0.01
+        follow, plain(tiny_module, [*TEXT, 11, 13, 15, 20, 21])[-2:], atol=0.01, rtol=0.01
     )
 
 
-def test_rollback_and_another_way_leaves_no_trace(module: Any) -> None:
-    model = on_transformers(module)
+def test_rollback_and_another_way_leaves_no_trace(tiny_module: Any) -> None:
+    model = on_transformers(tiny_module)
     model.forward([*TEXT, 1, 2, 3])
     model.cache.rollback(len(TEXT))
     found = model.forward([30, 31])
-    assert torch.allclose(found, plain(module, [*TEXT, 30, 31])[-2:], **CLOSE)
+    assert torch.allclose(found, plain(tiny_module, [*TEXT, 30, 31])[-2:], **CLOSE)
 
 
-def test_only_the_wanted_logits_are_returned(module: Any) -> None:
-    model = on_transformers(module)
+def test_only_the_wanted_logits_are_returned(tiny_module: Any) -> None:
+    model = on_transformers(tiny_module)
     assert model.forward(TEXT, num_logits=1).shape == (1, 64)
     assert torch.allclose(
-        model.forward([1, 2, 3], num_logits=2), plain(module, [*TEXT, 1, 2, 3])[-2:], **CLOSE
+        model.forward([1, 2, 3], num_logits=2), plain(tiny_module, [*TEXT, 1, 2, 3])[-2:], **CLOSE
     )
 
 
@@ -167,12 +167,12 @@ def test_prefill_in_chunks_equals_one_forward() -> None:
     assert torch.allclose(model.forward([9])[0], plain(module, [*text, 9])[-1], **CLOSE)
 
 
-def test_a_full_context_is_refused_and_the_cache_stays_usable(module: Any) -> None:
-    model = on_transformers(module, capacity=8)
+def test_a_full_context_is_refused_and_the_cache_stays_usable(tiny_module: Any) -> None:
+    model = on_transformers(tiny_module, capacity=8)
     model.forward(TEXT[:6])
     with pytest.raises(CacheError):
         model.forward([1, 2, 3])
-    assert torch.allclose(model.forward([4])[0], plain(module, [*TEXT[:6], 4])[-1], **CLOSE)
+    assert torch.allclose(model.forward([4])[0], plain(tiny_module, [*TEXT[:6], 4])[-1], **CLOSE)
 
 
 def test_logits_are_fp32_in_half_precision() -> None:

@@ -20,17 +20,8 @@ from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.random_medusa import write_random
 from tests.kit.tiny import tiny_llama, with_cache
 
-pytestmark = pytest.mark.slow  # loads models with all that drafts for them
-
-
-@pytest.fixture(autouse=True)
-def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("localspec.core.config.default_home", lambda: tmp_path / "home")
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("t") / "target", tiny_llama(vocab_size=VOCAB_SIZE))
+# They load models with all that drafts for them.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
 
 
 def opened(target: Path, *heads: Path, past: tuple[str, ...] = (), **more: Any) -> Any:
@@ -41,7 +32,7 @@ def opened(target: Path, *heads: Path, past: tuple[str, ...] = (), **more: Any) 
 
 
 @pytest.fixture(scope="module")
-def plain(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def plain_backend(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The target without anything else, for tests that change nothing of it."""
     return opened(target, home=tmp_path_factory.mktemp("home"))
 
@@ -122,7 +113,7 @@ def test_a_damaged_note_beside_a_head_is_a_reason(target: Path, tmp_path: Path) 
 
 
 def test_what_was_learnt_with_one_head_is_not_another_s(
-    target: Path, plain: Any, tmp_path: Path
+    target: Path, plain_backend: Any, tmp_path: Path
 ) -> None:
     head = tmp_path / "head"
     write_random(head, with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
@@ -130,7 +121,7 @@ def test_what_was_learnt_with_one_head_is_not_another_s(
     tensors = load_file(head / "head.safetensors")
     save_file({name: 2.0 * each for name, each in tensors.items()}, head / "head.safetensors")
     second = opened(target, head).loaded.identity
-    assert len({first, second, plain.loaded.identity}) == 3
+    assert len({first, second, plain_backend.loaded.identity}) == 3
 
 
 def test_what_was_learnt_with_one_draft_is_not_another_s(target: Path, tmp_path: Path) -> None:
@@ -156,8 +147,8 @@ def test_a_draft_with_other_tokens_drafts_across_vocabularies(target: Path, tmp_
     assert text_of(backend, "cross_tokenizer") == text_of(backend, "off")
 
 
-def test_earlier_conversations_are_looked_up(target: Path, plain: Any) -> None:
-    said = text_of(plain, "off")
+def test_earlier_conversations_are_looked_up(target: Path, plain_backend: Any) -> None:
+    said = text_of(plain_backend, "off")
     backend = opened(target, past=(f"hello hello {said}",))
     assert text_of(backend, "ngram") == said
 

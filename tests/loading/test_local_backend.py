@@ -31,7 +31,8 @@ from tests.kit.model_folders import VOCAB_SIZE, save_model, save_tokenizer
 from tests.kit.packed import LAYOUTS, packed_folder
 from tests.kit.tiny import NEEDS_BF16, agreeing_draft, tiny_llama
 
-pytestmark = pytest.mark.slow  # loads models with all that drafts for them
+# They load models with all that drafts for them.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
 HELLO = (Message("user", "hello hello"),)
 
 
@@ -40,11 +41,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("pair")
     module = tiny_llama(vocab_size=VOCAB_SIZE)
     return save_model(root / "target", module), save_model(root / "draft", agreeing_draft(module))
-
-
-@pytest.fixture(autouse=True)
-def no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("localspec.core.config.default_home", lambda: tmp_path / "home")
 
 
 def options_of(target: Path, draft: Path | None = None, **more: Any) -> LoadOptions:

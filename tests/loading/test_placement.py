@@ -63,14 +63,9 @@ from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.packed import AWQ, as_awq, packed_folder
 from tests.kit.shapes import LLAMA_8B
-from tests.kit.tiny import NEEDS_BF16, tiny_llama, tiny_qwen
+from tests.kit.tiny import NEEDS_BF16, tiny_qwen
 
 CONTEXT = 4096
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_model(tmp_path_factory.mktemp("room") / "target", tiny_llama(vocab_size=VOCAB_SIZE))
 
 
 @pytest.fixture

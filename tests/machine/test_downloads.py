@@ -40,7 +40,7 @@ wait = waiting.until
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def two_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("hub")
     for number, each in enumerate((MODEL, OTHER)):
         (root / each).mkdir(parents=True)
@@ -52,23 +52,23 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def hub(models: dict[str, Path]) -> Iterator[HubStub]:
-    with serve_hub(models) as stub:
+def hub_of_two(two_models: dict[str, Path]) -> Iterator[HubStub]:
+    with serve_hub(two_models) as stub:
         yield stub
 
 
 @pytest.fixture
-def cache(hub: HubStub, tmp_path: Path) -> Iterator[Path]:
-    with client_of(hub.endpoint, tmp_path / "cache"):  # this process looks at the same cache
+def download_cache(hub_of_two: HubStub, tmp_path: Path) -> Iterator[Path]:
+    with client_of(hub_of_two.endpoint, tmp_path / "cache"):  # this process looks at the same cache
         yield tmp_path / "cache"
 
 
 @pytest.fixture
-def environment(hub: HubStub, cache: Path) -> dict[str, str]:
+def environment(hub_of_two: HubStub, download_cache: Path) -> dict[str, str]:
     return {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HUB_CACHE": str(cache),
-        "HF_HOME": str(cache.parent / "hf"),
+        "HF_ENDPOINT": hub_of_two.endpoint,
+        "HF_HUB_CACHE": str(download_cache),
+        "HF_HOME": str(download_cache.parent / "hf"),
         "HF_HUB_DOWNLOAD_TIMEOUT": "1",
         "NO_PROXY": NO_PROXY,
     }
@@ -118,7 +118,7 @@ def in_part(downloads: Downloads) -> Download:
 
 
 def test_two_models_come_one_after_the_other_and_are_whole(
-    downloads: Downloads, cache: Path, models: dict[str, Path]
+    downloads: Downloads, download_cache: Path, two_models: dict[str, Path]
 ) -> None:
     downloads.ask(MODEL)
     downloads.ask(OTHER)
@@ -129,16 +129,16 @@ def test_two_models_come_one_after_the_other_and_are_whole(
         assert each.state == "done" and each.have_bytes == each.num_bytes
         assert each.survey is not None
         assert each.held == {file.name: file.num_bytes for file in each.survey.files}
-    for model_id, folder in models.items():
-        place = cache / f"models--{model_id.replace('/', '--')}" / "snapshots" / COMMIT
+    for model_id, folder in two_models.items():
+        place = download_cache / f"models--{model_id.replace('/', '--')}" / "snapshots" / COMMIT
         weights = "model.safetensors"
         assert (place / weights).read_bytes() == (folder / weights).read_bytes()
 
 
 def test_a_paused_download_goes_on_from_where_it_was_and_a_cancelled_one_leaves_nothing(
-    downloads: Downloads, hub: HubStub, cache: Path, path: Path
+    downloads: Downloads, hub_of_two: HubStub, download_cache: Path, path: Path
 ) -> None:
-    hub.pace_s = 0.1
+    hub_of_two.pace_s = 0.1
     downloads.ask(MODEL)
     seen = in_part(downloads)
     assert seen.num_bytes is not None and "of" in in_words(seen)
@@ -146,13 +146,15 @@ def test_a_paused_download_goes_on_from_where_it_was_and_a_cancelled_one_leaves_
         max(psutil.Process().children(), key=lambda child: child.create_time()).suspend()
     downloads.pause(MODEL)
     assert state(downloads) == "paused"
-    (part,) = wait(lambda: list(cache.rglob("incomplete/*.safetensors")))
+    (part,) = wait(lambda: list(download_cache.rglob("incomplete/*.safetensors")))
     held = part.stat().st_size
     downloads.ask(MODEL)
-    wait(lambda: hub.ranges)
-    (asked,) = hub.ranges
+    wait(lambda: hub_of_two.ranges)
+    (asked,) = hub_of_two.ranges
     assert int(asked.removeprefix("bytes=").removesuffix("-")) >= held > 100_000
-    assert hub.requests.count(COMMIT_OF) == 1, "what is being fetched does not change meanwhile"
+    assert hub_of_two.requests.count(COMMIT_OF) == 1, (
+        "what is being fetched does not change meanwhile"
+    )
     downloads.cancel(MODEL)
     assert downloads.downloads == () and not part.exists()
     assert load_unfinished(path) == {}
@@ -175,12 +177,12 @@ def test_what_an_ended_process_still_says_changes_nothing(path: Path) -> None:
 
 def test_after_a_kill_the_next_start_offers_to_continue(
     downloads: Downloads,
-    hub: HubStub,
+    hub_of_two: HubStub,
     path: Path,
     environment: dict[str, str],
     started: list[subprocess.Popen[str]],
 ) -> None:
-    hub.pace_s = 0.1
+    hub_of_two.pace_s = 0.1
     downloads.ask(MODEL)
     in_part(downloads)
     started[0].kill()
@@ -191,17 +193,19 @@ def test_after_a_kill_the_next_start_offers_to_continue(
         (found,) = again.downloads
         assert found.state == "paused" and found.num_bytes is not None
         assert 100_000 < found.have_bytes < found.num_bytes, "read from the cache, not remembered"
-        hub.pace_s = 0.0
+        hub_of_two.pace_s = 0.0
         again.ask(MODEL)
         wait(lambda: state(again) == "done")
-        assert hub.ranges, "what had arrived was not fetched again"
+        assert hub_of_two.ranges, "what had arrived was not fetched again"
     finally:
         again.close()
     assert load_unfinished(path) == {}
 
 
-def test_the_worker_ends_when_the_app_is_gone(hub: HubStub, environment: dict[str, str]) -> None:
-    hub.pace_s = 0.1
+def test_the_worker_ends_when_the_app_is_gone(
+    hub_of_two: HubStub, environment: dict[str, str]
+) -> None:
+    hub_of_two.pace_s = 0.1
     worker = subprocess.Popen(
         [*WORKER, MODEL],
         cwd=PROJECT_FOLDER,
@@ -215,32 +219,32 @@ def test_the_worker_ends_when_the_app_is_gone(hub: HubStub, environment: dict[st
 
 
 def test_a_download_that_fails_says_so_and_keeps_what_arrived(
-    downloads: Downloads, hub: HubStub
+    downloads: Downloads, hub_of_two: HubStub
 ) -> None:
-    hub.fault = "short"  # one that the hub's client does not try again seconds later
+    hub_of_two.fault = "short"  # one that the hub's client does not try again seconds later
     downloads.ask(MODEL)
     failed = wait(lambda: (found := downloads.find(MODEL)) and found.state == "failed" and found)
     assert failed.fault.code == "file"
     assert 0.4 * failed.num_bytes < failed.have_bytes < 0.7 * failed.num_bytes
-    hub.fault = None
+    hub_of_two.fault = None
     downloads.ask(MODEL)
     wait(lambda: state(downloads) == "done")
-    assert hub.requests.count(COMMIT_OF) == 2, "the list may have been out of date"
+    assert hub_of_two.requests.count(COMMIT_OF) == 2, "the list may have been out of date"
     downloads.forget(MODEL)
     assert downloads.find(MODEL) is None and downloads.downloads == ()
 
 
 def test_the_dry_run_gives_the_exact_size_and_fetches_nothing(
-    downloads: Downloads, hub: HubStub, models: dict[str, Path]
+    downloads: Downloads, hub_of_two: HubStub, two_models: dict[str, Path]
 ) -> None:
     found = downloads.survey(MODEL)
     assert isinstance(found, Survey)
-    assert found.num_bytes == sum(file.stat().st_size for file in models[MODEL].iterdir())
-    assert downloads.downloads == () and not hub.asked_for(f"GET /{MODEL}/resolve")
+    assert found.num_bytes == sum(file.stat().st_size for file in two_models[MODEL].iterdir())
+    assert downloads.downloads == () and not hub_of_two.asked_for(f"GET /{MODEL}/resolve")
     downloads.ask(MODEL)
     wait(lambda: state(downloads) == "done")
-    assert hub.requests.count(COMMIT_OF) == 1, "what is fetched is what was shown"
-    hub.refusal = Refusal(401, "GatedRepo")
+    assert hub_of_two.requests.count(COMMIT_OF) == 1, "what is fetched is what was shown"
+    hub_of_two.refusal = Refusal(401, "GatedRepo")
     refused = downloads.survey(MODEL)
     assert isinstance(refused, DownloadFault) and refused.code == "access"
 

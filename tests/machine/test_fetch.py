@@ -38,7 +38,7 @@ UNWANTED = (
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def hub_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     module = tiny_llama(num_layers=1, vocab_size=VOCAB_SIZE)
     folder = save_model(tmp_path_factory.mktemp("hub") / TARGET, module)
     for name in UNWANTED:
@@ -48,8 +48,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def hub(folder: Path) -> Iterator[HubStub]:
-    with serve_hub({TARGET: folder}) as stub:
+def hub(hub_folder: Path) -> Iterator[HubStub]:
+    with serve_hub({TARGET: hub_folder}) as stub:
         yield stub
 
 
@@ -95,13 +95,13 @@ def kept_parts(cache: Path) -> list[Path]:
 
 
 def test_what_is_fetched_is_what_the_hub_holds_and_nothing_else(
-    hub: HubStub, cache: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    hub: HubStub, cache: Path, hub_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "REPORTS_PER_S", 1e9)
     reports: list[tuple[str | None, int]] = []
     place = fetched(reports)
     for file in place.iterdir():
-        assert file.read_bytes() == (folder / file.name).read_bytes()
+        assert file.read_bytes() == (hub_folder / file.name).read_bytes()
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
         file.name for file in place.iterdir()
     }
@@ -109,7 +109,7 @@ def test_what_is_fetched_is_what_the_hub_holds_and_nothing_else(
     assert place.name == COMMIT
     arriving = [num_bytes for name, num_bytes in reports if name == WEIGHTS]
     assert arriving == sorted(arriving) and len(arriving) > 3
-    assert arriving[-1] == (folder / WEIGHTS).stat().st_size
+    assert arriving[-1] == (hub_folder / WEIGHTS).stat().st_size
     assert reports[-1] == (None, sum(file.stat().st_size for file in place.iterdir()))
     assert not kept_parts(cache)
 
@@ -119,7 +119,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.mark.slow
 def test_a_connection_lost_at_any_request_costs_no_file(
-    hub: HubStub, tmp_path: Path, folder: Path, tally: Tally
+    hub: HubStub, tmp_path: Path, hub_folder: Path, tally: Tally
 ) -> None:
     with client_of(hub.endpoint, tmp_path / "counted", is_offline=False):
         fetched()
@@ -138,7 +138,7 @@ def test_a_connection_lost_at_any_request_costs_no_file(
             hub.fails_at = None
             place = fetched()
             for file in place.iterdir():
-                assert file.read_bytes() == (folder / file.name).read_bytes()
+                assert file.read_bytes() == (hub_folder / file.name).read_bytes()
             assert not kept_parts(cache)
 
 
@@ -154,9 +154,11 @@ def test_a_fetched_model_is_found_offline_and_listed(hub: HubStub, cache: Path) 
     assert (listed.id, listed.path) == (TARGET, place) and (listed.num_bytes or 0) > 0
 
 
-def test_the_dry_run_fetches_and_writes_nothing(hub: HubStub, cache: Path, folder: Path) -> None:
+def test_the_dry_run_fetches_and_writes_nothing(
+    hub: HubStub, cache: Path, hub_folder: Path
+) -> None:
     found = survey_model(TARGET)
-    wanted = [f for f in folder.iterdir() if f.is_file() and f.name not in UNWANTED]
+    wanted = [f for f in hub_folder.iterdir() if f.is_file() and f.name not in UNWANTED]
     assert found.num_bytes == sum(file.stat().st_size for file in wanted)
     assert found.commit == COMMIT and not hub.asked_for(f"GET /{TARGET}/resolve")
     assert sum(found.held_bytes().values()) == 0 and not cache.exists()
@@ -165,13 +167,13 @@ def test_the_dry_run_fetches_and_writes_nothing(hub: HubStub, cache: Path, folde
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["closed", "reset", "stalled", "short", "long"])
 def test_a_fault_that_passes_is_gone_on_from_by_range(
-    hub: HubStub, cache: Path, folder: Path, kind: Any
+    hub: HubStub, cache: Path, hub_folder: Path, kind: Any
 ) -> None:
     hub.fault, hub.num_faults = kind, 1
     place = fetched()
-    assert (place / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    assert (place / WEIGHTS).read_bytes() == (hub_folder / WEIGHTS).read_bytes()
     if kind != "long":  # there everything had come before the connection ended
-        size = (folder / WEIGHTS).stat().st_size
+        size = (hub_folder / WEIGHTS).stat().st_size
         start = int(hub.ranges[-1].removeprefix("bytes=").removesuffix("-"))
         # A reset also takes what had arrived and was not read yet.
         assert (0 if kind == "reset" else 0.5 * size) < start <= 0.6 * size, hub.ranges
@@ -191,7 +193,7 @@ def test_a_fault_that_passes_is_gone_on_from_by_range(
     ],
 )
 def test_a_fault_that_stays_ends_in_a_sentence_and_the_next_attempt_completes_it(
-    hub: HubStub, cache: Path, folder: Path, kind: Any, code: str
+    hub: HubStub, cache: Path, hub_folder: Path, kind: Any, code: str
 ) -> None:
     hub.fault = kind
     assert fault().code == code
@@ -203,7 +205,7 @@ def test_a_fault_that_stays_ends_in_a_sentence_and_the_next_attempt_completes_it
     assert has_part is (kind in ("closed", "reset", "stalled", "short"))
     hub.fault = None
     hub.ranges.clear()
-    assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    assert (fetched() / WEIGHTS).read_bytes() == (hub_folder / WEIGHTS).read_bytes()
     assert bool(hub.ranges) is has_part, "what had arrived was not fetched again"
 
 
@@ -218,9 +220,9 @@ def test_a_page_of_the_network_takes_nothing_from_what_has_arrived(
     assert fault().code == "answer" and part.stat().st_size == held > 0
 
 
-def test_an_empty_file_belongs_to_its_model(folder: Path, tmp_path: Path) -> None:
+def test_an_empty_file_belongs_to_its_model(hub_folder: Path, tmp_path: Path) -> None:
     """It has no part to go on with, and none was made: its model could not be fetched."""
-    shutil.copytree(folder, tmp_path / "hub")
+    shutil.copytree(hub_folder, tmp_path / "hub")
     (tmp_path / "hub" / "merges.txt").touch()
     with (
         serve_hub({TARGET: tmp_path / "hub"}) as stub,
@@ -230,21 +232,21 @@ def test_an_empty_file_belongs_to_its_model(folder: Path, tmp_path: Path) -> Non
 
 
 def test_a_part_with_wrong_bytes_is_found_out_and_fetched_anew(
-    hub: HubStub, cache: Path, folder: Path
+    hub: HubStub, cache: Path, hub_folder: Path
 ) -> None:
     found = survey_model(TARGET)
     file = next(each for each in found.files if each.name == WEIGHTS)
     part = found.part(file)
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * (file.num_bytes // 2))
-    assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    assert (fetched() / WEIGHTS).read_bytes() == (hub_folder / WEIGHTS).read_bytes()
 
 
 def test_what_an_earlier_version_left_of_a_file_is_gone_on_with(
-    hub: HubStub, cache: Path, folder: Path
+    hub: HubStub, cache: Path, hub_folder: Path
 ) -> None:
     """It named a part by its checksum and kept it among the blobs."""
-    content = (folder / WEIGHTS).read_bytes()
+    content = (hub_folder / WEIGHTS).read_bytes()
     old = (
         survey_model(TARGET).folder / "blobs" / f"{hashlib.sha256(content).hexdigest()}.incomplete"
     )
@@ -261,13 +263,15 @@ def test_what_another_commit_brought_is_not_fetched_again(hub: HubStub, cache: P
     assert (fetched() / WEIGHTS).is_file() and not hub.asked_for("GET /cdn")
 
 
-def test_a_part_longer_than_the_file_is_dropped(hub: HubStub, cache: Path, folder: Path) -> None:
+def test_a_part_longer_than_the_file_is_dropped(
+    hub: HubStub, cache: Path, hub_folder: Path
+) -> None:
     found = survey_model(TARGET)
     file = next(each for each in found.files if each.name == WEIGHTS)
     part = found.part(file)
     part.parent.mkdir(parents=True)
     part.write_bytes(b"x" * (file.num_bytes + 9))
-    assert (fetched() / WEIGHTS).read_bytes() == (folder / WEIGHTS).read_bytes()
+    assert (fetched() / WEIGHTS).read_bytes() == (hub_folder / WEIGHTS).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -305,8 +309,8 @@ def test_a_refusal_is_said_with_its_remedy(
         assert found.page == f"{hub.endpoint}/{TARGET}"
 
 
-def test_no_hub_at_all_is_said(folder: Path, tmp_path: Path) -> None:
-    with serve_hub({TARGET: folder}) as stub:
+def test_no_hub_at_all_is_said(hub_folder: Path, tmp_path: Path) -> None:
+    with serve_hub({TARGET: hub_folder}) as stub:
         pass
     with client_of(stub.endpoint, tmp_path / "cache", is_offline=False):
         assert fault().code == "network"

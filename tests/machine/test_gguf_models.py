@@ -38,7 +38,7 @@ DRAFT = PROJECT_FOLDER / "assets" / "demo" / "draft"
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped draft as a GGUF file of BF16, with its tokenizer and its template."""
     file = tmp_path_factory.mktemp("gguf") / "demo-draft.gguf"
     module: Any = LlamaForCausalLM(LlamaConfig.from_pretrained(DRAFT))
@@ -50,15 +50,15 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backend(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def gguf_backend(demo_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Loaded from the file alone, which also drafts."""
     home = tmp_path_factory.mktemp("home")
-    options = LoadOptions(model=str(demo), draft=str(demo), home=home, context=128)
+    options = LoadOptions(model=str(demo_gguf), draft=str(demo_gguf), home=home, context=128)
     return open_local_backend(options, None, lambda phrase: None)
 
 
-def test_its_shape_is_that_of_the_model_it_was_made_from(demo: Path) -> None:
-    found, wanted = shape_of_gguf(demo, "demo"), shape_from_folder(DRAFT)
+def test_its_shape_is_that_of_the_model_it_was_made_from(demo_gguf: Path) -> None:
+    found, wanted = shape_of_gguf(demo_gguf, "demo"), shape_from_folder(DRAFT)
     assert found.stored_as == "GGUF (BF16)"
     assert found.num_params == wanted.num_params
     assert found.kv_bytes(100) == wanted.kv_bytes(100)
@@ -101,23 +101,23 @@ def test_settings_that_are_not_read_and_an_unsaid_split_are_told(tmp_path: Path)
 
 
 def test_it_can_be_named_by_its_folder_and_two_are_not_guessed_between(
-    demo: Path, tmp_path: Path
+    demo_gguf: Path, tmp_path: Path
 ) -> None:
-    shutil.copy(demo, tmp_path / "one.gguf")
-    shutil.copy(demo, tmp_path / "mmproj-one.gguf")  # a vision tower is no model
+    shutil.copy(demo_gguf, tmp_path / "one.gguf")
+    shutil.copy(demo_gguf, tmp_path / "mmproj-one.gguf")  # a vision tower is no model
     assert gguf_of(tmp_path) == tmp_path / "one.gguf"
     (tmp_path / "config.json").touch()  # as some publish it beside their files
     assert gguf_of(tmp_path) == tmp_path / "one.gguf"
     assert gguf_of(DRAFT) is None
-    shutil.copy(demo, tmp_path / "two.gguf")
+    shutil.copy(demo_gguf, tmp_path / "two.gguf")
     with pytest.raises(ModelError, match=r"holds 2 models \(one.gguf, two.gguf\)"):
         gguf_of(tmp_path)
 
 
 @pytest.mark.slow
-def test_its_token_map_template_and_end_ids_are_the_models(demo: Path, tmp_path: Path) -> None:
-    folder = opened_gguf(demo, tmp_path)
-    assert read_token_map(demo) == read_token_map(folder) == read_token_map(DRAFT)
+def test_its_token_map_template_and_end_ids_are_the_models(demo_gguf: Path, tmp_path: Path) -> None:
+    folder = opened_gguf(demo_gguf, tmp_path)
+    assert read_token_map(demo_gguf) == read_token_map(folder) == read_token_map(DRAFT)
     found, wanted = ChatTemplate.load(folder), ChatTemplate.load(DRAFT)
     assert found.end_ids == wanted.end_ids
     messages = (Message("user", "Hello, you."), Message("assistant", "Yes?"), Message("user", "Go"))
@@ -125,28 +125,28 @@ def test_its_token_map_template_and_end_ids_are_the_models(demo: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_it_answers_as_the_folder_it_was_made_from(backend: Any, tmp_path: Path) -> None:
+def test_it_answers_as_the_folder_it_was_made_from(gguf_backend: Any, tmp_path: Path) -> None:
     options = LoadOptions(model=str(DRAFT), home=tmp_path, context=128)
     folder = open_local_backend(options, None, lambda phrase: None)
     # The tokenizers split digits otherwise.
     prompt = ChatTemplate.load(DRAFT).render((Message("user", "Tell me of the sea."),))
-    found, wanted = (one.loaded.engine.target.forward(prompt) for one in (backend, folder))
+    found, wanted = (one.loaded.engine.target.forward(prompt) for one in (gguf_backend, folder))
     assert torch.equal(found, wanted)
-    backend.loaded.engine.target.cache.rollback(0)
+    gguf_backend.loaded.engine.target.cache.rollback(0)
 
 
 @pytest.mark.slow
-def test_a_reply_is_written_from_the_file_alone(backend: Any) -> None:
-    assert backend.describe().target == "demo-draft"
+def test_a_reply_is_written_from_the_file_alone(gguf_backend: Any) -> None:
+    assert gguf_backend.describe().target == "demo-draft"
     request = Request((Message("user", "Hi"),), SamplingParams(seed=1), 8, drafter=OFF)
-    chunks = list(backend.generate(request, threading.Event()))
+    chunks = list(gguf_backend.generate(request, threading.Event()))
     assert "".join(chunk.text for chunk in chunks)
     assert chunks[-1].error is None
 
 
-def test_it_is_planned_by_what_it_holds(demo: Path) -> None:
+def test_it_is_planned_by_what_it_holds(demo_gguf: Path) -> None:
     report = make_plans(
-        LoadOptions(model=str(demo), draft=str(demo)), hardware=machine_for(vram_gib=(8,))
+        LoadOptions(model=str(demo_gguf), draft=str(demo_gguf)), hardware=machine_for(vram_gib=(8,))
     )
     best = report.plans[0]
     assert best.target.name == "demo-draft"
@@ -179,8 +179,8 @@ def test_in_4_bits_on_a_processor_it_is_counted_and_told_as_it_is_kept(tmp_path:
     assert needed_bytes(folder, place) - cache == pytest.approx(held, rel=0.05)
 
 
-def test_a_plan_says_what_is_done_to_the_files_weights(demo: Path) -> None:
-    report = make_plans(LoadOptions(model=str(demo)), hardware=machine_for(vram_gib=(8,)))
+def test_a_plan_says_what_is_done_to_the_files_weights(demo_gguf: Path) -> None:
+    report = make_plans(LoadOptions(model=str(demo_gguf)), hardware=machine_for(vram_gib=(8,)))
     said = {each.precision: each.reason for each in report.plans}
     assert "unpacked while loading" in said["bf16"]
     assert "quantised a second time" in said["4-bit"]
@@ -198,10 +198,10 @@ def test_only_weights_of_4_bits_are_said_to_be_left_in_them(tmp_path: Path) -> N
 
 
 def test_its_settings_are_written_once_and_again_when_the_file_changes(
-    demo: Path, tmp_path: Path
+    demo_gguf: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "mine.gguf"
-    shutil.copy(demo, file)
+    shutil.copy(demo_gguf, file)
     first = opened_gguf(file, tmp_path)
     written = (first / "config.json").stat().st_mtime_ns
     assert opened_gguf(file, tmp_path) == first
@@ -212,10 +212,10 @@ def test_its_settings_are_written_once_and_again_when_the_file_changes(
 
 
 @pytest.mark.slow
-def test_a_file_that_was_moved_is_still_the_same_model(demo: Path, tmp_path: Path) -> None:
+def test_a_file_that_was_moved_is_still_the_same_model(demo_gguf: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    moved = Path(shutil.copy(demo, tmp_path / "other"))
-    first, second = opened_gguf(demo, tmp_path), opened_gguf(moved, tmp_path)
+    moved = Path(shutil.copy(demo_gguf, tmp_path / "other"))
+    first, second = opened_gguf(demo_gguf, tmp_path), opened_gguf(moved, tmp_path)
     assert first != second
     assert fingerprint(first) == fingerprint(second)
 

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from localspec.cli.generate import collect
-from localspec.core import config
 from localspec.core.backend import Message, Request
 from localspec.core.errors import ModelError
 from localspec.core.options import LoadOptions
@@ -24,6 +23,8 @@ from localspec.machine.sources import find_model, resolve
 from tests.kit.hub_stub import COMMIT, NO_PROXY, HubStub, Refusal, client_of, serve_hub
 from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.tiny import tiny_llama
+
+pytestmark = pytest.mark.usefixtures("own_home")
 
 TARGET, DRAFT = "someone/target", "someone/draft"
 PROFILE = f"""
@@ -47,29 +48,23 @@ drafts = {drafts}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def source_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("hub")
     module = tiny_llama(num_layers=1, vocab_size=VOCAB_SIZE)
     return {each: save_model(root / each, module) for each in (TARGET, DRAFT)}
 
 
 @pytest.fixture
-def hub(models: dict[str, Path]) -> Iterator[HubStub]:
-    with serve_hub(models) as stub:
+def source_hub(source_models: dict[str, Path]) -> Iterator[HubStub]:
+    with serve_hub(source_models) as stub:
         yield stub
 
 
-@pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(config, "default_home", lambda: tmp_path / "home")
-    return tmp_path / "home"
-
-
 @pytest.fixture
-def client(hub: HubStub, tmp_path: Path) -> Iterator[Path]:
+def client_cache(source_hub: HubStub, tmp_path: Path) -> Iterator[Path]:
     """The cache folder of a client that knows this hub only."""
     cache = tmp_path / "cache"
-    with client_of(hub.endpoint, cache):
+    with client_of(source_hub.endpoint, cache):
         yield cache
 
 
@@ -86,45 +81,47 @@ def refused(target: str = TARGET) -> str:
     return text
 
 
-def test_a_fetched_model_asks_for_nothing_again(hub: HubStub, client: Path) -> None:
+def test_a_fetched_model_asks_for_nothing_again(source_hub: HubStub, client_cache: Path) -> None:
     folder = fetched()
-    hub.requests.clear()
-    hub.refusal = Refusal(500, "Down")
-    assert fetched() == folder and hub.requests == []
+    source_hub.requests.clear()
+    source_hub.refusal = Refusal(500, "Down")
+    assert fetched() == folder and source_hub.requests == []
 
 
-def test_a_refusal_says_why_and_what_to_do(hub: HubStub, client: Path) -> None:
-    hub.refusal = Refusal(401, "GatedRepo")
+def test_a_refusal_says_why_and_what_to_do(source_hub: HubStub, client_cache: Path) -> None:
+    source_hub.refusal = Refusal(401, "GatedRepo")
     assert "could not be fetched" in (text := refused())
     assert "agreed to its terms" in text and "HF_TOKEN" in text
-    hub.refusal = None
+    source_hub.refusal = None
     assert (fetched() / "model.safetensors").is_file()
 
 
 def test_a_fetch_that_broke_off_is_continued_and_names_what_it_fetches(
-    hub: HubStub, client: Path
+    source_hub: HubStub, client_cache: Path
 ) -> None:
-    hub.fault = "closed"
+    source_hub.fault = "closed"
     assert "breaking off" in refused()
-    hub.fault = None
-    hub.ranges.clear()
+    source_hub.fault = None
+    source_hub.ranges.clear()
     said = list[str]()
     folder = resolve(LoadOptions(model=TARGET), said.append).folder
-    assert (folder / "model.safetensors").is_file() and hub.ranges
+    assert (folder / "model.safetensors").is_file() and source_hub.ranges
     assert said.count(f"fetching model.safetensors of {TARGET}") == 1
 
 
-def test_no_hub_at_all_is_a_sentence(models: dict[str, Path], tmp_path: Path) -> None:
-    with serve_hub(models) as stub:
+def test_no_hub_at_all_is_a_sentence(source_models: dict[str, Path], tmp_path: Path) -> None:
+    with serve_hub(source_models) as stub:
         pass
     with client_of(stub.endpoint, tmp_path / "cache"):
         text = refused()
     assert "no connection" in text and "Connect to the network" in text
 
 
-def test_a_name_that_can_be_no_hub_id_is_a_missing_folder(hub: HubStub, client: Path) -> None:
+def test_a_name_that_can_be_no_hub_id_is_a_missing_folder(
+    source_hub: HubStub, client_cache: Path
+) -> None:
     assert "no model folder" in refused("my models/qwen 3")
-    assert hub.requests == []
+    assert source_hub.requests == []
 
 
 def in_part(cache: Path, models: dict[str, Path], *names: str) -> None:
@@ -139,56 +136,58 @@ def in_part(cache: Path, models: dict[str, Path], *names: str) -> None:
 
 @pytest.mark.parametrize("names", [("config.json",), ("config.json", "model.safetensors")])
 def test_what_another_program_cached_in_part_is_completed(
-    hub: HubStub, client: Path, models: dict[str, Path], names: tuple[str, ...]
+    source_hub: HubStub, client_cache: Path, source_models: dict[str, Path], names: tuple[str, ...]
 ) -> None:
-    in_part(client, models, *names)
+    in_part(client_cache, source_models, *names)
     folder = fetched()
     assert (folder / "model.safetensors").is_file() and (folder / "tokenizer.json").is_file()
 
 
 def test_a_part_without_a_hub_is_not_taken_for_the_model(
-    models: dict[str, Path], tmp_path: Path
+    source_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    with serve_hub(models) as stub:
+    with serve_hub(source_models) as stub:
         pass
-    in_part(tmp_path / "cache", models, "config.json", "tokenizer.json")
+    in_part(tmp_path / "cache", source_models, "config.json", "tokenizer.json")
     with client_of(stub.endpoint, tmp_path / "cache"):
         assert "no connection" in refused()
 
 
 @pytest.mark.parametrize("num_there", [1, 2])
 def test_a_model_in_several_files_is_there_when_all_of_them_are(
-    hub: HubStub, client: Path, models: dict[str, Path], num_there: int
+    source_hub: HubStub, client_cache: Path, source_models: dict[str, Path], num_there: int
 ) -> None:
-    in_part(client, models, "config.json", "tokenizer.json")
-    (folder,) = client.glob("models--*/snapshots/*")
+    in_part(client_cache, source_models, "config.json", "tokenizer.json")
+    (folder,) = client_cache.glob("models--*/snapshots/*")
     names = ["model-1.safetensors", "model-2.safetensors"]
     index = {"weight_map": dict(zip("ab", names, strict=True))}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     for name in names[:num_there]:
         (folder / name).write_bytes(b"")
     assert fetched() == folder
-    assert hub.asked_for("model.safetensors") == (num_there == 1)
-    assert num_there == 1 or hub.requests == []
+    assert source_hub.asked_for("model.safetensors") == (num_there == 1)
+    assert num_there == 1 or source_hub.requests == []
 
 
 @pytest.mark.parametrize("refusal", [None, Refusal(404, "RepoNotFound")])
-def test_the_client_is_left_offline(hub: HubStub, client: Path, refusal: Refusal | None) -> None:
+def test_the_client_is_left_offline(
+    source_hub: HubStub, client_cache: Path, refusal: Refusal | None
+) -> None:
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 
-    hub.refusal = refusal
+    source_hub.refusal = refusal
     if refusal is None:
         fetched()
     else:
         refused()
     assert constants.HF_HUB_OFFLINE is True
     with pytest.raises(ConnectionError, match="offline"):
-        get_session().get(hub.endpoint)
+        get_session().get(source_hub.endpoint)
 
 
 @pytest.mark.slow
-def test_the_page_offline_still_fetches_what_is_named(hub: HubStub, tmp_path: Path) -> None:
+def test_the_page_offline_still_fetches_what_is_named(source_hub: HubStub, tmp_path: Path) -> None:
     code = (
         "import os, sys; os.environ['HF_HUB_OFFLINE'] = '1'; import huggingface_hub.constants as c;"
         "from localspec.machine.sources import resolve;"
@@ -196,7 +195,7 @@ def test_the_page_offline_still_fetches_what_is_named(hub: HubStub, tmp_path: Pa
         f"print(resolve(LoadOptions(model='{TARGET}')).path, c.HF_HUB_OFFLINE)"
     )
     environment = {
-        **os.environ, "HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "hf"),
+        **os.environ, "HF_ENDPOINT": source_hub.endpoint, "HF_HOME": str(tmp_path / "hf"),
         "XDG_DATA_HOME": str(tmp_path), "NO_PROXY": NO_PROXY,
     }  # fmt: skip
     environment.pop("HF_HUB_CACHE", None)
@@ -210,8 +209,8 @@ def test_the_page_offline_still_fetches_what_is_named(hub: HubStub, tmp_path: Pa
 
 
 @pytest.fixture
-def profile(home: Path) -> str:
-    folder = home / "profiles" / "models"
+def profile(own_home: Path) -> str:
+    folder = own_home / "profiles" / "models"
     folder.mkdir(parents=True)
     text = PROFILE + MODEL.format(id=TARGET, drafts=f'["{DRAFT}"]')
     (folder / "ours.toml").write_text(text + MODEL.format(id=DRAFT, drafts="[]"))
@@ -219,21 +218,21 @@ def profile(home: Path) -> str:
 
 
 def test_a_profile_that_is_cached_resolves_with_its_draft(
-    hub: HubStub, client: Path, profile: str
+    source_hub: HubStub, client_cache: Path, profile: str
 ) -> None:
     first = resolve(LoadOptions(profile=profile))
-    hub.requests.clear()
+    source_hub.requests.clear()
     found = resolve(LoadOptions(profile=profile))
-    assert found == first and hub.requests == []
+    assert found == first and source_hub.requests == []
     assert found.draft is not None and found.draft.folder != found.folder
     assert (found.name, found.draft.name) == (TARGET, DRAFT)
     assert (found.draft.folder / "model.safetensors").is_file()
 
 
 def test_a_draft_that_cannot_be_had_is_a_reason_unless_it_was_named(
-    hub: HubStub, client: Path, profile: str
+    source_hub: HubStub, client_cache: Path, profile: str
 ) -> None:
-    hub.models = {TARGET: hub.models[TARGET]}
+    source_hub.models = {TARGET: source_hub.models[TARGET]}
     found = resolve(LoadOptions(profile=profile))
     assert found.draft is None
     assert (found.folder / "model.safetensors").is_file()
@@ -314,8 +313,10 @@ def test_a_name_that_no_file_can_have_is_refused_in_words() -> None:
 
 
 @pytest.mark.parametrize("named", ["", "model.safetensors", "config.json"])
-def test_a_file_of_a_model_stands_for_its_folder(named: str, models: dict[str, Path]) -> None:
-    folder = models[TARGET]
+def test_a_file_of_a_model_stands_for_its_folder(
+    named: str, source_models: dict[str, Path]
+) -> None:
+    folder = source_models[TARGET]
     found = resolve(LoadOptions(model=str(folder / named), fetches=False))
     assert (found.path, found.name) == (folder.resolve(), "target")
     assert find_model(str(folder / named), {}).path == folder
@@ -323,10 +324,10 @@ def test_a_file_of_a_model_stands_for_its_folder(named: str, models: dict[str, P
 
 @pytest.mark.parametrize("below", ["", f"snapshots/{COMMIT}"])
 def test_a_model_in_the_hubs_cache_is_called_by_its_name_not_by_a_hash(
-    below: str, models: dict[str, Path], tmp_path: Path
+    below: str, source_models: dict[str, Path], tmp_path: Path
 ) -> None:
     kept = tmp_path / "models--someone--target"
-    shutil.copytree(models[TARGET], kept / "snapshots" / COMMIT)
+    shutil.copytree(source_models[TARGET], kept / "snapshots" / COMMIT)
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text(COMMIT)
     found = resolve(LoadOptions(model=str(kept / below), fetches=False))

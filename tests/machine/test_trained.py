@@ -41,7 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def target(models: Path) -> Path:
+def trained_target(models: Path) -> Path:
     return models / "target"
 
 
@@ -67,38 +67,46 @@ def kept(home: Path, target: Path, name: str, kind: str = "medusa", **changes: A
 
 
 def test_a_result_is_found_by_weights_and_not_by_name(
-    home: Path, target: Path, models: Path, tmp_path: Path
+    home: Path, trained_target: Path, models: Path, tmp_path: Path
 ) -> None:
-    folder = kept(home, target, "one")
-    moved = shutil.copytree(target, tmp_path / "under another name")
-    assert offered_results(home, target) == offered_results(home, moved) == {"medusa": folder}
+    folder = kept(home, trained_target, "one")
+    moved = shutil.copytree(trained_target, tmp_path / "under another name")
+    assert (
+        offered_results(home, trained_target) == offered_results(home, moved) == {"medusa": folder}
+    )
     assert offered_results(home, models / "other" / "target") == {}
-    assert offered_results(tmp_path / "no home", target) == {}
+    assert offered_results(tmp_path / "no home", trained_target) == {}
 
 
 def test_the_newest_of_a_kind_is_offered_unless_its_note_says_why_not(
-    home: Path, target: Path
+    home: Path, trained_target: Path
 ) -> None:
-    kept(home, target, "a", made_at_utc="2026-11-01")
-    newer = kept(home, target, "b", made_at_utc="2026-11-02")
-    kept(home, target, "c", made_at_utc="2026-11-03", refusal="It is kept and not offered: worse.")
-    other = kept(home, target, "d", "eagle")
-    damaged = kept(home, target, "e", "mtp")
+    kept(home, trained_target, "a", made_at_utc="2026-11-01")
+    newer = kept(home, trained_target, "b", made_at_utc="2026-11-02")
+    kept(
+        home,
+        trained_target,
+        "c",
+        made_at_utc="2026-11-03",
+        refusal="It is kept and not offered: worse.",
+    )
+    other = kept(home, trained_target, "d", "eagle")
+    damaged = kept(home, trained_target, "e", "mtp")
     (damaged / NOTE).write_text("{")
-    kept(home, target, ".half.part", "mtp")
-    assert offered_results(home, target) == {"medusa": newer, "eagle": other}
+    kept(home, trained_target, ".half.part", "mtp")
+    assert offered_results(home, trained_target) == {"medusa": newer, "eagle": other}
     shutil.rmtree(newer)
-    assert offered_results(home, target)["medusa"].name == "a", "deleting one withdraws it"
+    assert offered_results(home, trained_target)["medusa"].name == "a", "deleting one withdraws it"
 
 
 def test_what_was_trained_is_loaded_after_what_is_named_and_before_a_profile_s(
-    home: Path, target: Path, models: Path, tmp_path: Path
+    home: Path, trained_target: Path, models: Path, tmp_path: Path
 ) -> None:
     profile = home / "profiles" / "models" / "own.toml"
     profile.parent.mkdir(parents=True)
     (tmp_path / "of profile").mkdir()
     profile.write_text(
-        f'default = "own"\n[models.own]\nlicense = "none"\nfolder = "{target}"\n'
+        f'default = "own"\n[models.own]\nlicense = "none"\nfolder = "{trained_target}"\n'
         f'drafts = ["{models / "draft"}"]\nheads = ["{tmp_path / "of profile"}"]\n'
         f'accepted = "{tmp_path / "accepted.json"}"\n'
     )
@@ -106,29 +114,29 @@ def test_what_was_trained_is_loaded_after_what_is_named_and_before_a_profile_s(
     assert before.draft is not None and before.draft.path == models / "draft"
     assert before.heads == (tmp_path / "of profile",)
     assert before.accepted is not None
-    draft = kept(home, target, "draft", "draft", source=models / "draft")
-    head = kept(home, target, "head")
+    draft = kept(home, trained_target, "draft", "draft", source=models / "draft")
+    head = kept(home, trained_target, "head")
     (tmp_path / "named").mkdir()
     found = resolve(LoadOptions(model="own", home=home, heads=(str(tmp_path / "named"),)))
     assert found.draft is not None
     assert (found.draft.path, found.draft.name) == (draft, "draft")
     assert found.heads == (tmp_path / "named", head, tmp_path / "of profile")
     assert found.accepted is None, "it was measured with another draft"
-    named = resolve(LoadOptions(model=str(target), home=home, draft=str(models / "draft")))
+    named = resolve(LoadOptions(model=str(trained_target), home=home, draft=str(models / "draft")))
     assert named.draft is not None and named.draft.path == models / "draft"
 
 
 def test_a_plan_and_the_models_tab_count_the_draft_that_was_trained(
-    home: Path, target: Path, models: Path
+    home: Path, trained_target: Path, models: Path
 ) -> None:
     settings = Settings(home, (home / "profiles" / "models", SHIPPED_PROFILES))
-    bare = make_plans(LoadOptions(model=str(target), context=256), settings)
+    bare = make_plans(LoadOptions(model=str(trained_target), context=256), settings)
     assert all(each.draft is None for each in bare.plans)
-    draft = kept(home, target, "draft", "draft", source=models / "draft")
-    assert [each.path for each in trained_drafts(home, target)] == [draft]
-    plans = make_plans(LoadOptions(model=str(target), context=256), settings).plans
+    draft = kept(home, trained_target, "draft", "draft", source=models / "draft")
+    assert [each.path for each in trained_drafts(home, trained_target)] == [draft]
+    plans = make_plans(LoadOptions(model=str(trained_target), context=256), settings).plans
     assert any(each.draft_name == "draft" for each in plans)
-    (offered,) = folder_model(target, home=home).drafts
+    (offered,) = folder_model(trained_target, home=home).drafts
     assert offered.id == str(draft) and offered.is_here, "a name to load it by"
 
 
@@ -158,19 +166,20 @@ def test_weights_are_read_for_it_once_and_never_where_nothing_was_trained(
 
 
 def test_a_result_of_an_earlier_version_is_read_and_still_names_its_target(
-    target: Path, tmp_path: Path
+    trained_target: Path, tmp_path: Path
 ) -> None:
     """It had no date and no reason in its note, and lay in a folder of any name."""
-    note = {"made_by": "x", "kind": "eagle", "target": "target", "mark": fingerprint(target),
+    mark = fingerprint(trained_target)
+    note = {"made_by": "x", "kind": "eagle", "target": "target", "mark": mark,
             "acceptance": [0.4, 0.2], "before": None, "num_tokens": 5, "num_steps": 2,
             "minutes": 0.5, "is_personal": False}  # fmt: skip
     (tmp_path / NOTE).write_text(json.dumps(note))
     found = read_artifact(tmp_path)
     assert (found.acceptance, found.refusal) == ((0.4, 0.2), "")
-    require_trained_for(tmp_path, target)
+    require_trained_for(tmp_path, trained_target)
     (tmp_path / NOTE).write_text(json.dumps(note | {"mark": "another"}))
     with pytest.raises(ModelError, match="other weights"):
-        require_trained_for(tmp_path, target)
+        require_trained_for(tmp_path, trained_target)
 
 
 def test_a_folder_that_was_not_trained_here_says_so(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def target_folder(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="session")
-def target(target_folder: Path) -> Target:
+def loaded_target(target_folder: Path) -> Target:
     return load_target(target_folder, torch.float32, CPU)
 
 

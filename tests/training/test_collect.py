@@ -38,22 +38,22 @@ def plain_answer(target: Target, prompt: tuple[int, ...], ends: frozenset[int]) 
 
 @pytest.mark.slow
 def test_greedy_answers_are_those_of_the_target_alone(
-    target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
+    loaded_target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     log = AnswerLog(tmp_path / "answers.jsonl")
-    found = collect(target, template, read_prompts(prompts), GREEDY, log, said)
+    found = collect(loaded_target, template, read_prompts(prompts), GREEDY, log, said)
     assert len(found) == 12
     assert len({len(answer.prompt) for answer in found}) > 3, "fillings of several lengths"
     for answer in found:
-        assert list(answer.answer) == plain_answer(target, answer.prompt, template.end_ids)
+        assert list(answer.answer) == plain_answer(loaded_target, answer.prompt, template.end_ids)
 
 
 @pytest.mark.slow
 def test_drawn_answers_differ_from_greedy_ones_and_all_are_kept(
-    target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
+    loaded_target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     log = AnswerLog(tmp_path / "answers.jsonl")
-    found = collect(target, template, read_prompts(prompts), PLAN, log, said)
+    found = collect(loaded_target, template, read_prompts(prompts), PLAN, log, said)
     by_heat = {heat: {a.answer for a in found if a.temperature == heat} for heat in (0.0, 0.7, 1.0)}
     assert sorted({answer.temperature or 0.0 for answer in found}) == [0.0, 0.7, 1.0]
     assert not by_heat[0.0] >= by_heat[1.0]
@@ -61,59 +61,59 @@ def test_drawn_answers_differ_from_greedy_ones_and_all_are_kept(
 
 
 def test_a_follow_up_is_asked_after_the_target_s_own_answer(
-    target: Target, template: ChatTemplate, tmp_path: Path, said: Said
+    loaded_target: Target, template: ChatTemplate, tmp_path: Path, said: Said
 ) -> None:
     asked = (Message("user", "one"),)
     log = AnswerLog(tmp_path / "answers.jsonl")
     conversation = TrainingPrompt("g", asked, ("and two",))
-    first, second = collect(target, template, [conversation], GREEDY, log, said)
+    first, second = collect(loaded_target, template, [conversation], GREEDY, log, said)
     reply = Message("assistant", template.decode(first.answer))
     assert list(second.prompt) == template.render((*asked, reply, Message("user", "and two")))
 
 
 def test_a_logged_answer_is_learnt_from_as_it_was_given(
-    target: Target, template: ChatTemplate, tmp_path: Path, said: Said
+    loaded_target: Target, template: ChatTemplate, tmp_path: Path, said: Said
 ) -> None:
     log = AnswerLog(tmp_path / "answers.jsonl")
     conversation = TrainingPrompt("g", (Message("user", "hello"),), logged="My own words")
-    found = collect(target, template, [conversation], GREEDY, log, said)
+    found = collect(loaded_target, template, [conversation], GREEDY, log, said)
     (logged,) = [answer for answer in found if answer.temperature is None]
     assert template.decode(logged.answer) == "My own words"
     assert len(found) == 2
 
 
 def test_time_that_is_used_up_stays_used_up(
-    target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
+    loaded_target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     few = CollectPlan(1e-9, max_length=12, batch_size=4, temperatures=(0.0,))
     log = AnswerLog(tmp_path / "answers.jsonl")
-    found = collect(target, template, read_prompts(prompts), few, log, said)
+    found = collect(loaded_target, template, read_prompts(prompts), few, log, said)
     assert len(found) == 4, "the first batch is always answered"
     again = AnswerLog(tmp_path / "answers.jsonl")
     assert again.seconds_of(again.answers) > 0.0
-    assert len(collect(target, template, read_prompts(prompts), few, again, said)) == 4
+    assert len(collect(loaded_target, template, read_prompts(prompts), few, again, said)) == 4
 
 
 def test_time_spent_on_other_questions_does_not_count(
-    target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
+    loaded_target: Target, template: ChatTemplate, prompts: Path, tmp_path: Path, said: Said
 ) -> None:
     few = CollectPlan(1e-9, max_length=12, batch_size=4, temperatures=(0.0,))
     log = AnswerLog(tmp_path / "answers.jsonl")
-    collect(target, template, read_prompts(prompts), few, log, said)
+    collect(loaded_target, template, read_prompts(prompts), few, log, said)
     other = TrainingPrompt("g", (Message("user", "something else"),))
-    assert len(collect(target, template, [other], few, log, said)) == 1
+    assert len(collect(loaded_target, template, [other], few, log, said)) == 1
 
 
 def test_prompts_beyond_the_context_are_counted_and_nothing_left_is_an_error(
-    target: Target, template: ChatTemplate, tmp_path: Path, said: Said
+    loaded_target: Target, template: ChatTemplate, tmp_path: Path, said: Said
 ) -> None:
     log = AnswerLog(tmp_path / "answers.jsonl")
     long = TrainingPrompt("g", (Message("user", "word " * 400),))
     with pytest.raises(ConfigError, match="has answered nothing"):
-        collect(target, template, [long], PLAN, log, said)
+        collect(loaded_target, template, [long], PLAN, log, said)
     assert any("1 prompt was left out" in line for line in said), "once, not at each temperature"
     with pytest.raises(ConfigError):
-        collect(target, template, [long, long], PLAN, log, said)
+        collect(loaded_target, template, [long, long], PLAN, log, said)
     assert any("2 prompts were left out" in line for line in said)
 
 

@@ -97,12 +97,12 @@ def test_an_equally_good_rival_gives_way() -> None:
 
 
 def test_a_draft_that_the_memory_does_not_hold_stays_unmeasured(
-    target: Target, target_folder: Path, monkeypatch: pytest.MonkeyPatch
+    loaded_target: Target, target_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measured(_: Recipe) -> Judgement:
         raise AssertionError("it was loaded")
 
     monkeypatch.setattr("localspec.loading.placement.free_bytes_now", lambda _: 1000)
-    rival = judge_rival("draft", target_folder, target, PLACE, measured)
+    rival = judge_rival("draft", target_folder, loaded_target, PLACE, measured)
     assert rival.judgement is None and "for its weights" in rival.reason
     assert rival.stays_before(Judgement((0.9,), 1.0))

@@ -39,10 +39,10 @@ def test_a_head_that_cannot_be_names_its_flag(
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "mtp"])
 @pytest.mark.parametrize("options", [{}, {"num_heads": 2}])
 def test_weights_are_counted_as_they_are_made(
-    kind: str, options: dict[str, int], target: Target
+    kind: str, options: dict[str, int], loaded_target: Target
 ) -> None:
-    made = make_recipe(kind, target.teacher(), options, seed=1).module
-    counted = head_plan(kind, target.sizes, options).num_weights
+    made = make_recipe(kind, loaded_target.teacher(), options, seed=1).module
+    counted = head_plan(kind, loaded_target.sizes, options).num_weights
     assert counted == sum(weight.numel() for weight in made.parameters())
 
 
@@ -51,16 +51,16 @@ def test_weights_are_counted_as_they_are_made(
     [{"layers": 0}, {"layers": 9}, {"hidden_size": 0}, {"hidden_size": -4}, {"hidden_size": 6},
      {"hidden_size": 260}],
 )  # fmt: skip
-def test_a_draft_that_cannot_be_is_refused(options: dict[str, int], target: Target) -> None:
+def test_a_draft_that_cannot_be_is_refused(options: dict[str, int], loaded_target: Target) -> None:
     with pytest.raises(ConfigError, match="1 to 8 --layers, and a --hidden-size"):
-        num_layer_weights(target.config, options)
+        num_layer_weights(loaded_target.config, options)
 
 
-def test_a_draft_s_layers_are_counted_as_they_are_made(target: Target) -> None:
-    made = fresh_draft(target, {"layers": 2, "hidden_size": 16}, 1)
+def test_a_draft_s_layers_are_counted_as_they_are_made(loaded_target: Target) -> None:
+    made = fresh_draft(loaded_target, {"layers": 2, "hidden_size": 16}, 1)
     weights = sum(weight.numel() for weight in made.model.layers.parameters())
-    assert num_layer_weights(target.config, {"layers": 2, "hidden_size": 16}) == weights
+    assert num_layer_weights(loaded_target.config, {"layers": 2, "hidden_size": 16}) == weights
 
 
-def test_sizes_are_known_without_loading(target_folder: Path, target: Target) -> None:
-    assert sizes_of(target_folder) == target.sizes
+def test_sizes_are_known_without_loading(target_folder: Path, loaded_target: Target) -> None:
+    assert sizes_of(target_folder) == loaded_target.sizes

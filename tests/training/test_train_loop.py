@@ -63,15 +63,15 @@ def new_run(
 
 @pytest.mark.slow
 def test_a_resumed_run_repeats_the_losses_of_a_whole_one(
-    target: Target, rows: SplitRows, tmp_path: Path, said: Said
+    loaded_target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
-    whole = new_run(target, rows, tmp_path / "whole", said, Linear())
+    whole = new_run(loaded_target, rows, tmp_path / "whole", said, Linear())
     expected = [whole.step() for _ in range(16)]
-    begun = new_run(target, rows, tmp_path / "parts", said, Linear())
+    begun = new_run(loaded_target, rows, tmp_path / "parts", said, Linear())
     losses = [begun.step() for _ in range(7)]
     begun.judge()
     begun.save()
-    continued = new_run(target, rows, tmp_path / "parts", said, Linear())
+    continued = new_run(loaded_target, rows, tmp_path / "parts", said, Linear())
     assert continued.resume() and vars(continued.progress) == vars(begun.progress)
     losses += [continued.step() for _ in range(9)]
     assert losses == expected
@@ -79,12 +79,12 @@ def test_a_resumed_run_repeats_the_losses_of_a_whole_one(
 
 
 def test_parts_of_a_batch_add_up_to_the_whole(
-    target: Target, rows: SplitRows, tmp_path: Path, said: Said
+    loaded_target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     gradients = []
     for at_once in (30, 4096):
         recipe = Linear()
-        run = new_run(target, rows, tmp_path, said, recipe, tokens_at_once=at_once)
+        run = new_run(loaded_target, rows, tmp_path, said, recipe, tokens_at_once=at_once)
         recipe.module.eval()  # no dropout, which would differ
         run.backward(rows.train[:6])
         gradients.append(recipe.module[0].weight.grad.clone())  # type: ignore[index]
@@ -93,12 +93,19 @@ def test_parts_of_a_batch_add_up_to_the_whole(
 
 
 def test_the_best_weights_are_those_that_remain(
-    target: Target, rows: SplitRows, tmp_path: Path, said: Said
+    loaded_target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     recipe = Linear(figures=[0.1, 0.9, 0.2, 0.3, 0.3, 0.3])
     schedule = Schedule(1e-2, num_steps=5)
     run = new_run(
-        target, rows, tmp_path, said, recipe, schedule=schedule, judge_share=0.2, tokens_at_once=999
+        loaded_target,
+        rows,
+        tmp_path,
+        said,
+        recipe,
+        schedule=schedule,
+        judge_share=0.2,
+        tokens_at_once=999,
     )
     kept: list[Tensor] = []
     whole = run.judge
@@ -114,12 +121,12 @@ def test_the_best_weights_are_those_that_remain(
 
 
 def test_a_run_that_gets_no_better_lowers_its_rate_and_then_ends(
-    target: Target, rows: SplitRows, tmp_path: Path, said: Said
+    loaded_target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     recipe = Linear(figures=[0.9, *[0.1] * 100])
     schedule = Schedule(1e-3, num_steps=1000)
     run = new_run(
-        target,
+        loaded_target,
         rows,
         tmp_path,
         said,
@@ -137,10 +144,10 @@ def test_a_run_that_gets_no_better_lowers_its_rate_and_then_ends(
 
 
 def test_a_loss_that_is_no_number_is_said_and_the_checkpoint_stays(
-    target: Target, rows: SplitRows, tmp_path: Path, said: Said
+    loaded_target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
     recipe = Linear()
-    run = new_run(target, rows, tmp_path, said, recipe)
+    run = new_run(loaded_target, rows, tmp_path, said, recipe)
     run.step()
     run.save()
     whole = run.path.read_bytes()
@@ -153,25 +160,29 @@ def test_a_loss_that_is_no_number_is_said_and_the_checkpoint_stays(
 
 @pytest.mark.slow
 def test_the_target_is_never_trained(
-    target: Target, rows: SplitRows, tmp_path: Path, said: Said
+    loaded_target: Target, rows: SplitRows, tmp_path: Path, said: Said
 ) -> None:
-    before = {name: t.clone() for name, t in target.module.state_dict().items()}
-    new_run(target, rows, tmp_path, said, Linear()).train()
-    assert all(torch.equal(t, before[name]) for name, t in target.module.state_dict().items())
-    assert all(parameter.grad is None for parameter in target.module.parameters())
+    before = {name: t.clone() for name, t in loaded_target.module.state_dict().items()}
+    new_run(loaded_target, rows, tmp_path, said, Linear()).train()
+    assert all(
+        torch.equal(t, before[name]) for name, t in loaded_target.module.state_dict().items()
+    )
+    assert all(parameter.grad is None for parameter in loaded_target.module.parameters())
 
 
-def test_features_are_the_states_that_a_cache_would_hold(target: Target, rows: SplitRows) -> None:
-    batch = target.taught(rows.train[:3], (0, 2))
+def test_features_are_the_states_that_a_cache_would_hold(
+    loaded_target: Target, rows: SplitRows
+) -> None:
+    batch = loaded_target.taught(rows.train[:3], (0, 2))
     assert set(batch.features) == {0, 2, LAST}
     alone = rows.train[0]
     tokens = torch.from_numpy(alone.tokens[:-1].astype(np.int64))[None]
     with torch.no_grad():
-        output = target.module(input_ids=tokens, output_hidden_states=True)
+        output = loaded_target.module(input_ids=tokens, output_hidden_states=True)
     place = len(alone)
     assert torch.allclose(batch.features[0][0, :place], output.hidden_states[1][0], atol=1e-4)
     assert torch.allclose(batch.features[LAST][0, :place], output.hidden_states[-1][0], atol=1e-4)
-    logits = target.teacher().head(batch.features[LAST][:1, :place])
+    logits = loaded_target.teacher().head(batch.features[LAST][:1, :place])
     assert torch.allclose(logits, output.logits, atol=1e-3)
 
 

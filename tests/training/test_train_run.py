@@ -36,11 +36,6 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localspec.training.train_loop.time", clock)
 
 
-@pytest.fixture(scope="module")
-def target(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("models") / "tiny", tokenizer, 5)
-
-
 def run(*words: str) -> dict[str, Any]:
     """The JSON of a command that succeeds."""
     result = invoke("train", *words)
@@ -81,21 +76,21 @@ def chat(home: Path, *texts: str) -> None:
 
 
 def test_what_is_accepted_is_measured_and_a_profile_brings_it_to_a_first_chat(
-    target: Path, tmp_path: Path
+    target_folder: Path, tmp_path: Path
 ) -> None:
     home, file = tmp_path / "home", tmp_path / "accepted.json"
     (tmp_path / "asked.jsonl").write_text('{"prompt": "cats"}\n{"prompt": "cats and cats"}\n')
     made = run(
         "accepted", "--prompts", str(tmp_path / "asked.jsonl"), "--temperatures", "0",
-        "--max-tokens", "8", "--model", str(target), "--dtype", "float32", "--out", str(file),
-        "--home", str(home), "--json",
+        "--max-tokens", "8", "--model", str(target_folder), "--dtype", "float32",
+        "--out", str(file), "--home", str(home), "--json",
     )  # fmt: skip
     assert made["num_prompts"] == 2 and "lookahead" in made["drafters"]
     profile = home / "profiles" / "models" / "own.toml"
     profile.parent.mkdir(parents=True)
     profile.write_text(
         f'title = "Own"\ndefault = "own/tiny"\n[models."own/tiny"]\nlicense = "none"\n'
-        f'drafts = []\nfolder = "{target}"\naccepted = "{file}"\n'
+        f'drafts = []\nfolder = "{target_folder}"\naccepted = "{file}"\n'
     )
     load = LoadOptions(model="own/tiny", dtype="float32", home=home)
     controller = open_local_backend(load, None, lambda phrase: None).loaded.controller
@@ -104,8 +99,10 @@ def test_what_is_accepted_is_measured_and_a_profile_brings_it_to_a_first_chat(
     assert controller.shipped["records"] == records
 
 
-def test_measuring_what_is_accepted_needs_something_to_ask(target: Path, tmp_path: Path) -> None:
-    model = ("--model", str(target), "--dtype", "float32", "--home", str(tmp_path))
+def test_measuring_what_is_accepted_needs_something_to_ask(
+    target_folder: Path, tmp_path: Path
+) -> None:
+    model = ("--model", str(target_folder), "--dtype", "float32", "--home", str(tmp_path))
     assert "nothing to ask the target" in refused("accepted", *model)
     assert "no list of numbers" in refused(
         "accepted", "--made-up", "1", "--temperatures", "warm", *model
@@ -116,44 +113,48 @@ def test_measuring_what_is_accepted_needs_something_to_ask(target: Path, tmp_pat
     assert not (tmp_path / "accepted").exists()
 
 
-def test_a_personal_draft_is_one_command_and_then_on_offer(target: Path, tmp_path: Path) -> None:
+def test_a_personal_draft_is_one_command_and_then_on_offer(
+    target_folder: Path, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     chat(home, "cats", "dogs", "rain", "tea")
     log = (home / "localspec.db").read_bytes()
-    words = ("distil", "--from-chats", "--model", str(target), "--home", str(home), *QUICK)
+    words = ("distil", "--from-chats", "--model", str(target_folder), "--home", str(home), *QUICK)
     made = run(*words)
     assert made["is_personal"] and made["notice"] is None
     assert Path(made["out"]).name.startswith("tiny-draft-personal-")
     assert (home / "localspec.db").read_bytes() == log
-    source = resolve(LoadOptions(model=str(target), home=home))
+    source = resolve(LoadOptions(model=str(target_folder), home=home))
     assert source.draft is not None
     assert (source.draft.path, source.draft.name) == (Path(made["out"]), Path(made["out"]).name)
     assert run(*words)["before"] is not None, "the draft in use learns on"
 
 
 def test_own_chats_are_not_read_unasked_and_the_result_drafts_in_the_next_chat(
-    target: Path, tmp_path: Path
+    target_folder: Path, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
     chat(home, "a secret", "another secret")
-    made = run("distil", "--made-up", "6", "--model", str(target), "--home", str(home),
+    made = run("distil", "--made-up", "6", "--model", str(target_folder), "--home", str(home),
                "--out", str(tmp_path / "copy"), *QUICK)  # fmt: skip
     assert made["before"] is None and made["notice"] is None
     assert made["out"] == str(tmp_path / "copy") and (tmp_path / "copy" / "made.json").is_file()
     written = [path for path in (home / "training").rglob("*") if path.is_file()]
     assert written and not any(path.name.startswith("answers-own") for path in written)
-    load = LoadOptions(model=str(target), dtype="float32", context=128, home=home)
+    load = LoadOptions(model=str(target_folder), dtype="float32", context=128, home=home)
     backend = open_local_backend(load, None, lambda phrase: None)
     ready = {each.name for each in backend.describe().drafters if each.is_available}
     assert "draft_model" in ready and backend.describe().draft == Path(made["folder"]).name
 
 
-def test_the_report_of_a_result_is_a_comparison_with_it(target: Path, tmp_path: Path) -> None:
+def test_the_report_of_a_result_is_a_comparison_with_it(
+    target_folder: Path, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
-    made = run("medusa", "--num-heads", "2", "--made-up", "6", "--model", str(target),
+    made = run("medusa", "--num-heads", "2", "--made-up", "6", "--model", str(target_folder),
                "--home", str(home), *QUICK)  # fmt: skip
-    words = ["bench", "--model", str(target), "--dtype", "float32", "--limit", "1", "--warm", "0",
-             "--max-tokens", "12", "--context", "200", "--json"]  # fmt: skip
+    words = ["bench", "--model", str(target_folder), "--dtype", "float32", "--limit", "1",
+             "--warm", "0", "--max-tokens", "12", "--context", "200", "--json"]  # fmt: skip
     result = invoke(*words, "--heads", made["out"])
     assert result.exit_code == 0, result
     found = json.loads(result.stdout.splitlines()[-1])
@@ -179,9 +180,9 @@ def names_a_draft(target: Path, home: Path, draft: Path) -> Path:
     return profile
 
 
-def test_a_worse_draft_is_kept_and_not_offered(target: Path, tmp_path: Path) -> None:
+def test_a_worse_draft_is_kept_and_not_offered(target_folder: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    profile = names_a_draft(target, home, tmp_path / "good")
+    profile = names_a_draft(target_folder, home, tmp_path / "good")
     before = profile.read_bytes()
     made = run("distil", "--made-up", "6", "--hidden-size", "4", "--model", "own/tiny",
                "--home", str(home), *QUICK)  # fmt: skip
@@ -197,10 +198,10 @@ def test_a_worse_draft_is_kept_and_not_offered(target: Path, tmp_path: Path) -> 
 
 
 def test_a_draft_that_is_damaged_keeps_no_new_one_from_being_offered(
-    target: Path, tmp_path: Path
+    target_folder: Path, tmp_path: Path
 ) -> None:
     home, damaged = tmp_path / "home", tmp_path / "damaged"
-    names_a_draft(target, home, damaged)
+    names_a_draft(target_folder, home, damaged)
     (damaged / "model.safetensors").write_bytes(b"damaged")
     command = ["train", "distil", "--made-up", "6", "--model", "own/tiny", "--home", str(home)]
     result = invoke(*command, *QUICK)
@@ -212,11 +213,11 @@ def test_a_draft_that_is_damaged_keeps_no_new_one_from_being_offered(
 
 
 def test_heads_go_with_their_target_and_targets_of_one_name_stay_apart(
-    target: Path, tokenizer: Tokenizer, tmp_path: Path
+    target_folder: Path, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     home, other = tmp_path / "home", make_folder(tmp_path / "b" / "tiny", tokenizer, 6)
     words = ["medusa", "--num-heads", "2", "--made-up", "6", "--home", str(home), *QUICK]
-    made = {folder: run(*words, "--model", str(folder)) for folder in (target, other)}
+    made = {folder: run(*words, "--model", str(folder)) for folder in (target_folder, other)}
     for folder, result in made.items():
         offered = {} if result["notice"] else {"medusa": Path(result["out"])}
         assert offered_results(home, folder) == offered
@@ -224,9 +225,9 @@ def test_heads_go_with_their_target_and_targets_of_one_name_stay_apart(
     assert len({result["out"] for result in made.values()}) == 2
 
 
-def test_no_logged_conversations_is_a_sentence(target: Path, tmp_path: Path) -> None:
+def test_no_logged_conversations_is_a_sentence(target_folder: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    words = ["distil", "--from-chats", "--model", str(target), "--home", str(home)]
+    words = ["distil", "--from-chats", "--model", str(target_folder), "--home", str(home)]
     for command in ("distil", "medusa"):
         sentence = refused(command, *words[1:])
         assert "There is no log at" in sentence and "--home" in sentence
@@ -236,8 +237,8 @@ def test_no_logged_conversations_is_a_sentence(target: Path, tmp_path: Path) -> 
     assert "no finished replies yet" in refused(*words)
 
 
-def test_nothing_to_ask_names_the_three_ways(target: Path, tmp_path: Path) -> None:
-    sentence = refused("eagle", "--model", str(target), "--home", str(tmp_path))
+def test_nothing_to_ask_names_the_three_ways(target_folder: Path, tmp_path: Path) -> None:
+    sentence = refused("eagle", "--model", str(target_folder), "--home", str(tmp_path))
     assert all(flag in sentence for flag in ("--prompts", "--made-up", "--from-chats"))
 
 
@@ -262,9 +263,9 @@ def test_nothing_to_ask_names_the_three_ways(target: Path, tmp_path: Path) -> No
     ],
 )
 def test_wrong_flags_are_sentences(
-    words: list[str], sentence: str, target: Path, tmp_path: Path
+    words: list[str], sentence: str, target_folder: Path, tmp_path: Path
 ) -> None:
-    usual = ["--made-up", "4", "--model", str(target), "--home", str(tmp_path)]
+    usual = ["--made-up", "4", "--model", str(target_folder), "--home", str(tmp_path)]
     assert sentence in refused(words[0], *usual, *words[1:])
     assert not (tmp_path / "training").exists()
 
@@ -285,9 +286,9 @@ def altered(target: Path, folder: Path, **settings: object) -> Path:
 
 
 def test_a_target_that_no_chat_takes_is_refused_before_it_is_asked(
-    target: Path, tmp_path: Path
+    target_folder: Path, tmp_path: Path
 ) -> None:
-    conv = altered(target, tmp_path / "conv", model_type="lfm2", layer_types=["conv"] * 4)
+    conv = altered(target_folder, tmp_path / "conv", model_type="lfm2", layer_types=["conv"] * 4)
     usual = ("--made-up", "4", "--model", str(conv), "--home", str(tmp_path / "home"))
     assert "cannot take back" in refused("medusa", *usual)
     assert "cannot take back" in refused("distil", *usual)
@@ -295,9 +296,9 @@ def test_a_target_that_no_chat_takes_is_refused_before_it_is_asked(
 
 
 def test_a_target_that_was_not_trained_to_chat_is_refused_before_it_is_loaded(
-    target: Path, tmp_path: Path
+    target_folder: Path, tmp_path: Path
 ) -> None:
-    base = altered(target, tmp_path / "base")
+    base = altered(target_folder, tmp_path / "base")
     (base / "chat_template.jinja").unlink()
     usual = ("--made-up", "4", "--model", str(base), "--home", str(tmp_path / "home"))
     assert "base has no chat template, so it gives no answers to train on" in refused(
@@ -307,21 +308,21 @@ def test_a_target_that_was_not_trained_to_chat_is_refused_before_it_is_loaded(
 
 @pytest.mark.parametrize("flag", ["--out", "--work", "--home"])
 def test_a_place_that_cannot_be_written_is_named_before_anything_is_loaded(
-    flag: str, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flag: str, target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     monkeypatch.setattr("localspec.cli.train_run.train", None)
     usual = {"--home": str(tmp_path / "home"), flag: str(tmp_path / "file" / "below")}
     flags = [word for pair in usual.items() for word in pair]
-    sentence = refused("distil", "--made-up", "4", "--model", str(target), *flags)
+    sentence = refused("distil", "--made-up", "4", "--model", str(target_folder), *flags)
     assert "cannot be written" in sentence and flag in sentence
 
 
 def test_a_draft_that_is_not_there_is_said_and_a_stop_by_hand_says_how_to_go_on(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"
-    profile = names_a_draft(target, home, tmp_path / "good")
+    profile = names_a_draft(target_folder, home, tmp_path / "good")
     profile.write_text(profile.read_text().replace("good", "gone"))
 
     def stopped(*_: object) -> None:

@@ -40,14 +40,14 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(heads: Path, kind: str, tmp_path: Path) -> Path:
+def heads_folder(heads: Path, kind: str, tmp_path: Path) -> Path:
     return shutil.copytree(heads / kind, tmp_path / kind)
 
 
 @each_kind
-def test_a_folder_says_what_it_holds_and_is_read(folder: Path, kind: str) -> None:
-    assert head_kind(folder) == kind
-    READERS[kind](folder, with_cache(tiny_llama()))
+def test_a_folder_says_what_it_holds_and_is_read(heads_folder: Path, kind: str) -> None:
+    assert head_kind(heads_folder) == kind
+    READERS[kind](heads_folder, with_cache(tiny_llama()))
 
 
 @pytest.mark.slow
@@ -64,14 +64,14 @@ def test_a_folder_says_what_it_holds_and_is_read(folder: Path, kind: str) -> Non
     ids=["missing", "unknown", "shape", "type", "nan"],
 )
 def test_tensors_that_do_not_fit_are_refused(
-    folder: Path, kind: str, change: Change, said: str
+    heads_folder: Path, kind: str, change: Change, said: str
 ) -> None:
-    tensors = load_file(folder / WEIGHTS)
+    tensors = load_file(heads_folder / WEIGHTS)
     name = max(tensors)
     change(tensors, name)
-    save_file(tensors, folder / WEIGHTS)
+    save_file(tensors, heads_folder / WEIGHTS)
     with pytest.raises(ModelError, match=said.format(name=name)):
-        READERS[kind](folder, with_cache(tiny_llama()))
+        READERS[kind](heads_folder, with_cache(tiny_llama()))
 
 
 @pytest.mark.slow
@@ -85,11 +85,11 @@ def test_tensors_that_do_not_fit_are_refused(
     ],
 )
 def test_a_head_for_another_target_is_refused(
-    folder: Path, kind: str, values: dict[str, int], said: str
+    heads_folder: Path, kind: str, values: dict[str, int], said: str
 ) -> None:
-    change_config(folder, "target", **values)
+    change_config(heads_folder, "target", **values)
     with pytest.raises(ModelError, match=said):
-        READERS[kind](folder, with_cache(tiny_llama()))
+        READERS[kind](heads_folder, with_cache(tiny_llama()))
 
 
 @each_kind
