@@ -82,6 +82,8 @@ HOMES = {
     "sqlite3": ("record",),
     "sqlite_utils": ("record",),
     "pynvml": ("machine",),
+    "argparse": ("cli.flags",),  # one reading of flags, declared as data everywhere else
+    "typer": (),  # gradio brings it
 }  # fmt: skip
 # What the page needs before it is up; none of these may bring the engine along.
 BEFORE_THE_PAGE = (
@@ -192,6 +194,7 @@ def test_imports_follow_the_house() -> None:
         ("loading.local_backend", "from localspec.engine.engine import Engine", True),
         ("core.decoding", "if TYPE_CHECKING:\n    import torch", True),
         ("core.decoding", "import torch.nn", False),
+        ("training.request", "import argparse", False),
         ("training.run", "from tools.demo_pair.corpus import pack", False),
     ],
 )
