@@ -6,7 +6,7 @@ import pytest
 
 from localspec.chat.attachments import shown_name
 from localspec.chat.turn import Status
-from localspec.cli import flags
+from localspec.cli import output
 from localspec.core.errors import LocalspecError, ModelError
 from localspec.core.visible import one_line, visible
 from localspec.record.rows import title_line
@@ -36,10 +36,10 @@ def test_the_terminal_gets_no_hidden_characters(capsys: pytest.CaptureFixture[st
     def app() -> None:
         raise LocalspecError(HOSTILE)
 
-    flags.to_stderr(HOSTILE)
-    flags.finish({}, f"{HOSTILE}\nthe second line", as_json=False)
+    output.to_stderr(HOSTILE)
+    output.finish({}, f"{HOSTILE}\nthe second line", as_json=False)
     with pytest.raises(SystemExit):
-        flags.run_app(app)
+        output.run(app)
     out, err = capsys.readouterr()
     assert out.endswith("\nthe second line\n") and err.count("\n") == 2
     assert not any(sign in out + err for sign in HIDDEN)
@@ -49,9 +49,9 @@ def test_a_reply_that_is_sent_to_a_file_stays_exact_and_a_terminal_gets_it_clean
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reply = "\x1b[31mשלום\u200f"
-    flags.finish({}, reply, as_json=False, is_exact=True)
+    output.finish({}, reply, as_json=False, is_exact=True)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    flags.finish({}, reply, as_json=False, is_exact=True)
+    output.finish({}, reply, as_json=False, is_exact=True)
     assert capsys.readouterr().out == f"{reply}\n [31mשלום \n"
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from localspec.cli import main
+from localspec.cli.main import main
 from localspec.core.backend import Backend
 from localspec.loading import service as open_service
 
