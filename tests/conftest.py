@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -157,6 +158,19 @@ def taken_port() -> Iterator[int]:
     """A port at which another program listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
+
+
+@pytest.fixture
+def reserved_port() -> Iterator[int]:
+    """A free port that the system gives to no other program during the test. A server that reuses
+    addresses can listen at it, on Linux while it is bound here as well."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        if sys.platform != "linux":
+            bound.close()
+        yield port
 
 
 @pytest.fixture

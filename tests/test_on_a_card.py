@@ -282,6 +282,7 @@ def test_a_long_prompt_waits_once_for_each_piece_and_uploads_without_a_wait() ->
 
 # -- memory ---------------------------------------------------------------------------------
 
+
 class OnCard:
     """The tensors of a module without memory, made on the card when they are read, as a file's are
     copied to it."""

@@ -67,9 +67,7 @@ def test_a_new_format_is_one_reader() -> None:
     assert_close(found, on_transformers(module, 64).forward(TEXT))
 
 
-def test_a_new_family_is_one_layout_entry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_family_is_one_layout_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Llama whose layers have names of its own, which transformers does not know at all."""
     module = small("llama")
     config = {**module.config.to_dict(), "model_type": "loom"}

@@ -7,7 +7,6 @@ It is large and installed by `python -m tools.peers --setup-peers --home DIR`; t
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import threading
 import time
@@ -50,11 +49,8 @@ def part(name: str) -> Model:
 
 
 @contextmanager
-def running(python: Path, method: Any, drafter: Model | None) -> Iterator[str]:
+def running(python: Path, port: int, method: Any, drafter: Model | None) -> Iterator[str]:
     """The server as `localspec cluster` starts it."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     wanted = Wanted(
         "vllm", part("target"), method, 3, 512, "fp32", drafter, port=port, python=str(python)
     )
@@ -89,13 +85,13 @@ def written(backend: ServerBackend, request: Request) -> tuple[str, Any]:
 
 
 def test_plain_ngram_and_draft_speculation_write_the_same_and_tell_what_was_accepted(
-    python: Path,
+    python: Path, reserved_port: int
 ) -> None:
     texts = dict[str, str]()
     request = Request(ASKED, max_tokens=40)
     for method, drafter in (("ngram", None), ("draft_model", part("draft"))):
         with (
-            running(python, method, drafter) as url,
+            running(python, reserved_port, method, drafter) as url,
             closing(ServerBackend(RemoteServer(url))) as backend,
         ):
             said = backend.describe()

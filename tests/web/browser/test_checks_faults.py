@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -183,11 +182,10 @@ def stored_texts(home: Path) -> str:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_check_16_a_killed_server_comes_back_with_everything_and_an_interrupt_ends_it(
-    context: Any, tmp_path: Path, root: Path
+    context: Any, tmp_path: Path, root: Path, reserved_port: int
 ) -> None:
-    server, url = start(root, tmp_path, 0, round_s=0.15)
-    port = urlsplit(url).port
-    assert port is not None
+    port = reserved_port
+    server, url = start(root, tmp_path, port, round_s=0.15)
     page = Visit(new_tab(context), Site("127.0.0.1", port, None, None, None))  # type: ignore[arg-type]
     try:
         origin = url.split("/?")[0]
