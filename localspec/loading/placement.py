@@ -38,16 +38,13 @@ from localspec.machine.hardware import (
 from localspec.machine.memory import (
     Arrangement,
     Room,
-    Shortage,
     bytes_of,
     full_precision,
     longest_fitting,
-    room_for,
     shortage_of,
 )
 from localspec.machine.model import Model
 from localspec.machine.plans import DEFAULT_CONTEXT, PlanRequest
-from localspec.machine.shapes import ModelShape
 
 if TYPE_CHECKING:
     import torch
@@ -198,7 +195,7 @@ def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
 
 def _shortage(folder: Path, place: Place, free: int) -> str | None:
     """The fact as a sentence, None where it fits."""
-    lacking = _lacking(folder, place, free)
+    lacking = shortage_of(_arrangement(folder, place), _room(place, free))
     if lacking is None:
         return None
     needed = gib(lacking.needed_bytes, ceil)
@@ -215,7 +212,7 @@ def _shortage_of_ram(folder: Path, place: Place) -> str | None:
     stored = check_folder(folder).stored
     if stored is None or not stored.is_unpacked:
         return None
-    shape, free = _shape(folder), place.hardware.host.ram_available_bytes
+    shape, free = _model(folder).known_shape, place.hardware.host.ram_available_bytes
     kept = shape.count_in_groups("cuda", place.full) if shape and place.bits == 4 else 0
     needed = 0 if shape is None else (shape.num_params - kept) * place.dtype.itemsize
     if needed <= free:
@@ -229,36 +226,31 @@ def _shortage_of_ram(folder: Path, place: Place) -> str | None:
 
 def _would_fit(folder: Path, place: Place, free: int) -> str:
     """The remedies as a sentence."""
-    remedies, shape = list[str](), _shape(folder)
-    if shape is not None:
-        room = _room(place, free)
-        shorter = longest_fitting(_arrangement(shape, place), room)
-        if shorter is not None:
-            remedies.append(f"a context of {shorter.context_length} tokens")
-        in_4_bits = _arrangement(shape, replace(place, bits=4))
-        precisions = PlanRequest(_model(shape), room_for(place.hardware)).precisions
-        if "4-bit" in precisions and shortage_of(in_4_bits, room) is None:
-            remedies.append("4-bit weights")
+    plan, room, remedies = _arrangement(folder, place), _room(place, free), list[str]()
+    shorter = longest_fitting(plan, room)
+    if shorter is not None:
+        remedies.append(f"a context of {shorter.context_length} tokens")
+    fits_in_4_bits = shortage_of(replace(plan, precision="4-bit"), room) is None
+    if fits_in_4_bits and "4-bit" in PlanRequest(plan.target, room).precisions:
+        remedies.append("4-bit weights")
     if remedies:
         return f"{' or '.join(remedies).capitalize()} would fit. Or close other programs."
     return "Neither a shorter context nor fewer bits would fit: choose a smaller model."
 
 
-def _shape(folder: Path) -> ModelShape | None:
-    """None for a family that the planner cannot count."""
+def _model(folder: Path) -> Model:
+    """The model in a folder; of a family that cannot be counted with the size of its files."""
+    name = name_of(folder)
     try:
-        return shape_from_folder(folder)
+        return Model(name, path=folder, known_shape=shape_from_folder(folder))
     except ModelError:
-        return None
+        num_bytes = sum(file.stat().st_size for file in weight_files(folder))
+        return Model(name, path=folder, num_bytes=num_bytes)
 
 
-def _arrangement(shape: ModelShape, place: Place) -> Arrangement:
-    model, precision = _model(shape), PRECISIONS[place.precision]
-    return Arrangement(model, precision, place.context_length, place.full)
-
-
-def _model(shape: ModelShape) -> Model:
-    return Model(shape.name, known_shape=shape)
+def _arrangement(folder: Path, place: Place) -> Arrangement:
+    precision = PRECISIONS[place.precision]
+    return Arrangement(_model(folder), precision, place.context_length, place.full)
 
 
 def _room(place: Place, free: int) -> Room:
@@ -266,22 +258,9 @@ def _room(place: Place, free: int) -> Room:
     return Room(device, free, is_loading=True)
 
 
-def _lacking(folder: Path, place: Place, free: int) -> Shortage | None:
-    """What weights and KV cache lack, by the planner's own test; of a family that it cannot count
-    what the files say at the least."""
-    shape = _shape(folder)
-    if shape is not None:
-        return shortage_of(_arrangement(shape, place), _room(place, free))
-    needed = needed_bytes(folder, place)
-    return None if needed <= free else Shortage(needed, free)
-
-
 def needed_bytes(folder: Path, place: Place) -> int:
     """Of weights and KV cache, as the planner counts them; else what the files say at the least."""
-    shape = _shape(folder)
-    if shape is None:
-        return sum(file.stat().st_size for file in weight_files(folder))
-    return bytes_of(_arrangement(shape, place), _room(place, 0)).total
+    return bytes_of(_arrangement(folder, place), _room(place, 0)).total
 
 
 def load_at(folder: Path, place: Place, is_fastest: bool = False) -> Opened[LanguageModel]:

@@ -188,6 +188,8 @@ class Arrangement:
 def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     """Return the bytes of an arrangement on the target's device. A self-draft shares embeddings,
     norms and the cache."""
+    if plan.target.known_shape is None:  # at the least what its files take
+        return PlanBytes(plan.target.stored_bytes, 0, 0, 0)
     target, full = plan.target.shape, plan.full
     draft = plan.draft.shape if plan.draft is not None and plan.draft_on is None else None
     weights, cache = target.loaded_bytes(plan.precision, full, plan.context_length, room.device)

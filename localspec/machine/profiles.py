@@ -141,7 +141,7 @@ def _with_shape(model: Model, sizes: Mapping[str, Any], num_params: int | None) 
     num_params: None in a profile that does not carry it; its sizes give an estimate."""
     family = sizes["family"]
     if family in SIZED:
-        shape = ModelShape(name=model.id, **sizes)
+        shape = ModelShape(**sizes)
         if num_params is not None:
             shape = replace(shape, counted=Counted(num_params, shape.linear_params))
         return replace(model, known_shape=shape)
@@ -159,7 +159,7 @@ def _packed(model: Model, shape: ModelShape, awq_id: str) -> Model:
         id=awq_id,
         copy_of=model.id,
         page=page_of(awq_id),
-        known_shape=replace(shape, name=awq_id, stored_as=AWQ, group_size=AWQ_GROUP),
+        known_shape=replace(shape, stored_as=AWQ, group_size=AWQ_GROUP),
         accepted=None,
     )
 

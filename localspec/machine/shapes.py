@@ -69,12 +69,10 @@ class ModelShape:
     file keeps the weights, where that is another way than they are computed in. kept_as: the
     precision of a model that stays as its files keep it, and kept_bytes, what they take.
     not_native: why the native decoder does not run it, after "because"; empty where it does.
-    counted: of a family whose layers are not known here. all_kv_width: as `kv_width` of all layers
+    counted: None where its parameters are estimated. all_kv_width: as `kv_width` of all layers
     together, 0 where all have the same. group_size, num_in_groups: of 4-bit weights in the files
-    that can stay as they are (formats.stored). is_published_wide: not held by fp16. copy_of: of a
-    copy in 4 bits, the name of the model."""
+    that can stay as they are (formats.stored). is_published_wide: not held by fp16."""
 
-    name: str
     family: str
     num_layers: int
     hidden_size: int
@@ -101,12 +99,6 @@ class ModelShape:
     group_size: int = 0
     num_in_groups: int | None = None
     is_published_wide: bool = False
-    copy_of: str = ""
-
-    @property
-    def model_name(self) -> str:
-        """Of the model itself, whichever copy of it this is."""
-        return self.copy_of or self.name
 
     @property
     def published_bytes(self) -> int:
@@ -306,7 +298,6 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
     num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
     intermediate_size = int(config["intermediate_size"])
     return ModelShape(
-        name=name,
         family=family,
         num_layers=num_layers,
         hidden_size=hidden_size,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from localspec.machine.shapes import ModelShape
 
 LLAMA_8B = ModelShape(
-    name="Llama-3.1-8B",
     family="llama",
     num_layers=32,
     hidden_size=4096,

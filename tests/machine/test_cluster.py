@@ -27,9 +27,9 @@ from tests.kit.command_line import invoke
 from tests.kit.fake_nvml import CPU_BUILD, GIB, LINUX, FakeNvml
 
 
-def shape(layers: int, hidden: int, heads: int, kv_heads: int, name: str = "big") -> ModelShape:
+def shape(layers: int, hidden: int, heads: int, kv_heads: int) -> ModelShape:
     return ModelShape(
-        name=name, family="llama", num_layers=layers, hidden_size=hidden, num_heads=heads,
+        family="llama", num_layers=layers, hidden_size=hidden, num_heads=heads,
         num_kv_heads=kv_heads, head_dim=128, intermediate_size=4 * hidden, vocab_size=128_000,
         context_length=131_072, is_tied=False,
     )  # fmt: skip

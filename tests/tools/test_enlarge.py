@@ -116,7 +116,7 @@ SHAPES = {
 def test_a_larger_model_says_the_same(family: str, shape: str) -> None:
     module = trained(family)
     larger, plan = enlarged(module, **SHAPES[shape])
-    assert shape_of(larger) == replace(plan.wanted, name="small")
+    assert shape_of(larger) == plan.wanted
     assert error_of(module, larger) < ROUNDING
 
 

@@ -203,17 +203,17 @@ def test_what_cannot_be_asked_for_is_refused(tmp_path: Path, small_target: Path)
 @pytest.mark.parametrize("size", ["350M", "1B", "8B"])
 def test_sizes_fit_the_demo_pair_with_a_draft_in_proportion(size: str, root: Path) -> None:
     pair, demo = SIZES[size], shape_from_folder(root / "assets" / "demo" / "target")
-    target, draft = pair.target.of(demo, "target"), pair.draft.of(demo, "draft")
+    target, draft = pair.target.of(demo), pair.draft.of(demo)
     assert 0.05 <= draft.num_params / target.num_params <= 0.1
     plan = module.Enlargement(demo, target, 0)
     assert plan.is_exact == (size != "8B")  # heads of 128 need a root of 2
     own = shape_from_folder(root / "assets" / "demo" / "draft")
-    assert module.Enlargement(own, pair.draft.of(own, "draft"), 0).is_exact
+    assert module.Enlargement(own, pair.draft.of(own), 0).is_exact
 
 
 def test_sizes_are_what_they_are_called(root: Path) -> None:
     demo = shape_from_folder(root / "assets" / "demo" / "target")
-    counts = {size: pair.target.of(demo, size).num_params for size, pair in SIZES.items()}
+    counts = {size: pair.target.of(demo).num_params for size, pair in SIZES.items()}
     assert counts["350M"] == pytest.approx(350e6, rel=0.02)
     # Of the vocabulary's size apart, the layers are those of the models they are named for.
     assert counts["1B"] == pytest.approx(1.236e9 - 2048 * (128_256 - 6144), rel=0.001)

@@ -280,8 +280,8 @@ def _spread(like: Tensor) -> float:
 def _check_family(source: ModelShape) -> None:
     if source.family not in FAMILIES or source.num_experts:
         raise ModelError(
-            f"{source.name} is a '{source.family}' model, and only dense models of these families "
-            f"can be enlarged without changing what they say: {', '.join(FAMILIES)}. "
+            f"The model is a '{source.family}' model, and only dense models of these families can "
+            f"be enlarged without changing what they say: {', '.join(FAMILIES)}. "
             "Choose one of them with --model."
         )
 
@@ -299,7 +299,7 @@ def _check_sizes(source: ModelShape, wanted: ModelShape) -> None:
     for name, (old, new) in sizes.items():
         if new < old:
             raise ConfigError(
-                f"{source.name} has a {name} of {old}, but the wanted size has only {new}. "
+                f"The model has a {name} of {old}, but the wanted size has only {new}. "
                 "Choose a larger size, or a smaller model to enlarge."
             )
 
@@ -309,11 +309,11 @@ def _check_attention(source: ModelShape, full: Mapping[str, Any], head_growth: f
     kind = rope.get("rope_type", "default")
     if head_growth != 1.0 and (kind not in ROPE_TYPES or "partial_rotary_factor" in rope):
         raise ModelError(
-            f"{source.name} turns its positions by '{kind}', which depends on the head size, so "
+            f"The model turns its positions by '{kind}', which depends on the head size, so "
             "it cannot be enlarged to another one. Choose a size with the same head size."
         )
     if full.get("sliding_window") or set(full.get("layer_types") or ()) - {"full_attention"}:
         raise ModelError(
-            f"{source.name} attends to a sliding window, which cannot be enlarged. "
+            "The model attends to a sliding window, which cannot be enlarged. "
             "Choose a model with full attention."
         )

@@ -65,9 +65,9 @@ class Widths:
     head_dim: int
     intermediate_size: int
 
-    def of(self, source: ModelShape, name: str) -> ModelShape:
+    def of(self, source: ModelShape) -> ModelShape:
         """The source at these widths."""
-        return replace(source, name=name, counted=None, **vars(self))
+        return replace(source, counted=None, **vars(self))
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _pair_of(size: str) -> Pair:
 
 def _enlargement(order: Order) -> Enlargement:
     source = shape_from_folder(order.source)
-    return Enlargement(source, order.widths.of(source, order.role), order.seed, order.noise)
+    return Enlargement(source, order.widths.of(source), order.seed, order.noise)
 
 
 def _bytes_of(order: Order, plan: Enlargement) -> int:
