@@ -66,7 +66,7 @@ class ClusterFlags:
 
 
 def cluster(
-    asked: ClusterFlags,
+    flags: ClusterFlags,
     options: Annotated[LoadOptions, only("model", "draft", "context", "home")],
     start: Annotated[bool, Flag("Run it here until Ctrl-C.")] = False,
     as_json: JsonFlag = False,
@@ -75,7 +75,7 @@ def cluster(
     from localspec.machine.hardware import probe
 
     hardware = probe()
-    wanted, why = _wanted(asked, options, hardware)
+    wanted, why = _wanted(flags, options, hardware)
     made = command_for(wanted, hardware.gpus)
     if start:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -85,7 +85,7 @@ def cluster(
     finish(_as_dict(made, notes), "\n".join([made.line, "", *notes, _next_step(made)]), as_json)
 
 
-def _wanted(asked: ClusterFlags, options: LoadOptions, hardware: Hardware) -> tuple[Wanted, str]:
+def _wanted(flags: ClusterFlags, options: LoadOptions, hardware: Hardware) -> tuple[Wanted, str]:
     """Return what is to be served and how, and why its draft length. Raise ConfigError."""
     from localspec.controller.controller import measurements
     from localspec.core.config import settings_for
@@ -98,25 +98,25 @@ def _wanted(asked: ClusterFlags, options: LoadOptions, hardware: Hardware) -> tu
     model, draft, context = options.model, options.draft, options.context or DEFAULT_CONTEXT
     if model is None:
         raise ConfigError("cluster needs a model: name a folder or a hub id with --model.")
-    if PRECISIONS.get(asked.dtype or "bf16") not in FULL_BYTES:
-        raise ConfigError(f"--dtype {asked.dtype!r} is none of bf16, fp16 and fp32.")
-    method: Method = asked.method or ("draft_model" if draft else "ngram")
+    if PRECISIONS.get(flags.dtype or "bf16") not in FULL_BYTES:
+        raise ConfigError(f"--dtype {flags.dtype!r} is none of bf16, fp16 and fp32.")
+    method: Method = flags.method or ("draft_model" if draft else "ngram")
     profiles = load_profiles(settings_for(options.home).profile_folders)
     target = find_model(model, profiles)
     learnt = measurements(learnt_states(options.home), context)
-    length, why = _length_of(target, method, asked.num_draft_tokens, learnt)
+    length, why = _length_of(target, method, flags.num_draft_tokens, learnt)
     return Wanted(
-        program=asked.program,
+        program=flags.program,
         target=target,
         method=method,
         num_draft_tokens=length,
         context_length=min(context, target.shape.context_length),
-        precision=full_precision(asked.dtype, hardware),
+        precision=full_precision(flags.dtype, hardware),
         drafter=None if draft is None else find_model(draft, profiles),
-        num_sequences=asked.sequences,
-        host=asked.host,
-        port=asked.port,
-        python=asked.python,
+        num_sequences=flags.sequences,
+        host=flags.host,
+        port=flags.port,
+        python=flags.python,
     ), why
 
 

@@ -114,7 +114,7 @@ class CommandLine(argparse.ArgumentParser):
         )
         self.color = False  # Python 3.14 would colour the help; hidden characters are not printed
         self._takes_value = dict[str, bool]()  # by the flag as it is written
-        self._give = self._add_flags(command)
+        self._call_with = self._add_flags(command)
 
     def call(self, words: Sequence[str]) -> Any:
         """Call the function with what the words give. Exit with code 2 for a mistake in them."""
@@ -124,7 +124,7 @@ class CommandLine(argparse.ArgumentParser):
                 name = word.partition("=")[0]
                 self.error(f"There is no flag {name}.{suggestion(name, self._takes_value)}")
             self.error(f"{word!r} is one word too many. Put a text between quotation marks.")
-        return self._give(given)
+        return self._call_with(given)
 
     def error(self, message: str) -> NoReturn:
         message = message.removeprefix("argument ")
@@ -140,27 +140,27 @@ class CommandLine(argparse.ArgumentParser):
         parts = dict[str, Callable[[argparse.Namespace], Any]]()
         types = get_type_hints(command, include_extras=True)
         for name, parameter in signature(command).parameters.items():
-            kind, *extras = _annotation(types[name])
-            flag = next((each for each in extras if isinstance(each, Flag)), None)
+            kind, *notes = _annotation(types[name])
+            flag = next((note for note in notes if isinstance(note, Flag)), None)
             if flag is not None and all(selects(name) for selects in selections):
                 parts[name] = self._add_flag(name, kind, parameter.default, flag)
             elif isinstance(kind, type) and is_dataclass(kind):
-                parts[name] = self._add_flags(kind, [*selections, *extras])
+                parts[name] = self._add_flags(kind, [*selections, *notes])
         return lambda given: command(**{name: part(given) for name, part in parts.items()})
 
     def _add_flag(
         self, name: str, kind: Any, default: Any, flag: Flag
     ) -> Callable[[argparse.Namespace], Any]:
         """Add one flag. Return what reads its value."""
-        of_one, is_repeatable = _type_of_value(kind)
+        value_type, is_repeatable = _type_of_value(kind)
         is_needed = default is Parameter.empty
         written = name if flag.is_positional else option(flag.name or name)
         settings: dict[str, Any] = {"help": _help_of(flag, default)}
-        if of_one is bool:
+        if value_type is bool:
             settings["action"] = "store_true"
         else:
             metavar = flag.metavar or (name if flag.is_positional else flag.name or name).upper()
-            settings |= {"type": _reader(of_one, flag), "metavar": metavar}
+            settings |= {"type": _reader(value_type, flag), "metavar": metavar}
             if flag.choices:
                 settings |= {"choices": flag.choices, "metavar": flag.metavar}
             if flag.is_positional and not is_needed:
@@ -170,7 +170,7 @@ class CommandLine(argparse.ArgumentParser):
             settings["default"] = None if is_needed or is_repeatable else default
         if not flag.is_positional:
             settings |= {"dest": name, "required": is_needed}
-            self._takes_value[written] = of_one is not bool
+            self._takes_value[written] = value_type is not bool
         self.add_argument(written, **settings)
         if is_repeatable:
             return lambda given: tuple(getattr(given, name) or ())
@@ -200,7 +200,7 @@ def _annotation(kind: Any) -> tuple[Any, ...]:
 def _type_of_value(kind: Any) -> tuple[Any, bool]:
     """Return the type of one value of a flag, and whether the flag is repeatable."""
     if get_origin(kind) in (Union, UnionType):
-        kind = next(each for each in get_args(kind) if each is not NoneType)
+        kind = next(part for part in get_args(kind) if part is not NoneType)
     if get_origin(kind) is tuple:
         return get_args(kind)[0], True
     return kind, False

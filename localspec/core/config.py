@@ -68,10 +68,10 @@ def with_server(
         return options
     key = _server_key(flags.remote_key_file, environment)
     server = RemoteServer(flags.remote, options.model, key, flags.remote_key_unencrypted)
-    for each in fields(options):
-        value = getattr(options, each.name)
-        if value and value != each.default and each.name not in OF_A_SERVER:
-            raise ConfigError(f"{option(each.name)} has no effect with --remote. Leave it out.")
+    for choice in fields(options):
+        value = getattr(options, choice.name)
+        if value and value != choice.default and choice.name not in OF_A_SERVER:
+            raise ConfigError(f"{option(choice.name)} has no effect with --remote. Leave it out.")
     return replace(options, remote=server)
 
 
