@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import http.server
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,15 @@ TARGETS = [
     ("GET", "/report", {}, b""),
     ("GET", "/live", {}, b""),
 ]
+
+
+def stream_of(site: Site, session: str) -> str:
+    """Return what Gradio's queue says of the events of a session, up to the last of them."""
+    connection = http.client.HTTPConnection(site.host, site.port, timeout=30)
+    with contextlib.closing(connection):
+        path = f"/gradio_api/queue/data?session_hash={session}"
+        connection.request("GET", path, headers={"cookie": own_cookie(site.port)})
+        return connection.getresponse().read().decode()
 
 
 def status_of(site: Site, method: str, path: str, headers: dict[str, str], body: bytes) -> int:
@@ -217,8 +226,8 @@ def test_no_path_that_a_page_names_reaches_the_disk(site: Site, tmp_path: Path) 
         for query in ("", f"?deep_link={marker}&file={marker}&message={marker}&format={marker}"):
             if route.path != "/gradio_api/queue/data" and "heartbeat" not in route.path:
                 status_of(site, route.method, f"{path}{query}", own, b"")
+    assert "close_stream" in stream_of(site, "hostile"), "every event was worked on"
     until(lambda: site.service.current is None)
-    time.sleep(0.5)
     assert OPENED == []
     marker.read_text(encoding="utf-8")
     assert OPENED, "the hook sees what is opened"
