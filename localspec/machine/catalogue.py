@@ -19,11 +19,8 @@ from localspec.core.errors import ConfigError, LocalspecError, ModelError
 from localspec.core.files import free_disk
 from localspec.core.options import LoadOptions, Offer
 from localspec.core.speculation import Measurement
-from localspec.formats.folder_files import weight_files
-from localspec.formats.gguf_file import parts_of
 from localspec.machine.downloads import Downloads
-from localspec.machine.folder_shapes import shape_of_gguf, shape_to_load
-from localspec.machine.gguf_models import gguf_of
+from localspec.machine.folder_shapes import shape_to_load
 from localspec.machine.hardware import Device, Hardware, on_device, probe
 from localspec.machine.memory import Room, full_precision, other_device, room_for
 from localspec.machine.model import Model, on_this_machine, page_of
@@ -36,6 +33,7 @@ from localspec.machine.sources import (
     cached_folder,
     cached_models,
     find_model,
+    model_at,
     named_path,
     with_shape,
 )
@@ -154,10 +152,11 @@ def profile_models(
     known = dict[str, Model]()
     for model in (model for profile in profiles.values() for model in profile.models.values()):
         try:
-            known[model.id] = with_shape(model)
+            known.setdefault(model.id, with_shape(model))
         except ModelError as error:
             wrong.append(str(error))
-    offered = [known[id] for id in offered_ids(profiles.values()) if id in known]
+    listed = dict.fromkeys(offered_ids(profiles.values()))  # one id may stand in two profiles
+    offered = [known[id] for id in listed if id in known]
     return [
         replace(
             model,
@@ -174,7 +173,7 @@ def _trained(home: Path | None, target: Path | None) -> tuple[Model, ...]:
     """The draft that was trained for the model in a folder."""
     drafts = () if home is None else trained_drafts(home, target)
     with suppress(ModelError):
-        return tuple(folder_model(draft.folder, draft.name) for draft in drafts)
+        return tuple(model_at(draft.folder) for draft in drafts)
     return ()
 
 
@@ -193,17 +192,13 @@ def cached_model(model: Model, home: Path | None = None) -> Model:
 def folder_model(folder: Path, title: str = "", home: Path | None = None) -> Model:
     """A folder or GGUF file that was named. title: to show, "" for the path. Raises ModelError for
     one that cannot be loaded."""
-    file, shown = gguf_of(folder), title or str(folder)
-    shape = shape_to_load(folder, shown) if file is None else shape_of_gguf(file, shown)
-    files = weight_files(folder) if file is None else parts_of(file)
-    return Model(
-        id=str(file or folder),
-        title=shown,
-        path=file or folder,
-        known_shape=shape,
+    model = model_at(folder)
+    kept = model.shape.stored_as
+    return replace(
+        model,
+        title=title or str(folder),
         drafts=_trained(home, folder),
-        num_bytes=sum(each.stat().st_size for each in files),
-        note=f"Its weights are kept as {shape.stored_as}." if shape.stored_as else "",
+        note=f"Its weights are kept as {kept}." if kept else "",
     )
 
 
@@ -211,13 +206,12 @@ def of_other_programs(home: Path) -> tuple[list[Model], list[Model]]:
     """What other programs keep: what can be loaded, and what cannot, with the fault."""
     models, faulty = list[Model](), list[Model]()
     for model in found_models():
-        assert model.path is not None, "it was found there"
-        if not model.path.exists():
+        if not model.folder.exists():
             gone = f"Its file is not there any more. Fetch it again with {model.origin}."
             faulty.append(replace(model, fault=gone))
             continue
         try:
-            found = folder_model(model.path, model.name, home)
+            found = folder_model(model.folder, model.name, home)
             models.append(replace(found, origin=f"from {model.origin}"))
         except ModelError as error:
             faulty.append(replace(model, fault=str(error)))

@@ -18,7 +18,8 @@ from pathlib import Path
 from localspec.core.config import settings_for, suggestion
 from localspec.core.errors import ConfigError, ModelError
 from localspec.core.options import LoadOptions
-from localspec.formats.folder_files import name_of, require_whole
+from localspec.formats.folder_files import name_of, require_whole, weight_files
+from localspec.formats.gguf_file import parts_of
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.fetch import fetch
@@ -84,12 +85,8 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> Model:
         packed = None if here else model.packed
         return replace(with_shape(model), path=here, packed=packed)
     path = named_path(name)
-    file = gguf_of(path)
-    if file is not None:
-        title = title_of(file)
-        return Model(str(file), title, file, shape_of_gguf(file, title))
-    if path.is_dir():
-        return Model(str(path), name_of(path), path, shape_to_load(path))
+    if path.is_dir() or gguf_of(path) is not None:
+        return model_at(path)
     cached = cached_folder(name)
     if cached is not None:
         return Model(name, path=cached, known_shape=shape_from_folder(cached, name))
@@ -98,6 +95,20 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> Model:
         f"'{name}' is neither a model folder nor a model the profiles know, so its size is not "
         f"known.{suggestion(name, known) or UNKNOWN_MODEL}"
     )
+
+
+def model_at(path: Path) -> Model:
+    """Return the model in a folder or a GGUF file, with its shape and the bytes of its files.
+    Raises ModelError for a model that cannot be loaded."""
+    file = gguf_of(path)
+    if file is None:
+        title, shape, files = name_of(path), shape_to_load(path), weight_files(path)
+    else:
+        title, files = title_of(file), parts_of(file)
+        shape = shape_of_gguf(file, title)
+    num_bytes = sum(each.stat().st_size for each in files)
+    place = file or path
+    return Model(str(place), title, path=place, known_shape=shape, num_bytes=num_bytes)
 
 
 def with_shape(model: Model) -> Model:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from localspec.core.config import settings_for
 from localspec.core.options import LoadOptions
-from localspec.machine.catalogue import Catalogue, smaller_offer
+from localspec.machine.catalogue import Catalogue, profile_models, smaller_offer
 from localspec.machine.hardware import probe
 from localspec.machine.profiles import Profile, load_profiles
 from localspec.machine.recommend import Card
@@ -81,6 +82,14 @@ def test_fewer_bits_are_offered_only_where_they_work(
     asked = LoadOptions(model=str(kept))
     offer = smaller_offer(asked, "kept", "8-bit", profiles, "cuda")
     assert offer is not None and offer.options == LoadOptions(model="two/small")
+
+
+def test_a_model_of_two_profiles_is_offered_once_as_the_first_one_says(
+    profiles: dict[str, Profile],
+) -> None:
+    own = replace(profiles["two"].models["two/small"], license="own")
+    models = profile_models({"own": Profile("own", "", {own.id: own}, own.id), **profiles}, [])
+    assert [model.license for model in models if model.id == own.id] == ["own"]
 
 
 def test_below_the_smallest_nothing_is_offered(
