@@ -12,7 +12,7 @@ Source: Llama (arXiv 2302.13971), Gemma 3 (arXiv 2503.19786), OLMo 2 (arXiv 2501
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -168,61 +168,112 @@ def pairs_swapped(rows: torch.Tensor) -> torch.Tensor:
     return rows.reshape(*rows.shape[:-1], -1, 2).flip(-1).flatten(-2)
 
 
+# Cosines and sines of the positions of n rows, [n, 1, rotated] each.
+Table = tuple[torch.Tensor, torch.Tensor]
+Swap = Callable[[torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Queries, keys and values of one layer, and what is made of what they see.
+
+    head_norm: of query and key heads, [n, heads + kv_heads, head_dim]. rotation: which of the
+    tables turns queries and keys by their position, None for none. window: how many positions up to
+    its own a token sees, None for all. query_scale: beside the root of head_dim."""
+
+    qkv: Linear
+    output: Linear
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    head_norm: Norm | None = None
+    rotation: int | None = 0
+    window: int | None = None
+    query_scale: float = 1.0
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (self.qkv, self.output)
+
+    @property
+    def weight_bytes(self) -> int:
+        held = 0 if self.head_norm is None else self.head_norm.weight_bytes
+        return held + sum(linear.weight_bytes for linear in self.linears)
+
+    @property
+    def num_groups(self) -> int:
+        """Query heads that share a key head."""
+        return self.num_heads // self.num_kv_heads
+
+    def with_linears(self, change: Callable[[Linear], Linear]) -> Attention:
+        return replace(self, qkv=change(self.qkv), output=change(self.output))
+
+    def project(
+        self, rows: torch.Tensor, tables: Sequence[Table], swapped: Swap
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries [n, heads, head_dim], and keys then values [n, 2 * kv_heads, head_dim].
+
+        rows: [n, d]. swapped: see Weights."""
+        qkv = self.qkv(rows).view(rows.shape[0], -1, self.head_dim)
+        turned = qkv[:, : self.num_heads + self.num_kv_heads]  # queries and keys, a view
+        if self.head_norm is not None:
+            turned.copy_(self.head_norm(turned))
+        if self.rotation is not None:
+            cos, sin = tables[self.rotation]
+            turned = turned[..., : cos.shape[-1]]
+            other = swapped(turned)
+            turned.mul_(cos).addcmul_(other, sin)
+        if self.query_scale != 1.0:
+            qkv[:, : self.num_heads].mul_(self.query_scale)
+        return qkv[:, : self.num_heads], qkv[:, self.num_heads :]
+
+
 @dataclass(frozen=True)
 class Block:
     """One layer. Norms are None where the family has none there; `after_` ones are of what a part
-    gives, before it is added. head_norm: of query and key heads, [n, heads + kv_heads, head_dim].
-    rotation: which of the tables turns queries and keys by their position, None for none. window:
-    how many positions up to its own a token sees, None for all. is_parallel: the feed-forward part
-    reads the rows that attention read, not those with what attention gave."""
+    gives, before it is added. is_parallel: the feed-forward part reads the rows that attention
+    read, not those with what attention gave."""
 
     attention_norm: Norm | None
-    qkv: Linear
-    head_norm: Norm | None
-    output: Linear
+    attention: Attention
     feed_forward_norm: Norm | None
     feed_forward: FeedForward
     after_attention: Norm | None = None
     after_feed_forward: Norm | None = None
-    rotation: int | None = 0
-    window: int | None = None
     is_parallel: bool = False
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        return (self.qkv, self.output, *self.feed_forward.linears)
+        return (*self.attention.linears, *self.feed_forward.linears)
 
     @property
     def weight_bytes(self) -> int:
-        norms = (self.attention_norm, self.head_norm, self.after_attention,
-                 self.feed_forward_norm, self.after_feed_forward)  # fmt: skip
+        norms = (self.attention_norm, self.after_attention, self.feed_forward_norm,
+                 self.after_feed_forward)  # fmt: skip
         held = sum(norm.weight_bytes for norm in norms if norm is not None)
-        return held + sum(linear.weight_bytes for linear in self.linears)
+        held += sum(linear.weight_bytes for linear in self.feed_forward.linears)
+        return held + self.attention.weight_bytes
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Block:
         feed_forward = self.feed_forward.with_linears(change)
-        qkv, output = change(self.qkv), change(self.output)
-        return replace(self, qkv=qkv, output=output, feed_forward=feed_forward)
+        return replace(
+            self, attention=self.attention.with_linears(change), feed_forward=feed_forward
+        )
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A whole model. embedding: [V, d], or one in NF4. cos, sin: [capacity, tables, rotated], of
-    the first `rotated` numbers of each head; `sin` has the sign of the rotation, so that `swapped`
-    is all that is left to do. query_scale: beside the root of head_dim."""
+    """A whole model. embedding: [V, d], or one in NF4. tables: cosines and sines of every position,
+    [capacity, rotated] each, of the first `rotated` numbers of each head; a sine has the sign of
+    the rotation, so that `swapped` is all that is left to do."""
 
     embedding: torch.Tensor | Nf4Embedding
     blocks: tuple[Block, ...]
     final_norm: Norm
     head: Linear
-    cos: torch.Tensor
-    sin: torch.Tensor
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    swapped: Callable[[torch.Tensor], torch.Tensor] = halves_swapped
+    tables: tuple[Table, ...]
+    swapped: Swap = halves_swapped
     embedding_scale: float = 1.0
-    query_scale: float = 1.0
     logit_scale: float = 1.0
 
     @property
@@ -232,7 +283,8 @@ class Weights:
 
     @property
     def weight_bytes(self) -> int:
-        tables = self.embedding.nbytes + self.cos.nbytes + self.sin.nbytes
+        tables = self.embedding.nbytes
+        tables += sum(part.nbytes for table in self.tables for part in table)
         blocks = sum(block.weight_bytes for block in self.blocks)
         own = self.head.weight if isinstance(self.head, PlainLinear) else self.head
         is_tied = own is getattr(self.embedding, "layer", self.embedding)
@@ -242,12 +294,16 @@ class Weights:
     @property
     def windows(self) -> frozenset[int | None]:
         """How far back its layers see."""
-        return frozenset(block.window for block in self.blocks)
+        return frozenset(block.attention.window for block in self.blocks)
 
     @property
     def reads_host(self) -> bool:
         is_waiting = any(block.feed_forward.reads_host for block in self.blocks)
         return is_waiting or any(linear.reads_host for linear in self.linears)
+
+    def tables_at(self, positions: slice | torch.Tensor) -> tuple[Table, ...]:
+        """Return the tables of some positions, [n, 1, rotated] each."""
+        return tuple((_at(cos, positions), _at(sin, positions)) for cos, sin in self.tables)
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         table = self.embedding
@@ -258,3 +314,9 @@ class Weights:
         """Normalised rows [n, d] -> [n, V], in their own precision."""
         made = self.head(rows)
         return made if self.logit_scale == 1.0 else made * self.logit_scale
+
+
+def _at(table: torch.Tensor, positions: slice | torch.Tensor) -> torch.Tensor:
+    if isinstance(positions, slice):
+        return table[positions, None]
+    return table.index_select(0, positions)[:, None]

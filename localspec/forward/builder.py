@@ -20,6 +20,7 @@ from localspec.core.errors import ModelError
 from localspec.formats.decoder_settings import DecoderSettings, MixtureSettings
 from localspec.forward.block import (
     Activation,
+    Attention,
     Block,
     Experts,
     FeedForward,
@@ -33,7 +34,7 @@ from localspec.forward.block import (
     pairs_swapped,
 )
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
-from localspec.forward.rotation import rotation_tables
+from localspec.forward.rotation import rotation_table
 from localspec.forward.tensor_names import TensorNames
 from localspec.weights import nf4
 from localspec.weights.dense import dense_linear
@@ -66,26 +67,15 @@ def build_weights(
     builder = _Builder(settings, source, names, precision, capacity)
     # The head first: it is the largest weight, and for a while held twice.
     embedding, head = builder.ends(quantises_ends)
-    cos, sin = rotation_tables(
-        settings.rotations,
-        capacity,
-        settings.layout.is_interleaved,
-        precision.dtype,
-        precision.device,
-    )
+    like = (capacity, settings.layout.is_interleaved, precision.dtype, precision.device)
     return Weights(
         embedding=embedding,
         blocks=tuple(builder.blocks()),
         final_norm=builder.norm(settings.layout.final_norm),
         head=head,
-        cos=cos,
-        sin=sin,
-        num_heads=settings.num_heads,
-        num_kv_heads=settings.num_kv_heads,
-        head_dim=settings.head_dim,
+        tables=tuple(rotation_table(rotation, *like) for rotation in settings.rotations),
         swapped=pairs_swapped if settings.layout.is_interleaved else halves_swapped,
         embedding_scale=_rounded(settings.embedding_scale, settings, precision.dtype),
-        query_scale=settings.query_scale * settings.head_dim**0.5,
         logit_scale=settings.logit_scale,
     )
 
@@ -158,15 +148,21 @@ class _Builder:
         qkv = ["qkv_proj"] if layout.is_qkv_joined else ["q_proj", "k_proj", "v_proj"]
         return Block(
             attention_norm=self._norm_of(begin, layout.attention_norm),
-            qkv=self._linear([f"{attention}{part}" for part in qkv], settings.has_qkv_bias),
-            head_norm=self._head_norm(attention),
-            output=self._linear([f"{attention}{layout.output}"], settings.has_output_bias),
+            attention=Attention(
+                qkv=self._linear([f"{attention}{part}" for part in qkv], settings.has_qkv_bias),
+                output=self._linear([f"{attention}{layout.output}"], settings.has_output_bias),
+                num_heads=settings.num_heads,
+                num_kv_heads=settings.num_kv_heads,
+                head_dim=settings.head_dim,
+                head_norm=self._head_norm(attention),
+                rotation=settings.turns[layer],
+                window=window if window is not None and window < self.capacity else None,
+                query_scale=settings.query_scale * settings.head_dim**0.5,
+            ),
             feed_forward_norm=self._norm_of(begin, layout.feed_forward_norm),
             feed_forward=self._feed_forward(layer),
             after_attention=self._after(begin, layout.after_attention),
             after_feed_forward=self._after(begin, layout.after_feed_forward),
-            rotation=settings.turns[layer],
-            window=window if window is not None and window < self.capacity else None,
             is_parallel=layout.is_parallel,
         )
 

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from localspec.forward.attention import Attend, cached_attention, each_its_own
-from localspec.forward.block import Block, Weights
+from localspec.forward.block import Table, Weights
 from localspec.forward.cache import KVCache
 from localspec.forward.features import LAST, Features
 from localspec.forward.model import LanguageModel, Rows
@@ -122,23 +122,21 @@ class Decoder:
     def unpadded_layers(
         self,
         rows: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        tables: Sequence[Table],
         attend: Attend,
         keep: frozenset[int] = frozenset(),
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Through all blocks: rows [n, d], cos and sin [n, tables, rotated] -> [n, d] and what was
-        to be kept. Tensors in, tensors out: the part that a graph captures."""
+        """Through all blocks: rows [n, d], cosines and sines of each table [n, 1, rotated] ->
+        [n, d] and what was to be kept. Tensors in, tensors out: the part that a graph captures."""
         hidden = dict[int, torch.Tensor]()
-        tables = tuple(zip(torch.split(cos, 1, 1), torch.split(sin, 1, 1), strict=True))
         for layer, block in enumerate(self.weights.blocks):
-            queries, keys_values = self._projected(block, rows, tables)
-            seen = attend(layer, queries, keys_values)
-            before = rows
+            attention, before = block.attention, rows
+            read = rows if block.attention_norm is None else block.attention_norm(rows)
+            seen = attend(layer, *attention.project(read, tables, self.weights.swapped))
             if block.after_attention is None:
-                rows = block.output.add_to(seen, rows)
+                rows = attention.output.add_to(seen, rows)
             else:
-                rows = rows + block.after_attention(block.output(seen))
+                rows = rows + block.after_attention(attention.output(seen))
             read = before if block.is_parallel else rows
             if block.feed_forward_norm is not None:
                 read = block.feed_forward_norm(read)
@@ -153,61 +151,38 @@ class Decoder:
     def layers(
         self,
         rows: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        tables: Sequence[Table],
         attend: Attend,
         keep: frozenset[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As `unpadded_layers`, for as many rows as keep their bits the same (weights.linear)."""
         if not self._pads_blocks:
-            return self.unpadded_layers(rows, cos, sin, attend, keep)
+            return self.unpadded_layers(rows, tables, attend, keep)
         size = rows.shape[0]
-        inputs = (padded(rows), padded(cos), padded(sin))
-        made, hidden = self.unpadded_layers(*inputs, attend, keep)
+        filled = [(padded(cos), padded(sin)) for cos, sin in tables]
+        made, hidden = self.unpadded_layers(padded(rows), filled, attend, keep)
         return made[:size], {layer: kept[:size] for layer, kept in hidden.items()}
 
-    def _projected(
-        self,
-        block: Block,
-        rows: torch.Tensor,
-        tables: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [n, heads, head_dim]; keys then values [n, 2 * kv_heads, head_dim]."""
-        shape = self.weights
-        read = rows if block.attention_norm is None else block.attention_norm(rows)
-        qkv = block.qkv(read).view(rows.shape[0], -1, shape.head_dim)
-        turned = qkv[:, : shape.num_heads + shape.num_kv_heads]  # queries and keys, a view
-        if block.head_norm is not None:
-            turned.copy_(block.head_norm(turned))
-        if block.rotation is not None:
-            cos, sin = tables[block.rotation]
-            turned = turned[..., : cos.shape[-1]]
-            swapped = shape.swapped(turned)
-            turned.mul_(cos).addcmul_(swapped, sin)
-        if shape.query_scale != 1.0:
-            qkv[:, : shape.num_heads].mul_(shape.query_scale)
-        return qkv[:, : shape.num_heads], qkv[:, shape.num_heads :]
-
-    def laid_out(self, rows: Rows, start: int) -> tuple[torch.Tensor, torch.Tensor, Attend]:
-        """cos and sin of every row's position, [n, tables, rotated], and the attention, of a part
+    def laid_out(self, rows: Rows, start: int) -> tuple[tuple[Table, ...], Attend]:
+        """Cosines and sines of every row's position, [n, 1, rotated], and the attention, of a part
         of a forward that begins at slot `start`."""
         size, parents = len(rows.tokens), rows.parents
         places: slice | torch.Tensor = slice(start, start + size)
         if parents is not None:
             places = indices([start + depth for depth in depths(parents)], self.device)
         attend = self._attention(size, parents, start)
-        return self.weights.cos[places], self.weights.sin[places], attend
+        return self.weights.tables_at(places), attend
 
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:
-        found = dict[int | None, Attend]()
+        found, num_heads = dict[int | None, Attend](), self.weights.blocks[0].attention.num_heads
         for window in self.weights.windows:
             like = (self.cache.dtype, self.cache.device)
             mask = additive_mask(num_rows, parents, start, *like, window)
-            inputs = (self.cache, start, num_rows, self.weights.num_heads, mask, parents)
+            inputs = (self.cache, start, num_rows, num_heads, mask, parents)
             found[window] = cached_attention(*inputs)
         if len(found) == 1:
             return found.popitem()[1]
-        of_layers = [found[block.window] for block in self.weights.blocks]
+        of_layers = [found[block.attention.window] for block in self.weights.blocks]
         return lambda layer, queries, keys_values: of_layers[layer](layer, queries, keys_values)
 
     def logits(
@@ -259,10 +234,14 @@ def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output
             model.laid_out(part, start)
             for model, part, start in zip(models, parts, starts, strict=True)
         ]
-        cos, sin, attends = zip(*laid, strict=True)
+        tables, attends = zip(*laid, strict=True)
         tokens = [token for part in parts for token in part.tokens]
-        inputs = first.embed(tokens), joined(cos), joined(sin), each_its_own(attends, places)
-        rows, hidden = first.layers(*inputs, every)
+        together = [
+            (joined([cos for cos, _ in table]), joined([sin for _, sin in table]))
+            for table in zip(*tables, strict=True)
+        ]
+        attend = each_its_own(attends, places)
+        rows, hidden = first.layers(first.embed(tokens), together, attend, every)
         shown = [last_of(part, end) for part, end in zip(parts, ends, strict=True)]
         logits = first.logits(rows, shown, hidden, LAST in every)
         counts = [place.stop - place.start for place in shown]

@@ -8,7 +8,7 @@ Sources: RoPE (arXiv 2104.09864), position interpolation (arXiv 2306.15595), YaR
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,33 +17,23 @@ from localspec.formats.rotation_settings import Rotation
 
 
 @torch.inference_mode()
-def rotation_tables(
-    rotations: Sequence[Rotation],
+def rotation_table(
+    rotation: Rotation,
     capacity: int,
     is_interleaved: bool,
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and signed sin of every position, [capacity, rotations, rotated].
+    """Return cosines and signed sines of every position, [capacity, rotated] each.
 
     The swap of two numbers gives (x2, x1), and the rotation needs (-x2, x1): so the first of two
     has a negative sine. is_interleaved: the two stand side by side, else in two halves."""
-    tables = [_table(each, capacity, is_interleaved) for each in rotations]
-    cosines, sines = zip(*tables, strict=True)
-    return (
-        torch.stack(cosines, 1).to(device, dtype),
-        torch.stack(sines, 1).to(device, dtype),
-    )
-
-
-def _table(
-    rotation: Rotation, capacity: int, is_interleaved: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
     frequencies, factor = frequencies_of(rotation)
     angles = torch.arange(capacity).float()[:, None] * frequencies  # [capacity, rotated / 2]
     cos, sin = angles.cos() * factor, angles.sin() * factor
     parts = torch.stack if is_interleaved else torch.cat
-    return parts((cos, cos), -1).flatten(1), parts((-sin, sin), -1).flatten(1)
+    pair = (parts((cos, cos), -1).flatten(1), parts((-sin, sin), -1).flatten(1))
+    return pair[0].to(device, dtype), pair[1].to(device, dtype)
 
 
 def frequencies_of(rotation: Rotation) -> tuple[torch.Tensor, float]:

@@ -34,7 +34,7 @@ def has_invariant_rows(model: Decoder) -> bool:
     if model.device.type != "cpu" or model.is_fastest:
         return False
     weights = replace(model.weights, blocks=distinct_blocks(model.weights.blocks))
-    capacity = min(PREFILL_CHUNK, weights.cos.shape[0])
+    capacity = min(PREFILL_CHUNK, weights.tables[0][0].shape[0])
     tokens = [(7 * place + 1) % model.vocab_size for place in range(capacity)]
     whole = _hidden([Rows(_probe(weights, capacity), tokens, None, 1)])[0]  # [n, d]
     return (
@@ -49,8 +49,8 @@ def distinct_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
     kinds = {
         (
             tuple((type(linear), linear.weight_bytes) for linear in block.linears),
-            block.window,
-            block.rotation,
+            block.attention.window,
+            block.attention.rotation,
         ): block
         for block in blocks
     }
@@ -59,9 +59,9 @@ def distinct_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 def _probe(weights: Weights, capacity: int) -> Decoder:
     """A decoder of these blocks with a small cache of its own."""
-    sizes = (len(weights.blocks), weights.num_kv_heads, weights.head_dim, capacity)
-    dtype = weights.cos.dtype
-    return Decoder(weights, native_cache(KVShape(*sizes), dtype, weights.cos.device))
+    first, (cos, _) = weights.blocks[0].attention, weights.tables[0]
+    shape = KVShape(len(weights.blocks), first.num_kv_heads, first.head_dim, capacity)
+    return Decoder(weights, native_cache(shape, cos.dtype, cos.device))
 
 
 def _hidden(parts: Sequence[Rows]) -> list[torch.Tensor]:

@@ -65,7 +65,6 @@ class Window:
         self._parts = parts
         self._decoder = decoder
         self._slots = decoder.cache.slots
-        self._groups = decoder.weights.num_heads // decoder.weights.num_kv_heads
         self._columns = torch.arange(bucket, device=decoder.device)
 
     def forward(
@@ -80,12 +79,11 @@ class Window:
         slot before their first."""
         weights = self.weights
         rows = weights.embed(ids)  # [w, d]
-        cos = weights.cos.index_select(0, positions)
-        sin = weights.sin.index_select(0, positions)
+        tables = weights.tables_at(positions)
         features = self._decoder.written_features
         keep = frozenset(() if features is None else features.layers)
         rows, hidden = self._decoder.unpadded_layers(
-            rows, cos, sin, self._attention(positions, slots, block), keep
+            rows, tables, self._attention(positions, slots, block), keep
         )
         if features is not None:
             hidden[LAST] = weights.final_norm(rows)
@@ -117,11 +115,13 @@ class Window:
     def _attention(
         self, positions: torch.Tensor, slots: torch.Tensor, block: torch.Tensor
     ) -> Attend:
+        attentions = [each.attention for each in self.weights.blocks]
+        kinds = {(each.window, each.num_groups) for each in attentions}
         masks = {
-            window: grouped_mask(self._mask(positions, slots, block, window), self._groups)
-            for window in self.weights.windows
+            (window, groups): grouped_mask(self._mask(positions, slots, block, window), groups)
+            for window, groups in kinds
         }
-        of_layers = [masks[each.window] for each in self.weights.blocks]
+        of_layers = [masks[each.window, each.num_groups] for each in attentions]
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
             width, _, head_dim = queries.shape

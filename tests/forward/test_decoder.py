@@ -152,7 +152,8 @@ def test_what_it_does_not_know_is_refused(
 
 
 def with_sin(native: Decoder) -> Decoder:
-    weights = replace(native.weights, sin=-native.weights.sin)
+    tables = tuple((cos, -sin) for cos, sin in native.weights.tables)
+    weights = replace(native.weights, tables=tables)
     return Decoder(weights, native.cache)
 
 

@@ -56,7 +56,7 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     native = decoder_of(module, cache)
     # Where oneDNN lays out bf16, the head as well, beside the embedding it is tied to.
     copied = native.weights.head.weight_bytes if PACKS_BF16 else 0
-    tables = native.weights.cos.nbytes + native.weights.sin.nbytes
+    tables = sum(part.nbytes for table in native.weights.tables for part in table)
     assert planned.target_weights == held + copied + tables
     assert planned.target_kv == cache.kv_bytes
     assert CONTEXT % KEY_TILE == 0

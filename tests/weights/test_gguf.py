@@ -105,7 +105,7 @@ def test_a_scaled_rotation_is_read_from_the_factors_in_the_file(tmp_path: Path) 
     model = loaded(tmp_path / "tiny.gguf")
     assert torch.allclose(model.forward(TOKENS), logits_with(module, dense), atol=1e-4)
     inverse = module.model.rotary_emb.inv_freq
-    assert torch.allclose(model.weights.cos[5, 0, :8], (5 * inverse).cos(), atol=1e-5)
+    assert torch.allclose(model.weights.tables[0][0][5, :8], (5 * inverse).cos(), atol=1e-5)
 
 
 def test_a_kind_without_a_reader_is_refused_by_its_name(tmp_path: Path) -> None:
