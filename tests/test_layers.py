@@ -7,6 +7,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -288,6 +289,30 @@ def test_tests_import_helpers_of_the_kit_and_of_their_own_wing_alone() -> None:
 )
 def test_a_foreign_helper_is_seen(line: str, is_allowed: bool) -> None:
     assert (foreign_helpers("tests.chat.test_local", line) == []) is is_allowed
+
+
+FIXTURE = re.compile(r"^@pytest\.fixture\b[^@]*?^(?:async )?def (\w+)", re.MULTILINE)
+
+
+def defined_fixtures(text: str) -> list[str]:
+    """Names of the fixtures of a module."""
+    return FIXTURE.findall(text)
+
+
+def test_a_fixture_name_has_one_meaning() -> None:
+    """Equal fixtures are shared in a conftest; another one has a name of its own."""
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for name in defined_fixtures(path.read_text("utf-8")):
+            places[name].append(str(path.relative_to(ROOT)))
+    assert len(places) > 100, "the fixtures were not found"
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+def test_a_planted_fixture_is_seen() -> None:
+    text = "@pytest.fixture(\n    params=[1]\n)\ndef a() -> int:\n    return 1\n\n\n"
+    text += "@pytest.fixture\nasync def b() -> int:\n    return 1\n\n\ndef c() -> None: ...\n"
+    assert defined_fixtures(text) == ["a", "b"]
 
 
 def test_every_module_says_what_it_is() -> None:

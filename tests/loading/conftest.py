@@ -11,6 +11,6 @@ from tests.kit.tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     module = tiny_llama(vocab_size=VOCAB_SIZE)
     return save_model(tmp_path_factory.mktemp("saved") / "target", module)

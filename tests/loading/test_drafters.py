@@ -32,9 +32,9 @@ def opened(target: Path, *heads: Path, past: tuple[str, ...] = (), **more: Any) 
 
 
 @pytest.fixture(scope="module")
-def plain_backend(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def plain_backend(saved_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The target without anything else, for tests that change nothing of it."""
-    return opened(target, home=tmp_path_factory.mktemp("home"))
+    return opened(saved_target, home=tmp_path_factory.mktemp("home"))
 
 
 def reason_of(backend: Any, name: str) -> str | None:
@@ -58,27 +58,31 @@ def write_misfit(folder: Path) -> None:
     (folder / "head.json").write_text(json.dumps(config))
 
 
-def test_a_head_that_is_named_drafts_and_changes_nothing(target: Path, tmp_path: Path) -> None:
+def test_a_head_that_is_named_drafts_and_changes_nothing(
+    saved_target: Path, tmp_path: Path
+) -> None:
     write_random(tmp_path / "head", with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
-    backend = opened(target, tmp_path / "head")
+    backend = opened(saved_target, tmp_path / "head")
     assert reason_of(backend, "medusa") is None
     assert text_of(backend, "medusa") == text_of(backend, "off")
 
 
-def test_a_folder_that_is_no_head_is_named_with_its_reason(target: Path, tmp_path: Path) -> None:
+def test_a_folder_that_is_no_head_is_named_with_its_reason(
+    saved_target: Path, tmp_path: Path
+) -> None:
     (tmp_path / "odd").mkdir()
-    backend = opened(target, tmp_path / "odd")
+    backend = opened(saved_target, tmp_path / "odd")
     assert "no head" in (reason_of(backend, "head odd") or "")
     assert "train medusa" in (reason_of(backend, "medusa") or "")
 
 
 def test_heads_that_were_named_and_cannot_be_used_are_said_and_the_chat_goes_on(
-    target: Path, tmp_path: Path
+    saved_target: Path, tmp_path: Path
 ) -> None:
     """They were passed over without a word, and another drafted in their place."""
     write_misfit(tmp_path / "head")
     (tmp_path / "odd").mkdir()
-    backend = opened(target, tmp_path / "head", tmp_path / "odd")
+    backend = opened(saved_target, tmp_path / "head", tmp_path / "odd")
     assert "hidden_size" in (reason_of(backend, "medusa") or "")
     notices = backend.describe().notices
     assert any("hidden_size" in notice for notice in notices)
@@ -92,99 +96,107 @@ def note(head: Path, mark: str) -> None:
 
 
 def test_a_head_trained_for_other_weights_of_these_sizes_is_refused_in_words(
-    target: Path, tmp_path: Path
+    saved_target: Path, tmp_path: Path
 ) -> None:
     head = tmp_path / "head"
     write_random(head, with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
-    note(head, fingerprint(target))
-    assert reason_of(opened(target, head), "medusa") is None
+    note(head, fingerprint(saved_target))
+    assert reason_of(opened(saved_target, head), "medusa") is None
     note(head, "another")
-    backend = opened(target, head)
+    backend = opened(saved_target, head)
     reason = reason_of(backend, "head head") or ""
     assert "trained for someone's with other weights" in reason and "--model" in reason
     assert reason_of(backend, "medusa") is not None
     assert text_of(backend, "ngram") == text_of(backend, "off")
 
 
-def test_a_damaged_note_beside_a_head_is_a_reason(target: Path, tmp_path: Path) -> None:
+def test_a_damaged_note_beside_a_head_is_a_reason(saved_target: Path, tmp_path: Path) -> None:
     write_random(tmp_path / "head", with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
     (tmp_path / "head" / "made.json").write_text("{")
-    assert "made.json" in (reason_of(opened(target, tmp_path / "head"), "head head") or "")
+    assert "made.json" in (reason_of(opened(saved_target, tmp_path / "head"), "head head") or "")
 
 
 def test_what_was_learnt_with_one_head_is_not_another_s(
-    target: Path, plain_backend: Any, tmp_path: Path
+    saved_target: Path, plain_backend: Any, tmp_path: Path
 ) -> None:
     head = tmp_path / "head"
     write_random(head, with_cache(tiny_llama(vocab_size=VOCAB_SIZE), 128))
-    first = opened(target, head).loaded.identity
+    first = opened(saved_target, head).loaded.identity
     tensors = load_file(head / "head.safetensors")
     save_file({name: 2.0 * each for name, each in tensors.items()}, head / "head.safetensors")
-    second = opened(target, head).loaded.identity
+    second = opened(saved_target, head).loaded.identity
     assert len({first, second, plain_backend.loaded.identity}) == 3
 
 
-def test_what_was_learnt_with_one_draft_is_not_another_s(target: Path, tmp_path: Path) -> None:
+def test_what_was_learnt_with_one_draft_is_not_another_s(
+    saved_target: Path, tmp_path: Path
+) -> None:
     draft = tmp_path / "draft"
     found = set()
     for seed in (1, 2):
         save_model(draft, tiny_llama(seed, num_layers=1, vocab_size=VOCAB_SIZE))
-        found.add(opened(target, draft=str(draft)).loaded.identity)
+        found.add(opened(saved_target, draft=str(draft)).loaded.identity)
     assert len(found) == 2
 
 
-def test_a_draft_with_other_tokens_drafts_across_vocabularies(target: Path, tmp_path: Path) -> None:
+def test_a_draft_with_other_tokens_drafts_across_vocabularies(
+    saved_target: Path, tmp_path: Path
+) -> None:
     draft = tmp_path / "draft"
-    shutil.copytree(target, draft)
+    shutil.copytree(saved_target, draft)
     content = json.loads((draft / "tokenizer.json").read_text())
     vocabulary = content["model"]["vocab"]
     swapped = sorted(vocabulary, key=lambda token: vocabulary[token])[5:7]
     vocabulary[swapped[0]], vocabulary[swapped[1]] = vocabulary[swapped[1]], vocabulary[swapped[0]]
     (draft / "tokenizer.json").write_text(json.dumps(content))
-    backend = opened(target, draft=str(draft))
+    backend = opened(saved_target, draft=str(draft))
     assert "cannot draft for" in (reason_of(backend, "draft_model") or "")
     assert reason_of(backend, "cross_tokenizer") is None
     assert text_of(backend, "cross_tokenizer") == text_of(backend, "off")
 
 
-def test_earlier_conversations_are_looked_up(target: Path, plain_backend: Any) -> None:
+def test_earlier_conversations_are_looked_up(saved_target: Path, plain_backend: Any) -> None:
     said = text_of(plain_backend, "off")
-    backend = opened(target, past=(f"hello hello {said}",))
+    backend = opened(saved_target, past=(f"hello hello {said}",))
     assert text_of(backend, "ngram") == said
 
 
-def test_a_draft_as_large_as_its_target_is_used_and_said(target: Path, tmp_path: Path) -> None:
-    shutil.copytree(target, tmp_path / "draft")
-    backend = opened(target, draft=str(tmp_path / "draft"))
+def test_a_draft_as_large_as_its_target_is_used_and_said(
+    saved_target: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(saved_target, tmp_path / "draft")
+    backend = opened(saved_target, draft=str(tmp_path / "draft"))
     assert reason_of(backend, "draft_model") is None
     assert any("smaller draft" in notice for notice in backend.describe().notices)
 
 
 def test_a_drafter_that_fails_in_a_way_of_its_own_does_not_end_the_start(
-    target: Path, monkeypatch: pytest.MonkeyPatch
+    saved_target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def build(parts: object) -> None:
         raise TypeError("a number of another kind")
 
     monkeypatch.setattr("localspec.drafters.lookahead.LookaheadDrafter.build", build)
-    backend = opened(target)
+    backend = opened(saved_target)
     assert "TypeError: a number of another kind" in (reason_of(backend, "lookahead") or "")
     assert text_of(backend, "ngram") == text_of(backend, "off")
 
 
 def test_a_draft_that_was_named_and_cannot_be_used_is_said_at_the_start(
-    target: Path, tmp_path: Path
+    saved_target: Path, tmp_path: Path
 ) -> None:
     """It was to be found in the list of what drafts alone."""
     draft = save_model(tmp_path / "draft", tiny_llama(vocab_size=VOCAB_SIZE))
-    usable = opened(target, draft=str(draft)).describe().notices
+    usable = opened(saved_target, draft=str(draft)).describe().notices
     assert not any("asked for" in notice for notice in usable)
     weights = draft / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-    (said,) = opened(target, draft=str(draft)).describe().notices
+    (said,) = opened(saved_target, draft=str(draft)).describe().notices
     assert said.startswith("The draft model that was asked for is not used: model.safetensors in")
 
 
-def test_a_folder_of_a_head_that_is_not_there_is_refused(target: Path, tmp_path: Path) -> None:
+def test_a_folder_of_a_head_that_is_not_there_is_refused(
+    saved_target: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ModelError, match=r"no folder of a head at .*nowhere"):
-        opened(target, tmp_path / "nowhere")
+        opened(saved_target, tmp_path / "nowhere")

@@ -37,7 +37,7 @@ HELLO = (Message("user", "hello hello"),)
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def saved_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     root = tmp_path_factory.mktemp("pair")
     module = tiny_llama(vocab_size=VOCAB_SIZE)
     return save_model(root / "target", module), save_model(root / "draft", agreeing_draft(module))
@@ -56,15 +56,17 @@ def opened(options: LoadOptions, state: dict[str, Any] | None = None) -> Any:
 
 
 @pytest.fixture(scope="module")
-def plain(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+def plain(saved_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The target with nothing named that may draft, for tests that change nothing of it."""
-    return opened(options_of(pair[0], home=tmp_path_factory.mktemp("home")))
+    return opened(options_of(saved_pair[0], home=tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture(scope="module")
-def learnt(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def learnt(
+    saved_pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     """The state of the pair after costs were measured, as the log keeps it."""
-    backend = opened(options_of(*pair, home=tmp_path_factory.mktemp("home")))
+    backend = opened(options_of(*saved_pair, home=tmp_path_factory.mktemp("home")))
     backend._controller.costs.set_verify(1, 10, 7.0)
     backend._controller.costs.set_verify(2, 10, 8.0)
     return dict(json.loads(json.dumps(backend.snapshot())))
@@ -81,9 +83,9 @@ def text_of(backend: Any, drafter: str) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
-def test_target_and_draft_answer_alike(pair: tuple[Path, Path]) -> None:
+def test_target_and_draft_answer_alike(saved_pair: tuple[Path, Path]) -> None:
     phrases: list[str] = []
-    backend = open_local_backend(options_of(*pair), None, phrases.append)
+    backend = open_local_backend(options_of(*saved_pair), None, phrases.append)
     found = backend.describe()
     assert (found.target, found.draft, found.dtype) == ("target", "draft", "float32")
     assert found.context_length == 128 and found.calibration is None
@@ -102,7 +104,7 @@ def test_target_and_draft_answer_alike(pair: tuple[Path, Path]) -> None:
 
 @pytest.mark.usefixtures("sets_aside")
 def test_a_load_collects_no_garbage_but_the_last_ones_and_spares_the_collector_what_it_loads(
-    pair: tuple[Path, Path],
+    saved_pair: tuple[Path, Path],
 ) -> None:
     passes: list[str] = []
 
@@ -112,7 +114,7 @@ def test_a_load_collects_no_garbage_but_the_last_ones_and_spares_the_collector_w
     gc.callbacks.append(count)
     try:
         gc.unfreeze()
-        backend = opened(options_of(*pair))
+        backend = opened(options_of(*saved_pair))
     finally:
         gc.callbacks.remove(count)
     assert not passes and gc.isenabled()
@@ -122,7 +124,7 @@ def test_a_load_collects_no_garbage_but_the_last_ones_and_spares_the_collector_w
     del backend
     gc.collect()
     assert held() is not None, "set aside"
-    opened(options_of(pair[0]))
+    opened(options_of(saved_pair[0]))
     assert held() is None
 
 
@@ -133,18 +135,20 @@ def test_every_registered_drafter_has_a_status(plain: Any) -> None:
     assert plain.describe().draft is None
 
 
-def test_a_damaged_draft_is_a_reason_and_no_error(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_damaged_draft_is_a_reason_and_no_error(
+    saved_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     draft = tmp_path / "draft"
-    shutil.copytree(pair[1], draft)
+    shutil.copytree(saved_pair[1], draft)
     (draft / "model.safetensors").write_bytes(b"nothing")
-    backend = opened(options_of(pair[0], draft))
+    backend = opened(options_of(saved_pair[0], draft))
     assert "model.safetensors" in status(backend, "draft_model").reason
     assert text_of(backend, "off")
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("out of memory"), MemoryError("no memory")])
 def test_a_drafter_that_does_not_fit_is_a_reason_and_no_error(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fault: Exception
+    saved_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, fault: Exception
 ) -> None:
     def fail(parts: Parts) -> Any:
         raise fault
@@ -152,20 +156,20 @@ def test_a_drafter_that_does_not_fit_is_a_reason_and_no_error(
     from localspec.drafters.ngram import NgramDrafter
 
     monkeypatch.setattr(NgramDrafter, "build", fail)
-    backend = opened(options_of(*pair))
+    backend = opened(options_of(*saved_pair))
     assert not status(backend, "ngram").is_available
     assert "memory" in status(backend, "ngram").reason
     assert status(backend, "ngram").code == "no_memory"
 
 
 def test_a_draft_with_a_shorter_context_gets_no_longer_cache(
-    pair: tuple[Path, Path], tmp_path: Path
+    saved_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     draft = tmp_path / "draft"
-    shutil.copytree(pair[1], draft)
+    shutil.copytree(saved_pair[1], draft)
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 40}))
-    backend = opened(options_of(pair[0], draft))
+    backend = opened(options_of(saved_pair[0], draft))
     assert backend._engine.drafters["draft_model"].model.cache.shape.capacity == 40
     assert text_of(backend, "draft_model") == text_of(backend, "off")
 
@@ -177,32 +181,32 @@ def test_a_damaged_target_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("context", [0, 1, 15, 257, 100_000])
 def test_impossible_context_is_refused_with_its_limits(
-    pair: tuple[Path, Path], context: int
+    saved_pair: tuple[Path, Path], context: int
 ) -> None:
     with pytest.raises(ConfigError, match="256"):
-        opened(options_of(pair[0], context=context))
+        opened(options_of(saved_pair[0], context=context))
 
 
-def test_unknown_precision_is_refused_with_the_choices(pair: tuple[Path, Path]) -> None:
+def test_unknown_precision_is_refused_with_the_choices(saved_pair: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match="fp32, fp16, bf16, 8-bit, 4-bit"):
-        opened(options_of(pair[0], dtype="float7"))
+        opened(options_of(saved_pair[0], dtype="float7"))
 
 
-def test_the_fastest_kernels_say_what_they_promise(pair: tuple[Path, Path]) -> None:
+def test_the_fastest_kernels_say_what_they_promise(saved_pair: tuple[Path, Path]) -> None:
     same_bits, fastest = (
-        opened(options_of(pair[0], kernels=kernels)) for kernels in ("same-bits", "fastest")
+        opened(options_of(saved_pair[0], kernels=kernels)) for kernels in ("same-bits", "fastest")
     )
     said = " ".join(same_bits.describe().notices), " ".join(fastest.describe().notices)
     assert [text.count("equal within rounding") for text in said] == [0, 1]
     assert (same_bits.describe().kernels, fastest.describe().kernels) == ("same-bits", "fastest")
     assert same_bits.loaded.identity != fastest.loaded.identity  # costs of one are not the other's
     with pytest.raises(ConfigError, match="none of same-bits, fastest"):
-        opened(options_of(pair[0], kernels="slow"))
+        opened(options_of(saved_pair[0], kernels="slow"))
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("8-bit", "LLM.int8"), ("float32", "equal within")])
 def test_where_rows_differ_by_more_than_rounding_no_rounding_is_promised(
-    dtype: str, told: str, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    dtype: str, told: str, saved_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """bitsandbytes' layer for 8 bits, of which transformers' forward is made."""
     load_at = load_module.load_at
@@ -212,30 +216,30 @@ def test_where_rows_differ_by_more_than_rounding_no_rounding_is_promised(
         return replace(opened, notice="Its family is another.", has_invariant_rows=False)
 
     monkeypatch.setattr(load_module, "load_at", on_transformers)
-    notices = opened(options_of(pair[0], dtype=dtype)).describe().notices
+    notices = opened(options_of(saved_pair[0], dtype=dtype)).describe().notices
     said = [each for each in notices if "than without" in each]
     assert len(said) == 1 and told in said[0]
 
 
 def test_weights_beyond_the_free_memory_are_refused_before_loading(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    saved_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "free_bytes_now", lambda *_, **__: 1000)
     monkeypatch.setattr(load_module, "load_at", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(MemoryShortage, match="target"):
-        opened(options_of(pair[0]))
+        opened(options_of(saved_pair[0]))
 
 
 def test_learnt_state_does_not_return_for_another_combination(
-    pair: tuple[Path, Path], learnt: dict[str, Any]
+    saved_pair: tuple[Path, Path], learnt: dict[str, Any]
 ) -> None:
-    without_draft = opened(options_of(pair[0]), learnt)
+    without_draft = opened(options_of(saved_pair[0]), learnt)
     assert without_draft.describe().calibration is None
     assert not set(without_draft.snapshot()) & set(learnt)
 
 
 def test_what_was_learnt_is_found_whatever_number_of_threads_a_load_chooses(
-    pair: tuple[Path, Path], learnt: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    saved_pair: tuple[Path, Path], learnt: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is chosen by time, so a busy moment chooses another."""
     ((name, kept),) = learnt.items()
@@ -243,14 +247,16 @@ def test_what_was_learnt_is_found_whatever_number_of_threads_a_load_chooses(
     earlier = name.replace(kernels, f" | 2 threads{kernels}")  # as versions before named it
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     for state in ({name: kept}, {earlier: kept}):
-        again = opened(options_of(*pair), state)
+        again = opened(options_of(*saved_pair), state)
         assert again._controller.costs.plain_ms(10) == pytest.approx(7.0)
 
 
-def test_unreadable_state_is_a_notice_and_no_error(pair: tuple[Path, Path], plain: Any) -> None:
+def test_unreadable_state_is_a_notice_and_no_error(
+    saved_pair: tuple[Path, Path], plain: Any
+) -> None:
     identity = next(iter(plain.snapshot()))
     for own in (5, {"version": 1, "costs": {}}):
-        backend = opened(options_of(pair[0]), {identity: own})
+        backend = opened(options_of(saved_pair[0]), {identity: own})
         assert any("learnt anew" in notice for notice in backend.describe().notices), own
 
 
@@ -313,7 +319,7 @@ def test_a_model_whose_template_loses_its_texts_says_so(tmp_path: Path) -> None:
 
 
 def test_a_draft_without_room_beside_the_target_goes_to_the_next_device_and_it_is_said(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    saved_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_device = torch.device("cpu", 0)  # by name another one than the target's
     real_places, real_check = placement.draft_places, guesses.refuse_shortage
@@ -329,14 +335,14 @@ def test_a_draft_without_room_beside_the_target_goes_to_the_next_device_and_it_i
 
     monkeypatch.setattr(load_module, "draft_places", places)
     monkeypatch.setattr(guesses, "refuse_shortage", refuse)
-    backend = opened(options_of(*pair))
+    backend = opened(options_of(*saved_pair))
     assert status(backend, "draft_model").is_available
     (said,) = [each for each in backend.describe().notices if "runs on" in each]
     assert "no room beside the target" in said and "draft needs 9 GiB" in said
 
 
 def test_a_draft_that_does_not_fit_is_told_from_one_that_is_not_there(
-    pair: tuple[Path, Path], plain: Any, monkeypatch: pytest.MonkeyPatch
+    saved_pair: tuple[Path, Path], plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = guesses.refuse_shortage
 
@@ -347,7 +353,7 @@ def test_a_draft_that_does_not_fit_is_told_from_one_that_is_not_there(
 
     assert status(plain, "draft_model").code == "no_draft"
     monkeypatch.setattr(guesses, "refuse_shortage", refuse)
-    backend = opened(options_of(*pair))
+    backend = opened(options_of(*saved_pair))
     assert status(backend, "draft_model").code == "no_memory"
     assert "9 GiB" in status(backend, "draft_model").reason
 

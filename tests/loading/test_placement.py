@@ -190,27 +190,27 @@ def test_what_bitsandbytes_wrote_is_counted_in_bf16_where_fp32_is_computed_in(
 
 
 def test_what_fits_is_no_matter(
-    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+    monkeypatch: pytest.MonkeyPatch, saved_target: Path, place: Place
 ) -> None:
-    with_free(monkeypatch, needed_bytes(target, place))
-    assert check_target(target, place, anyway=False) is None
+    with_free(monkeypatch, needed_bytes(saved_target, place))
+    assert check_target(saved_target, place, anyway=False) is None
 
 
 def test_a_refusal_names_the_longest_context_that_would_fit(
-    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+    monkeypatch: pytest.MonkeyPatch, saved_target: Path, place: Place
 ) -> None:
-    with_free(monkeypatch, needed_bytes(target, replace(place, context_length=1024)) + 1)
+    with_free(monkeypatch, needed_bytes(saved_target, replace(place, context_length=1024)) + 1)
     with pytest.raises(MemoryShortage, match=r"is free on .*\. A context of 1024 tokens .*fit"):
-        check_target(target, place, anyway=False)
+        check_target(saved_target, place, anyway=False)
 
 
 def test_a_refusal_names_the_fewer_bits_that_would_fit(
-    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+    monkeypatch: pytest.MonkeyPatch, saved_target: Path, place: Place
 ) -> None:
     short = replace(place, context_length=512)
-    with_free(monkeypatch, needed_bytes(target, replace(short, bits=4)))
+    with_free(monkeypatch, needed_bytes(saved_target, replace(short, bits=4)))
     with pytest.raises(MemoryShortage) as refused:
-        check_target(target, short, anyway=False)
+        check_target(saved_target, short, anyway=False)
     assert "4-bit weights would fit" in str(refused.value)
     assert "8-bit" not in str(refused.value) and "context of 2" not in str(refused.value)
 
@@ -228,11 +228,11 @@ def test_fewer_bits_are_no_remedy_where_none_are_planned(
 
 
 def test_weights_that_are_not_quantised_again_are_told_before_they_are_read(
-    target: Path, tmp_path: Path
+    saved_target: Path, tmp_path: Path
 ) -> None:
     """transformers said of gpt-oss that a config of another class was passed."""
     folder = tmp_path / "oss"
-    shutil.copytree(target, folder)
+    shutil.copytree(saved_target, folder)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -242,29 +242,29 @@ def test_weights_that_are_not_quantised_again_are_told_before_they_are_read(
 
 
 def test_a_context_too_short_to_talk_in_is_no_remedy(
-    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+    monkeypatch: pytest.MonkeyPatch, saved_target: Path, place: Place
 ) -> None:
     short = replace(place, context_length=600)
-    with_free(monkeypatch, needed_bytes(target, replace(short, context_length=300)))
+    with_free(monkeypatch, needed_bytes(saved_target, replace(short, context_length=300)))
     with pytest.raises(MemoryShortage) as refused:
-        check_target(target, short, anyway=False)
+        check_target(saved_target, short, anyway=False)
     assert "context of 300" not in str(refused.value)
 
 
 def test_where_nothing_would_fit_a_smaller_model_is_the_remedy(
-    monkeypatch: pytest.MonkeyPatch, target: Path, place: Place
+    monkeypatch: pytest.MonkeyPatch, saved_target: Path, place: Place
 ) -> None:
     with_free(monkeypatch, 1000)
     with pytest.raises(MemoryShortage, match="choose a smaller model"):
-        check_target(target, place, anyway=False)
+        check_target(saved_target, place, anyway=False)
 
 
 def test_weights_that_are_unpacked_for_a_gpu_need_room_in_the_ram(
-    monkeypatch: pytest.MonkeyPatch, target: Path, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, saved_target: Path, tmp_path: Path
 ) -> None:
     with_free(monkeypatch, GIB)
     packed = tmp_path / "packed"
-    shutil.copytree(target, packed)
+    shutil.copytree(saved_target, packed)
     config = json.loads((packed / "config.json").read_text())
     quantised = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm"}
     (packed / "config.json").write_text(json.dumps({**config, "quantization_config": quantised}))
@@ -276,7 +276,9 @@ def test_weights_that_are_unpacked_for_a_gpu_need_room_in_the_ram(
     with pytest.raises(MemoryShortage, match=r"unpacked in the RAM.*--dtype 4-bit"):
         check_target(packed, cuda, anyway=False)
     assert "unpacked in the RAM" in (check_target(packed, cuda, anyway=True) or "")
-    assert check_target(target, cuda, anyway=False) is None, "whole weights go straight to the GPU"
+    assert check_target(saved_target, cuda, anyway=False) is None, (
+        "whole weights go straight to the GPU"
+    )
     on_cpu = replace(cuda, device=torch.device("cpu"))
     assert check_target(packed, on_cpu, anyway=False) is None
     shape = shape_from_folder(packed)
@@ -288,10 +290,10 @@ def test_weights_that_are_unpacked_for_a_gpu_need_room_in_the_ram(
 
 
 def test_anyway_turns_the_refusal_into_a_notice_with_the_risk(
-    monkeypatch: pytest.MonkeyPatch, target: Path
+    monkeypatch: pytest.MonkeyPatch, saved_target: Path
 ) -> None:
     with_free(monkeypatch, 1000)
-    options = LoadOptions(model=str(target), context=128, dtype="float32", anyway=True)
+    options = LoadOptions(model=str(saved_target), context=128, dtype="float32", anyway=True)
     backend = open_local_backend(options, None, lambda phrase: None)
     notice = next(each for each in backend.describe().notices if "as you chose" in each)
     assert "is free" in notice and "the system may end" in notice
