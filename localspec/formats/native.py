@@ -33,9 +33,8 @@ class Layout:
     the root of their width. has_experts: some layers are a mixture. renamed: patterns of
     published names of weights, and transformers' names of the same.
 
-    num_rotations: tables of angles. says_sizes: whether its config.json says all that the number of
-    its weights depends on, but for what stands here, and whether the head is tied where nothing is
-    said (is_tied)."""
+    num_rotations: tables of angles. says_sizes: whether the number of its weights can be estimated
+    by the sizes in its config.json. is_tied: whether the head is tied where nothing is said."""
 
     attention_norm: str | None = "input_layernorm"
     after_attention: str | None = None
@@ -67,18 +66,6 @@ class Layout:
     num_rotations: int = 1
     says_sizes: bool = False
     is_tied: bool = False
-
-    @property
-    def has_qkv_bias(self) -> bool:
-        """Whether q, k and v have a bias in all its models."""
-        return self.qkv_bias is True
-
-    @property
-    def num_norms(self) -> int:
-        """As wide as the model, in a block."""
-        names = {self.attention_norm, self.after_attention,
-                 self.feed_forward_norm, self.after_feed_forward}  # fmt: skip
-        return len(names - {None})
 
 
 _AFTER_ONLY = Layout(
@@ -229,7 +216,7 @@ _NAMES = {family: family for family in LAYOUTS} | KNOWN_AS | OF_IMAGES
 NATIVE: Mapping[str, Layout] = {
     name: LAYOUTS[family] for name, family in _NAMES.items() if family in LAYOUTS
 }
-# Those whose weights are counted from config.json alone, the tower of Gemma 3 among them.
+# Those whose weights can be estimated by config.json alone; of Gemma 3 the part that reads text.
 SIZED: Mapping[str, Layout] = {
     name: layout
     for name, layout in NATIVE.items()
