@@ -25,6 +25,7 @@ from localspec.record.store import Store
 from localspec.remote.child import ChildBackend
 from tests.kit.engines import opening
 from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
+from tests.kit.services import ask
 from tests.kit.tally import Tally
 from tests.kit.waiting import WAIT_S, until
 
@@ -64,13 +65,6 @@ def is_sound(path: Path) -> bool:
         found = database.execute("PRAGMA integrity_check").fetchone()
     database.close()
     return bool(found == ("ok",))
-
-
-def ask(service: ChatService, handle: int | None, text: str) -> Reply:
-    reply = service.submit(handle, text, ReplySettings())
-    assert reply is not None and reply.done.wait(WAIT_S)
-    assert service.journal.flush()
-    return reply
 
 
 @pytest.fixture
@@ -119,7 +113,7 @@ def test_an_app_killed_at_any_moment_of_a_turn_loses_nothing(
         backend = FakeBackend(Script(reply=NEXT, round_s=0.0, prefill_s=0.0, context_length=ROOM))
         service = ChatService(store, session_info, lambda report, given=backend: given)
         service.start()
-        assert ask(service, handle, "And now?").view.text == NEXT
+        assert ask(service, "And now?", handle).view.text == NEXT
         expected.append("And now?")
         service.close()
         store.close()
@@ -196,7 +190,7 @@ def test_an_engine_killed_at_any_moment_of_a_turn_costs_that_turn_alone(
         assert reply.view.finish_reason in ("interrupted", "eos")
         assert REPLY.startswith(reply.view.text)
         num_interrupted += reply.view.finish_reason == "interrupted"
-        again = ask(service, None, "And now?")
+        again = ask(service, "And now?")
         assert again.view.finish_reason == "eos" and again.view.text == REPLY
         shown = service.messages(reply.handle)
         assert [m.text for m in shown if m.role == "user"][number] == f"Message {number}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from localspec.record.contents import Scope
 from localspec.record.export import Format
 from tests.kit.fakes import FakeBackend, Script
 from tests.kit.services import ask, close, ended, open_service
+from tests.kit.waiting import until
 
 THOUGHT, ANSWER = "A question about ferns, it seems.", "Green ones."
 RAW = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
@@ -98,8 +98,7 @@ def test_a_thought_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None
     try:
         reply = service.submit(None, "Which?", ReplySettings(thinks=True, thinking_budget=50))
         assert reply is not None
-        while not reply.view.thinking:
-            threading.Event().wait(0.005)
+        until(lambda: reply.view.thinking)
         service.stop(reply)
         ended(service, reply)
         begun = service.messages(reply.handle)[-1]

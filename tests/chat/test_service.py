@@ -15,7 +15,6 @@ import pytest
 from localspec.chat import journal
 from localspec.chat.service import (
     ChatService,
-    Reply,
     ReplySettings,
     ShownMessage,
 )
@@ -25,6 +24,7 @@ from localspec.core.errors import ContextOverflow, MemoryShortage, RequestError,
 from localspec.record.store import Store
 from tests.kit.fakes import BreakableStore, FakeBackend, Script, session_info
 from tests.kit.samples import siblings
+from tests.kit.services import ask
 from tests.kit.waiting import WAIT_S, until
 
 FAST = Script(reply="One two three four five six seven eight nine ten.", round_s=0.002)
@@ -61,14 +61,6 @@ def ready(service: ChatService) -> FakeBackend:
     backend = service.lifecycle.backend
     assert isinstance(backend, FakeBackend)
     return backend
-
-
-def ask(service: ChatService, text: str, handle: int | None = None) -> Reply:
-    reply = service.submit(handle, text, ReplySettings())
-    assert reply is not None
-    assert reply.done.wait(WAIT_S)
-    assert service.journal.flush()
-    return reply
 
 
 def states(service: ChatService, handle: int) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from localspec.core.options import LoadOptions, Offer
 from localspec.core.turn_stats import TurnStats
 from localspec.record.store import Store
 from tests.kit.fakes import REPLY, FakeBackend, Script, session_info
+from tests.kit.services import ask
 from tests.kit.waiting import WAIT_S, until
 
 PLAN = LoadOptions(model="first", context=4096)
@@ -131,13 +132,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def ready(service: ChatService) -> ChatService:
     until(lambda: service.status().phase == "ready" and not service.lifecycle.needs_calibration)
     return service
-
-
-def ask(service: ChatService, text: str = "hi", handle: int | None = None) -> Reply:
-    reply = service.submit(handle, text, ReplySettings())
-    assert reply is not None and reply.done.wait(WAIT_S)
-    assert service.journal.flush()
-    return reply
 
 
 def finished(task: Task) -> Task:

@@ -37,7 +37,10 @@ def ended(service: ChatService, reply: Reply | None) -> Reply:
     return reply
 
 
-def ask(service: ChatService, text: str, handle: int | None = None, max_tokens: int = 512) -> Reply:
+def ask(
+    service: ChatService, text: str = "hi", handle: int | None = None, max_tokens: int = 512
+) -> Reply:
+    """Return the reply to a message, when it has ended and is stored."""
     settings = ReplySettings(max_tokens=max_tokens)
     return ended(service, service.submit(handle, text, settings))
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from localspec.training import artifact as made_file
 from localspec.training.collect import AnswerLog
 from localspec.training.run import train
 from localspec.training.train_loop import TrainLoop
+from tests.kit.waiting import until
 from tests.training.runs import Said, settings
 
 pytestmark = pytest.mark.slow  # trains
@@ -175,6 +175,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from localspec.training.run import train
+from tests.kit.waiting import until
 from tests.training.runs import settings
 target, prompts, folder = map(Path, sys.argv[1:])
 train(settings(target, prompts, folder, num_steps=400), print)
@@ -187,13 +188,14 @@ def test_a_process_killed_outright_is_continued_by_another(
 ) -> None:
     command = [sys.executable, "-c", SCRIPT, str(target_folder), str(prompts), str(tmp_path)]
     process = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL)
-    until = time.monotonic() + 120
-    while time.monotonic() < until and not list((tmp_path / "work").rglob("checkpoint.pt")):
+
+    def has_checkpoint() -> bool:
         assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.05)
+        return bool(list((tmp_path / "work").rglob("checkpoint.pt")))
+
+    until(has_checkpoint)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert list((tmp_path / "work").rglob("checkpoint.pt"))
     train(settings(target_folder, prompts, tmp_path), said)
     assert any("Continuing from the checkpoint" in line for line in said)
     assert (tmp_path / "out" / "config.json").is_file()
