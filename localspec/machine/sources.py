@@ -257,32 +257,23 @@ def _first_here(models: tuple[Model, ...], profiles: Mapping[str, Profile]) -> t
 
 
 def _on_disk(name: str, entry: Model | None, options: LoadOptions, say: Say) -> Model:
-    model_id = name if entry is None else entry.id
-    return Model(model_id, _name(name, entry), _folder(name, entry, options, say))
-
-
-def _name(place: str, entry: Model | None) -> str:
-    path = named_path(place)
-    file = gguf_of(path)
-    if file is not None:
-        return title_of(file)
-    if path.is_dir():
-        return name_of(path)
-    return place if entry is None else entry.id
-
-
-def _folder(place: str, entry: Model | None, options: LoadOptions, say: Say) -> Path:
+    """Return the model that was named, with the folder to load it from. entry: of a profile."""
+    path = named_path(name)
+    file, hub_id = gguf_of(path), name if entry is None else entry.id
+    title = title_of(file) if file else name_of(path) if path.is_dir() else hub_id
     if entry is not None and entry.path is not None:
-        return entry.path
-    path = named_path(place)
-    file = gguf_of(path)
-    if file is not None:
-        return opened_gguf(file, settings_for(options.home).home)
-    if path.is_dir():
-        return path.resolve()
-    hub_id = place if entry is None else entry.id
+        folder = entry.path
+    elif file is not None:
+        folder = opened_gguf(file, settings_for(options.home).home)
+    else:
+        folder = path.resolve() if path.is_dir() else _of_hub(hub_id, options, say)
+    return Model(hub_id, title, folder)
+
+
+def _of_hub(hub_id: str, options: LoadOptions, say: Say) -> Path:
+    """Return the folder of a model in the hub's cache; fetch it where it is not whole there."""
     if not may_be_hub_id(hub_id):
-        raise ModelError(f"There is no model folder at {place}. Check the path, or name a hub id.")
+        raise ModelError(f"There is no model folder at {hub_id}. Check the path, or name a hub id.")
     cached = cached_folder(hub_id)
     if cached is not None and is_whole(cached):
         return cached
