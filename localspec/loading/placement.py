@@ -206,15 +206,15 @@ def _shortage(folder: Path, place: Place, free: int) -> str | None:
 
 
 def _shortage_of_ram(folder: Path, place: Place) -> str | None:
-    """The same of the RAM, where quantised weights are unpacked before they go to a GPU."""
+    """The same of the RAM, where quantised weights are all unpacked before they go to a GPU: by
+    transformers. The native decoder is built block by block."""
     if place.device.type != "cuda":
         return None
-    stored = check_folder(folder).stored
-    if stored is None or not stored.is_unpacked:
+    stored, shape = check_folder(folder).stored, _model(folder).known_shape
+    if stored is None or not stored.is_unpacked or shape is None or shape.is_native:
         return None
-    shape, free = _model(folder).known_shape, place.hardware.host.ram_available_bytes
-    kept = shape.count_in_groups("cuda", place.full) if shape and place.bits == 4 else 0
-    needed = 0 if shape is None else (shape.num_params - kept) * place.dtype.itemsize
+    needed = shape.num_params * place.dtype.itemsize
+    free = place.hardware.host.ram_available_bytes
     if needed <= free:
         return None
     return (
