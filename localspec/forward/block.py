@@ -171,6 +171,9 @@ def pairs_swapped(rows: torch.Tensor) -> torch.Tensor:
 # Cosines and sines of the positions of n rows, [n, 1, rotated] each.
 Table = tuple[torch.Tensor, torch.Tensor]
 Swap = Callable[[torch.Tensor], torch.Tensor]
+# The attention of one layer: queries [n, heads, head_dim], keys then values
+# [n, 2 * kv_heads, head_dim] -> [n, heads * head_dim].
+LayerAttend = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -208,6 +211,13 @@ class Attention:
     def with_linears(self, change: Callable[[Linear], Linear]) -> Attention:
         return replace(self, qkv=change(self.qkv), output=change(self.output))
 
+    def mix(
+        self, rows: torch.Tensor, tables: Sequence[Table], swapped: Swap, attend: LayerAttend
+    ) -> torch.Tensor:
+        """Return what `output` reads, [n, heads * head_dim]. rows: [n, d]. attend: of this layer.
+        swapped: see Weights."""
+        return attend(*self.project(rows, tables, swapped))
+
     def project(
         self, rows: torch.Tensor, tables: Sequence[Table], swapped: Swap
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -230,12 +240,12 @@ class Attention:
 
 @dataclass(frozen=True)
 class Block:
-    """One layer. Norms are None where the family has none there; `after_` ones are of what a part
-    gives, before it is added. is_parallel: the feed-forward part reads the rows that attention
-    read, not those with what attention gave."""
+    """One layer. mixer: lets a token read those before it. Norms are None where the family has none
+    there; `after_` ones are of what a part gives, before it is added. is_parallel: the feed-forward
+    part reads the rows that attention read, not those with what attention gave."""
 
     attention_norm: Norm | None
-    attention: Attention
+    mixer: Attention
     feed_forward_norm: Norm | None
     feed_forward: FeedForward
     after_attention: Norm | None = None
@@ -244,7 +254,7 @@ class Block:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        return (*self.attention.linears, *self.feed_forward.linears)
+        return (*self.mixer.linears, *self.feed_forward.linears)
 
     @property
     def weight_bytes(self) -> int:
@@ -252,12 +262,12 @@ class Block:
                  self.after_feed_forward)  # fmt: skip
         held = sum(norm.weight_bytes for norm in norms if norm is not None)
         held += sum(linear.weight_bytes for linear in self.feed_forward.linears)
-        return held + self.attention.weight_bytes
+        return held + self.mixer.weight_bytes
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Block:
         feed_forward = self.feed_forward.with_linears(change)
         return replace(
-            self, attention=self.attention.with_linears(change), feed_forward=feed_forward
+            self, mixer=self.mixer.with_linears(change), feed_forward=feed_forward
         )
 
 
@@ -294,7 +304,7 @@ class Weights:
     @property
     def windows(self) -> frozenset[int | None]:
         """How far back its layers see."""
-        return frozenset(block.attention.window for block in self.blocks)
+        return frozenset(block.mixer.window for block in self.blocks)
 
     @property
     def reads_host(self) -> bool:

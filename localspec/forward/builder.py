@@ -148,7 +148,7 @@ class _Builder:
         qkv = ["qkv_proj"] if layout.is_qkv_joined else ["q_proj", "k_proj", "v_proj"]
         return Block(
             attention_norm=self._norm_of(begin, layout.attention_norm),
-            attention=Attention(
+            mixer=Attention(
                 qkv=self._linear([f"{attention}{part}" for part in qkv], settings.has_qkv_bias),
                 output=self._linear([f"{attention}{layout.output}"], settings.has_output_bias),
                 num_heads=settings.num_heads,

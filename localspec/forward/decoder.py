@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 
 import torch
@@ -130,13 +131,13 @@ class Decoder:
         [n, d] and what was to be kept. Tensors in, tensors out: the part that a graph captures."""
         hidden = dict[int, torch.Tensor]()
         for layer, block in enumerate(self.weights.blocks):
-            attention, before = block.attention, rows
+            mixer, before = block.mixer, rows
             read = rows if block.attention_norm is None else block.attention_norm(rows)
-            seen = attend(layer, *attention.project(read, tables, self.weights.swapped))
+            seen = mixer.mix(read, tables, self.weights.swapped, partial(attend, layer))
             if block.after_attention is None:
-                rows = attention.output.add_to(seen, rows)
+                rows = mixer.output.add_to(seen, rows)
             else:
-                rows = rows + block.after_attention(attention.output(seen))
+                rows = rows + block.after_attention(mixer.output(seen))
             read = before if block.is_parallel else rows
             if block.feed_forward_norm is not None:
                 read = block.feed_forward_norm(read)
@@ -174,7 +175,7 @@ class Decoder:
         return self.weights.tables_at(places), attend
 
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:
-        found, num_heads = dict[int | None, Attend](), self.weights.blocks[0].attention.num_heads
+        found, num_heads = dict[int | None, Attend](), self.weights.blocks[0].mixer.num_heads
         for window in self.weights.windows:
             like = (self.cache.dtype, self.cache.device)
             mask = additive_mask(num_rows, parents, start, *like, window)
@@ -182,7 +183,7 @@ class Decoder:
             found[window] = cached_attention(*inputs)
         if len(found) == 1:
             return found.popitem()[1]
-        of_layers = [found[block.attention.window] for block in self.weights.blocks]
+        of_layers = [found[block.mixer.window] for block in self.weights.blocks]
         return lambda layer, queries, keys_values: of_layers[layer](layer, queries, keys_values)
 
     def logits(

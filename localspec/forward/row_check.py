@@ -49,8 +49,8 @@ def distinct_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
     kinds = {
         (
             tuple((type(linear), linear.weight_bytes) for linear in block.linears),
-            block.attention.window,
-            block.attention.rotation,
+            block.mixer.window,
+            block.mixer.rotation,
         ): block
         for block in blocks
     }
@@ -59,7 +59,7 @@ def distinct_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
 
 def _probe(weights: Weights, capacity: int) -> Decoder:
     """A decoder of these blocks with a small cache of its own."""
-    first, (cos, _) = weights.blocks[0].attention, weights.tables[0]
+    first, (cos, _) = weights.blocks[0].mixer, weights.tables[0]
     shape = KVShape(len(weights.blocks), first.num_kv_heads, first.head_dim, capacity)
     return Decoder(weights, native_cache(shape, cos.dtype, cos.device))
 

@@ -115,7 +115,7 @@ class Window:
     def _attention(
         self, positions: torch.Tensor, slots: torch.Tensor, block: torch.Tensor
     ) -> Attend:
-        attentions = [each.attention for each in self.weights.blocks]
+        attentions = [each.mixer for each in self.weights.blocks]
         kinds = {(each.window, each.num_groups) for each in attentions}
         masks = {
             (window, groups): grouped_mask(self._mask(positions, slots, block, window), groups)
