@@ -99,6 +99,8 @@ def _held(weight: Weight, precision: Precision) -> Weight:
     if isinstance(weight, Grouped) and precision.keeps_groups and weight.is_kept:
         return weight
     values = weight.values if isinstance(weight, Dense) else weight.dense(precision.dtype)
+    if precision.kind == "int4" and suits(values.shape):  # rounded once, from what the file holds
+        return Dense(values)
     return Dense(values.to(precision.device, precision.dtype))
 
 
@@ -141,7 +143,7 @@ def _linear(weight: Weight, bias: torch.Tensor | None, precision: Precision) -> 
     if not _is_quantised(weight, precision):
         return dense_linear(values, bias)
     if precision.kind == "int4":
-        rounded = Grouped.rounded(values.cpu(), precision.group_size)
+        rounded = Grouped.rounded(values, precision.group_size)
         return _int4(rounded, bias, precision.device)
     if precision.kind == "nf4":
         return nf4.stored_linear(Nf4.rounded(values, nf4.BLOCK), bias)
