@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from localspec.core.options import SAME_BITS
-from localspec.loading.local_backend import library_settings
+from localspec.loading.torch_start import library_settings
 from localspec.web.quick_gradio import without_type_stubs
 from tests.kit.tally import PROPERTY, Tally
 

@@ -23,7 +23,7 @@ from localspec.forward.upload import indices
 
 WIDEST = 16  # rows of a forward that checks a draft
 STRETCH = 256  # keys that attention on a GPU takes at once
-KEY_TILE = 128  # keys that stand together: 64 are slower for long contexts, 256 for short ones
+KEY_BLOCK = 512  # keys that attention on a processor takes at once, as torch's kernel does
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
 
 
 def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KVCache:
-    """A cache as the native decoder reads it for a model in `dtype`. On a processor it is fp32,
-    whose attention kernels take a fraction of the time of those for bf16 (and bf16 values lose
-    nothing in fp32), with keys in tiles."""
+    """Return a cache as the native decoder reads it for a model in `dtype`. A processor has no
+    kernels for fp16, so keys and values are fp32 there."""
     if device.type == "cpu" and not shape.of_layers:
-        return KVCache(shape, torch.float32, device, has_key_tiles=True)
+        kept_in = torch.float32 if dtype == torch.float16 else dtype
+        return KVCache(shape, kept_in, device, has_key_blocks=True)
     return KVCache(shape, dtype, device, num_spare=WIDEST if device.type == "cuda" else 0)
 
 
@@ -72,18 +72,18 @@ def _of_layers(slots: torch.Tensor, shape: KVShape) -> tuple[torch.Tensor, ...]:
     return tuple(part.view(*part.shape[:-1], *size).transpose(1, 2) for part, size in pairs)
 
 
-# Rows of a forward, and the slots of their keys and values in each layer, [n, kv_heads, head_dim].
-WrittenSlots = tuple[slice, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
+# Views of keys and values of each layer, [1, kv_heads, n, head_dim] each.
+SlotViews = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 class KVCache:
     """K and V of one sequence, [layers, 1, kv_heads, capacity, head_dim] each, allocated once;
     [1, 1, 1, capacity, all layers] where layers differ, which only transformers' forward writes.
 
-    has_key_tiles: whether a head's keys stand in memory as [tiles, head_dim, KEY_TILE], for the
-    attention that gives a row the same bits whatever rows run beside it. num_spare: slots after the
-    last token's, at least, which a forward of a fixed width fills up; with them the slots come to
-    a multiple of STRETCH. piece: how many tokens of a prompt are read at once where a row's bits
+    has_key_blocks: whether the slots come to a multiple of KEY_BLOCK, for the attention that gives
+    a row the same bits whatever rows run beside it. num_spare: slots after the last token's, at
+    least, which a forward of a fixed width fills up; with them the slots come to a multiple of
+    STRETCH. piece: how many tokens of a prompt are read at once where a row's bits
     depend on that, None where they do not; see `reuse_read`. features: hidden states kept beside
     keys and values, None until a layer is followed (`follow`)."""
 
@@ -94,45 +94,30 @@ class KVCache:
         shape: KVShape,
         dtype: torch.dtype,
         device: torch.device,
-        has_key_tiles: bool = False,
+        has_key_blocks: bool = False,
         num_spare: int = 0,
     ) -> None:
         self.shape = shape
         self.tokens: list[int] = []
-        self.has_key_tiles = has_key_tiles
+        self.has_key_blocks = has_key_blocks
         self.piece: int | None = None
         self._num_spare = num_spare
         self._num_whole = 0  # tokens from the start on that were read in whole pieces
         slots = shape.capacity + num_spare
-        if has_key_tiles:
-            slots += -slots % KEY_TILE
+        if has_key_blocks:
+            slots += -slots % KEY_BLOCK
         if num_spare:
             slots += -slots % STRETCH
         size = (2, shape.num_layers, 1, shape.num_kv_heads, slots, shape.head_dim)
         if shape.of_layers:  # side by side in every slot
             size = (2, 1, 1, 1, slots, sum(heads * width for heads, width in shape.of_layers))
         self._slots = torch.zeros(size, dtype=dtype, device=device)
-        keys, self._all_values = self._slots
-        if has_key_tiles:  # [layers, 1, kv_heads, tiles, KEY_TILE, head_dim]
-            keys = keys.view(*size[1:4], -1, shape.head_dim, KEY_TILE).transpose(-1, -2)
-            self._set_tables(slots)
-        self._all_keys = keys
         # Views made once: indexing the big tensors for every layer of every step is host time.
-        self._keys = _of_layers(self._all_keys, shape)
-        self._values = _of_layers(self._all_values, shape)
+        self._keys, self._values = (_of_layers(part, shape) for part in self._slots)
         self._pairs = self._slots[:, :, 0].unbind(1)  # [2, kv_heads, capacity, head_dim]
         self._start = 0
         self._end = 0
         self.features: Features | None = None
-
-    def _set_tables(self, num_slots: int) -> None:
-        """tables: of each layer, keys [kv_heads * tiles * head_dim, KEY_TILE] and values
-        [kv_heads * slots, head_dim]. table_sizes: tiles, head_dim and slots."""
-        layers, head_dim = self.shape.num_layers, self.shape.head_dim
-        keys = self._slots[0].view(layers, -1, KEY_TILE).unbind(0)
-        values = self._slots[1].view(layers, -1, head_dim).unbind(0)
-        self.tables = tuple(zip(keys, values, strict=True))
-        self.table_sizes = (num_slots // KEY_TILE, head_dim, num_slots)
 
     @property
     def length(self) -> int:
@@ -145,7 +130,7 @@ class KVCache:
 
     @property
     def num_slots(self) -> int:
-        return int(self._all_values.shape[3])
+        return int(self._slots.shape[4])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -161,7 +146,7 @@ class KVCache:
 
     def another(self) -> KVCache:
         """An empty cache of the same shape, for another sequence."""
-        return KVCache(self.shape, self.dtype, self.device, self.has_key_tiles, self._num_spare)
+        return KVCache(self.shape, self.dtype, self.device, self.has_key_blocks, self._num_spare)
 
     def follow(self, layers: Sequence[int], width: int, dtype: torch.dtype) -> Features:
         """Keep the hidden states of these layers as well, in the width and precision of the
@@ -172,11 +157,18 @@ class KVCache:
         return self.features
 
     @property
-    def slots(self) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
-        """Keys and values of each layer, [1, kv_heads, capacity, head_dim] each: views, of keys in
-        tiles copies."""
-        keys = tuple(k.flatten(2, 3) for k in self._keys) if self.has_key_tiles else self._keys
-        return tuple(zip(keys, self._values, strict=True))
+    def slots(self) -> SlotViews:
+        """Keys and values of all slots."""
+        return tuple(zip(self._keys, self._values, strict=True))
+
+    def between(self, first: int, end: int) -> SlotViews:
+        """Return keys and values of some slots, of layers that are alike."""
+        keys, values = self._slots.narrow(4, first, end - first)
+        return tuple(zip(keys.unbind(0), values.unbind(0), strict=True))
+
+    def pairs_between(self, first: int, end: int) -> tuple[torch.Tensor, ...]:
+        """Return the same of each layer as one view, [2, kv_heads, n, head_dim]."""
+        return self._slots[:, :, 0].narrow(3, first, end - first).unbind(1)
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Shorten to the longest common prefix with `tokens`; returns its length."""
@@ -204,30 +196,11 @@ class KVCache:
         if self.piece is not None:
             self._num_whole = min(self._num_whole, length - length % self.piece)
 
-    def written_slots(self, start: int, end: int) -> list[WrittenSlots]:
-        """Where the rows of a forward are written, those of each tile of keys apart."""
-        found, first = list[WrittenSlots](), start
-        while first < end:
-            tile, place = divmod(first, KEY_TILE)
-            last = min(end, first - place + KEY_TILE)
-            keys = self._all_keys[:, 0, :, tile, place : place + last - first]
-            values = self._all_values[:, 0, :, first:last]
-            slots = (part.transpose(1, 2).unbind(0) for part in (keys, values))
-            found.append((slice(first - start, last - start), *slots))
-            first = last
-        return found
-
     @torch.inference_mode()
     def zero_beyond(self) -> None:
         """Zero the slots beyond the end, after NaN may have been written there: a mask does not
         hide NaN, and a rollback does not erase it."""
-        self._all_values[:, :, :, self.length :].zero_()
-        if not self.has_key_tiles:
-            self._all_keys[:, :, :, self.length :].zero_()
-            return
-        for _, keys, _ in self.written_slots(self.length, self.num_slots):
-            for slots in keys:
-                slots.zero_()
+        self._slots[:, :, :, :, self.length :].zero_()
 
     def keep(self, base: int, path: Sequence[int]) -> None:
         """Compact the slots after `base` to `path`, in order.
@@ -239,14 +212,8 @@ class KVCache:
             raise CacheError(f"The path {list(path)} names a slot that was never written.")
         if list(path) != list(range(len(path))):
             places = indices([base + offset for offset in path], self.device)
-            values, keys = self._all_values, self._all_keys
-            values[:, :, :, base : base + len(path)] = values.index_select(3, places)
-            if self.has_key_tiles:
-                new = torch.arange(base, base + len(path))
-                kept = keys[:, :, :, places // KEY_TILE, places % KEY_TILE]
-                keys[:, :, :, new // KEY_TILE, new % KEY_TILE] = kept
-            else:
-                keys[:, :, :, base : base + len(path)] = keys.index_select(3, places)
+            kept = self._slots.index_select(4, places)
+            self._slots[:, :, :, :, base : base + len(path)] = kept
             if self.features is not None:
                 self.features.compact(base, path)
         tokens = [self.tokens[base + offset] for offset in path]
@@ -271,8 +238,8 @@ class KVCache:
     def write(
         self, layer: int, start: int, end: int, keys_values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put n = end - start rows, [n, 2 * kv_heads, head_dim], keys first, into their slots, of
-        plain keys; returns all keys and values up to `end`, [1, kv_heads, end, head_dim] each."""
+        """Put n = end - start rows, [n, 2 * kv_heads, head_dim], keys first, into their slots;
+        returns all keys and values up to `end`, [1, kv_heads, end, head_dim] each."""
         rows = keys_values.view(end - start, 2, self.shape.num_kv_heads, self.shape.head_dim)
         self._pairs[layer][:, :, start:end].copy_(rows.permute(1, 2, 0, 3))
         return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]

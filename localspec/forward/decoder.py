@@ -20,12 +20,13 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from localspec.forward.attention import Attend, cached_attention, each_its_own
+from localspec.forward.attention import cached_attention, each_its_own
 from localspec.forward.block import Table, Weights
 from localspec.forward.cache import KVCache
 from localspec.forward.features import LAST, Features
 from localspec.forward.model import LanguageModel, Rows
-from localspec.forward.tree import additive_mask, depths
+from localspec.forward.row_attention import Attend
+from localspec.forward.tree import depths
 from localspec.forward.upload import indices
 from localspec.weights.linear import Linear, padded
 
@@ -43,7 +44,7 @@ class Decoder:
     """Weights and one cache: a LanguageModel.
 
     is_fastest: a few rows run as they are, which is faster for one of them and rounds differently
-    from several; always so where the cache has plain keys. Otherwise a row's bits depend on its
+    from several; always so off a processor. Otherwise a row's bits depend on its
     text alone (weights.dense). shares_forwards: whether its rows may run beside those of other
     sequences."""
 
@@ -52,7 +53,7 @@ class Decoder:
     def __init__(self, weights: Weights, cache: KVCache, is_fastest: bool = False) -> None:
         self.weights = weights
         self.cache = cache
-        self.is_fastest = is_fastest or not cache.has_key_tiles
+        self.is_fastest = is_fastest or not cache.has_key_blocks
         of_blocks = weights.linears[:-1]
         self._pads_blocks = not self.is_fastest and not _are_invariant(of_blocks)
         self._pads_head = not self.is_fastest and not _are_invariant([weights.head])
@@ -177,9 +178,7 @@ class Decoder:
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:
         found, num_heads = dict[int | None, Attend](), self.weights.blocks[0].mixer.num_heads
         for window in self.weights.windows:
-            like = (self.cache.dtype, self.cache.device)
-            mask = additive_mask(num_rows, parents, start, *like, window)
-            inputs = (self.cache, start, num_rows, num_heads, mask, parents)
+            inputs = (self.cache, start, num_rows, num_heads, parents, window)
             found[window] = cached_attention(*inputs)
         if len(found) == 1:
             return found.popitem()[1]

@@ -1,21 +1,22 @@
 """Check at load that a row of a forward has the same bits whatever rows run beside it.
 
 A processor's library chooses a kernel by the shapes of a product, so the check runs the shapes that
-a conversation really runs: single rows, drafts, pieces of a prompt up to PREFILL_CHUNK rows, and
-several sequences in one forward. Weights do not choose a kernel. One block of each set of shapes
+a conversation really runs: single rows, drafts, trees, pieces of a prompt up to PREFILL_CHUNK rows,
+rows before and behind the first block of keys, and several sequences in one forward. Weights do not
+choose a kernel. One block of each set of shapes
 therefore stands for all blocks, and a large model costs little more to check than a small one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import torch
 
 from localspec.forward.block import Block, Weights
-from localspec.forward.cache import KVShape, native_cache
+from localspec.forward.cache import KEY_BLOCK, KVShape, native_cache
 from localspec.forward.decoder import Decoder, run_together
 from localspec.forward.model import PREFILL_CHUNK, Rows
 
@@ -23,6 +24,9 @@ from localspec.forward.model import PREFILL_CHUNK, Rows
 # multiples of 8, 16 and 32 rows, so the widths lie on both sides of those.
 WIDTHS = (1, 2, 5, 9, 17, 33, 64)
 HEAD_ROWS = 64  # most rows of the output head in one forward: several sequences check a draft
+# Where the compared pieces begin: at the start, and so that they cross the end of the first block.
+PIECES_FROM = (0, KEY_BLOCK - 12)
+TREE = (-1, 0, 0, 2)  # The second node is the only one off the path that is compared.
 
 
 @torch.inference_mode()
@@ -34,12 +38,14 @@ def has_invariant_rows(model: Decoder) -> bool:
     if model.device.type != "cpu" or model.is_fastest:
         return False
     weights = replace(model.weights, blocks=distinct_blocks(model.weights.blocks))
-    capacity = min(PREFILL_CHUNK, weights.tables[0][0].shape[0])
+    capacity = min(PREFILL_CHUNK + sum(WIDTHS), weights.tables[0][0].shape[0])
     tokens = [(7 * place + 1) % model.vocab_size for place in range(capacity)]
-    whole = _hidden([Rows(_probe(weights, capacity), tokens, None, 1)])[0]  # [n, d]
+    whole = _in_pieces(weights, tokens, (PREFILL_CHUNK,))
+    ends = (first + end for first in PIECES_FROM for end in accumulate(WIDTHS, initial=0))
     return (
-        torch.equal(_in_pieces(weights, tokens), whole)
-        and _is_same_beside(weights, tokens, whole)
+        torch.equal(_in_pieces(weights, tokens, ends), whole)
+        and _is_same_beside(weights, tokens[:PREFILL_CHUNK], whole)
+        and _is_same_in_tree(weights, tokens, whole)
         and _is_same_in_head(model, whole[:HEAD_ROWS])
     )
 
@@ -72,10 +78,10 @@ def _hidden(parts: Sequence[Rows]) -> list[torch.Tensor]:
     return [output.hidden[last] for output in run_together(parts, (last,))]
 
 
-def _in_pieces(weights: Weights, tokens: Sequence[int]) -> torch.Tensor:
-    """States of the tokens read in pieces of WIDTHS, the rest at once: [n, d]."""
-    probe, ends = _probe(weights, len(tokens)), list(accumulate(WIDTHS))
-    bounds = [0, *(end for end in ends if end < len(tokens)), len(tokens)]
+def _in_pieces(weights: Weights, tokens: Sequence[int], ends: Iterable[int]) -> torch.Tensor:
+    """Return the states of tokens read in pieces that end at `ends`, the rest at once: [n, d]."""
+    probe = _probe(weights, len(tokens))
+    bounds = [0, *(end for end in ends if 0 < end < len(tokens)), len(tokens)]
     pieces = [tokens[start:end] for start, end in pairwise(bounds)]
     return torch.cat([_hidden([Rows(probe, piece, None, 1)])[0] for piece in pieces])
 
@@ -94,6 +100,16 @@ def _is_same_beside(weights: Weights, tokens: Sequence[int], whole: torch.Tensor
         if not (same_draft and torch.equal(of_other, whole[: len(other)])):
             return False
     return True
+
+
+def _is_same_in_tree(weights: Weights, tokens: Sequence[int], whole: torch.Tensor) -> bool:
+    """True if a path of a tree has the bits of the wide forward."""
+    length = len(tokens) // 2
+    probe = _probe(weights, len(tokens))
+    probe.forward(tokens[:length], num_logits=1)
+    first, second, third = tokens[length : length + 3]
+    states = _hidden([Rows(probe, [first, third, second, third], TREE, 1)])[0]
+    return torch.equal(states[[0, 2, 3]], whole[length : length + 3])
 
 
 def _is_same_in_head(model: Decoder, rows: torch.Tensor) -> bool:

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 import torch
 
 from localspec.forward.attention import (
-    Attend,
     can_split,
     grouped_attention,
     grouped_mask,
@@ -32,6 +31,7 @@ from localspec.forward.attention import (
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
+from localspec.forward.row_attention import Attend
 from localspec.forward.tree import additive_mask, depths
 from localspec.forward.upload import pinned
 
@@ -39,7 +39,6 @@ from localspec.forward.upload import pinned
 @contextmanager
 def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
     """Restore the first `num_slots` slots and features afterwards, whatever was written inside."""
-    assert not cache.has_key_tiles, "a graph reads plain keys"
     held = [part[:, :, :num_slots] for pair in cache.slots for part in pair]
     if cache.features is not None:
         features = cache.features

@@ -31,6 +31,12 @@ def paths_of(parents: Sequence[int]) -> list[tuple[int, ...]]:
     return found
 
 
+def leaf_paths(parents: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the paths from the root to each node that has no child."""
+    inner = set(parents)
+    return [path for node, path in enumerate(paths_of(parents)) if node not in inner]
+
+
 def tree_mask(parents: Sequence[int], start: int, device: torch.device) -> torch.Tensor:
     """Mask of a tree after `start` cached tokens: [1, 1, n, start + n], True = visible."""
     size = len(parents)

@@ -10,8 +10,6 @@ Not here: the decisions themselves (planner), measuring (engine.calibrate), the 
 from __future__ import annotations
 
 import gc
-import logging
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -53,6 +51,7 @@ from localspec.loading.placement import (
     require_movable_draft,
     return_memory,
 )
+from localspec.loading.torch_start import quiet_torch
 from localspec.machine.hardware import free_bytes_now, hardware_for, probe
 from localspec.machine.model import Model
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
@@ -94,10 +93,6 @@ THOUGHT_IS_TEXT = (
     "they are added to Max tokens, and thought and answer share both."
 )
 THREADS = re.compile(r" \| \d+ threads")  # in what earlier versions called a combination
-KERNELS_KEPT = 256  # of some 0.6 MB; the thousand that are usual come with prompts of all lengths
-# oneDNN's largest instruction set for `same-bits`. Its kernels with AMX give a row other bits from
-# 33 rows on, so a reply would depend on how its prompt is read. Those with AVX-512 and bf16 do not.
-SAME_BITS_ISA = "AVX512_CORE_BF16"
 SPENT_ON_SLOTS = 0.25  # of the free memory, where nobody asked for slots
 
 
@@ -222,31 +217,6 @@ def _begun(
     told = [NO_TEMPLATE] if template.is_raw and not options.raw else template.reading.notices
     told += [THOUGHT_IS_TEXT] if template.thinks and template.thought_limit is None else []
     return _Begun(source, place, target, threads, template, found, (*of_machine, *notices, *told))
-
-
-def library_settings(kernels: str | None) -> dict[str, str]:
-    """Environment variables that torch's libraries read when they are loaded. On a processor they
-    make a kernel for each number of rows, and would fill the memory with them. kernels: as in
-    LoadOptions."""
-    limits = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
-    settings = dict.fromkeys(limits, str(KERNELS_KEPT))
-    return settings if kernels == FASTEST else {**settings, "ONEDNN_MAX_CPU_ISA": SAME_BITS_ISA}
-
-
-def quiet_torch(report: Report, kernels: str | None) -> Any:
-    """Import torch with `library_settings`, and keep the libraries around it from printing. A
-    variable that is set already stays as it is."""
-    report("starting torch")
-    for name, value in library_settings(kernels).items():
-        os.environ.setdefault(name, value)
-    import torch
-    import transformers
-
-    of_transformers: Any = transformers.logging  # untyped there
-    of_transformers.set_verbosity_error()
-    of_transformers.disable_progress_bar()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # a line at every 8-bit product
-    return torch
 
 
 def _target(

@@ -27,6 +27,7 @@ from localspec.machine.hardware import cpu_flags
 # Whether torch has FBGEMM, by which the native decoder keeps weights that were published in 16 bits
 # in 2 bytes where it computes in fp32 (weights.dense.Fp16Linear).
 HAS_FBGEMM = platform.machine().lower() in ("x86_64", "amd64")
+CPU_KEY_BLOCK = 512  # tokens; a processor's cache has room for a multiple (forward.cache.KEY_BLOCK)
 # Whether oneDNN lays weights in bf16 out anew (weights.dense.PackedLinear); unknown counts as yes.
 PACKS_BF16 = not cpu_flags() or not {"avx512bw", "avx_ne_convert"}.isdisjoint(cpu_flags())
 # bitsandbytes NF4: half a byte, and one fp32 scale for each block of 64 weights.
@@ -221,13 +222,16 @@ class ModelShape:
         """Of the weights and the tables that rotate so many tokens, and of their keys and values,
         on a device."""
         # As forward.cache.native_cache keeps keys and values.
-        kept_in: Precision = "fp32" if self.is_native and device == "cpu" else full
+        computed_in: Precision = "bf16" if precision == self.kept_as else full
+        num_slots, kept_in = num_tokens, computed_in
+        if self.is_native and device == "cpu":
+            num_slots += -num_slots % CPU_KEY_BLOCK
+            kept_in = "fp32" if computed_in == "fp16" else computed_in
         weights = self.weight_bytes(precision, full, device)
         if self.family in NATIVE and self.is_native:
             angles = num_tokens * NATIVE[self.family].num_rotations * self.head_dim
-            rotated_in = "bf16" if precision == self.kept_as else full
-            weights += 2 * angles * FULL_BYTES[rotated_in]  # cosines and sines
-        return weights, self.kv_bytes(num_tokens, kept_in)
+            weights += 2 * angles * FULL_BYTES[computed_in]  # cosines and sines
+        return weights, self.kv_bytes(num_slots, kept_in)
 
     def copy_bytes(self, precision: Precision) -> int:
         """Of linear layers and output head in 8 or 4 bits: what a self-draft does not share."""

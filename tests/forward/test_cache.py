@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 
 from localspec.core.errors import CacheError
-from localspec.forward.cache import KEY_TILE, KVCache, KVShape, common_prefix_length
+from localspec.forward.cache import KEY_BLOCK, KVCache, KVShape, common_prefix_length
 from tests.kit.tiny import CPU
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, capacity=12)
-TWO_TILES = replace(SHAPE, capacity=KEY_TILE + 9)
 
 
 def filled(tokens: list[int]) -> KVCache:
@@ -106,30 +103,8 @@ def test_keep_compacts_the_path(path: tuple[int, ...]) -> None:
     assert held(cache) == cache.tokens == [10, 11, *(20 + offset for offset in path)]
 
 
-def tiled(tokens: list[int]) -> KVCache:
-    """As `filled`, with keys in tiles."""
-    cache = KVCache(TWO_TILES, torch.float32, CPU, has_key_tiles=True)
-    rows = torch.tensor(tokens, dtype=torch.float32)[:, None, None].expand(-1, 3, 4)
-    with cache.append(tokens) as start:
-        for part, keys, values in cache.written_slots(start, start + len(tokens)):
-            for layer in range(SHAPE.num_layers):
-                keys[layer].copy_(rows[part] + 100 * layer)
-                values[layer].copy_(-rows[part])
-    return cache
-
-
-def test_keep_compacts_a_path_of_keys_in_tiles() -> None:
-    """From one tile into the one before."""
-    tokens = list(range(KEY_TILE + 6))
-    cache = tiled(tokens)
-    base, path = KEY_TILE - 3, (1, 2, 4, 7)
-    cache.keep(base, path)
-    assert held(cache) == cache.tokens == [*tokens[:base], *(base + offset for offset in path)]
-
-
-@pytest.mark.parametrize("make", [filled, tiled])
-def test_nothing_stays_beyond_the_end(make: Callable[[list[int]], KVCache]) -> None:
-    cache = make([5, 6, 7, 8])
+def test_nothing_stays_beyond_the_end() -> None:
+    cache = filled([5, 6, 7, 8])
     cache.rollback(2)
     cache.zero_beyond()
     assert held(cache) == [5, 6]
@@ -162,10 +137,10 @@ def test_more_tokens_than_slots_are_refused_with_both_numbers() -> None:
     assert cache.length == SHAPE.capacity
 
 
-@pytest.mark.parametrize(("has_key_tiles", "slots"), [(False, 12), (True, KEY_TILE)])
-def test_declared_bytes_are_those_of_the_buffers(has_key_tiles: bool, slots: int) -> None:
+@pytest.mark.parametrize(("has_key_blocks", "slots"), [(False, 12), (True, KEY_BLOCK)])
+def test_declared_bytes_are_those_of_the_buffers(has_key_blocks: bool, slots: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        cache = KVCache(SHAPE, dtype, CPU, has_key_tiles)
+        cache = KVCache(SHAPE, dtype, CPU, has_key_blocks)
         assert cache.kv_bytes == 2 * 2 * 3 * 4 * slots * dtype.itemsize
 
 

@@ -17,7 +17,9 @@ from localspec.core.errors import ModelError
 from localspec.formats.folder_files import SINGLE
 from localspec.formats.native import KNOWN_AS
 from localspec.forward import load as loading
+from localspec.forward import row_attention
 from localspec.forward.by_transformers import load_module, opened_module
+from localspec.forward.cache import KEY_BLOCK
 from localspec.forward.decoder import Decoder
 from localspec.forward.load import load_model
 from localspec.forward.model import CausalLM
@@ -253,6 +255,37 @@ def test_a_kernel_that_changes_with_the_number_of_rows_is_noticed_at_load(
     monkeypatch.setattr(dense, "_suits_fp16", lambda weight: False)
     assert load_model(good, torch.float32, CPU, 1024).has_invariant_rows
     monkeypatch.setattr(PackedLinear, "__call__", rounds_otherwise)
+    assert not load_model(good, torch.float32, CPU, 1024).has_invariant_rows
+
+
+def rounds_many_rows_otherwise(rows: torch.Tensor, keys: torch.Tensor) -> bool:
+    return rows.shape[2] > 32
+
+
+def rounds_otherwise_behind_a_block(rows: torch.Tensor, keys: torch.Tensor) -> bool:
+    return rows.shape[2] > 16 and keys.shape[2] > KEY_BLOCK
+
+
+@pytest.mark.parametrize("rounds_otherwise", [rounds_many_rows_otherwise,
+                                              rounds_otherwise_behind_a_block])  # fmt: skip
+def test_attention_that_changes_with_the_number_of_rows_is_noticed_at_load(
+    rounds_otherwise: Callable[..., bool], good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = row_attention.fused_attention
+
+    def fused(rows: torch.Tensor, keys: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        result = kernel(rows, keys, *inputs)
+        return result * (1.0 + 1e-6) if rounds_otherwise(rows, keys) else result
+
+    monkeypatch.setattr(row_attention, "fused_attention", fused)
+    monkeypatch.setattr(row_attention, "tile_of", lambda *_: row_attention.TILES[0])
+    assert not load_model(good, torch.float32, CPU, 1024).has_invariant_rows
+
+
+def test_a_tree_whose_paths_are_no_chains_is_noticed_at_load(
+    good: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_attention, "leaf_paths", lambda parents: [tuple(range(len(parents)))])
     assert not load_model(good, torch.float32, CPU, 1024).has_invariant_rows
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import MistralConfig, MistralForCausalLM
 
-from localspec.forward import attention
+from localspec.forward import row_attention
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.model import Rows
@@ -22,8 +22,14 @@ from localspec.weights.linear import padded
 from tests.kit.tiny import NEEDS_BF16, with_cache
 
 BF16, FP32 = torch.bfloat16, torch.float32
-HEADS = {"a key head each": (4, 4), "shared key heads": (6, 2), "one key head": (3, 1)}
-CAPACITY = 520
+HEADS = {
+    "a key head each": (4, 4),
+    "shared key heads": (6, 2),
+    "one key head": (4, 1),
+    "a window": (4, 2),
+}
+WINDOWS = {"a window": 300}  # fewer positions than a block of keys has
+CAPACITY = 1100
 VOCAB_SIZE = 64
 TREE = (-1, 0, 0, 1, 2, 2, -1)
 PATHS = ((0, 1, 3), (0, 2, 4), (0, 2, 5), (6,))  # of TREE, root to leaf
@@ -34,7 +40,7 @@ def model(heads: str, dtype: torch.dtype) -> Decoder:
     """Long inputs: for short ones a single row takes the kernel of several."""
     num_heads, num_kv_heads = HEADS[heads]
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = MistralConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=32 * num_heads,
         head_dim=32,
@@ -43,8 +49,9 @@ def model(heads: str, dtype: torch.dtype) -> Decoder:
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         pad_token_id=0,
+        sliding_window=WINDOWS.get(heads),
     )
-    module: Any = LlamaForCausalLM(config).to(dtype).eval()
+    module: Any = MistralForCausalLM(config).to(dtype).eval()
     with torch.no_grad():
         for layer in module.model.layers:  # attention that looks at some tokens more than at others
             layer.self_attn.q_proj.weight.mul_(30.0)
@@ -52,8 +59,13 @@ def model(heads: str, dtype: torch.dtype) -> Decoder:
 
 
 @pytest.fixture(
-    params=[("a key head each", FP32), ("shared key heads", BF16), ("one key head", BF16)],
-    ids=["fp32", "bf16", "bf16 of one key head"],
+    params=[
+        ("a key head each", FP32),
+        ("shared key heads", BF16),
+        ("one key head", BF16),
+        ("a window", FP32),
+    ],
+    ids=["fp32", "bf16", "bf16 of one key head", "fp32 with a window"],
 )
 def target(request: pytest.FixtureRequest) -> Iterator[Decoder]:
     yield model(*request.param)
@@ -95,7 +107,7 @@ def assert_same(target: Decoder, tokens: Sequence[int], widths: Sequence[int]) -
     assert torch.equal(held(target.cache), cached)
 
 
-SINGLE_ROWS = [*[1] * 12, 108, *[1] * 12]  # at the start, and where a tile of keys ends
+SINGLE_ROWS = [*[1] * 12, 108, *[1] * 12]
 
 
 @pytest.mark.slow
@@ -117,10 +129,28 @@ def test_with_two_threads_as_well(target: Decoder, widths: list[int]) -> None:
 
 @pytest.mark.slow
 def test_at_every_length_of_a_context(target: Decoder) -> None:
-    """Keys are summed in steps; within and across them nothing changes."""
+    """Keys are read in blocks; within and across them nothing changes."""
     tokens = text(CAPACITY)
-    wanted = read(target, tokens, [CAPACITY])
-    for start in (500, 444, 384, 383, 382, 318, 254, 250, 200, 128, 127, 124, 60, 0):
+    wanted = read(target, tokens, [512])
+    for start in (
+        1090,
+        1025,
+        1024,
+        1020,
+        830,
+        820,
+        700,
+        513,
+        512,
+        511,
+        508,
+        500,
+        382,
+        254,
+        128,
+        60,
+        0,
+    ):
         for width in (1, 2, 6, 20):
             target.cache.rollback(start)
             made = target.forward(tokens[start : start + width])
@@ -128,13 +158,14 @@ def test_at_every_length_of_a_context(target: Decoder) -> None:
 
 
 @pytest.mark.slow
-def test_in_parts_as_well(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the rows of a long prompt or of a wide tree attend."""
+def test_one_row_after_the_other_as_well(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor whose library gives rows other bits beside others."""
+    monkeypatch.setattr(row_attention, "tile_of", lambda *_: row_attention.TILES[-1])
     before, nodes = text(140), text(len(TREE), seed=2)
-    wanted = torch.cat((target.forward(before), target.forward(nodes, TREE)))
+    whole = torch.cat((target.forward(before), target.forward(nodes, TREE)))
     target.cache.rollback(0)
-    monkeypatch.setattr(attention, "MOST_SCORES", 3000)
-    assert torch.equal(torch.cat((target.forward(before), target.forward(nodes, TREE))), wanted)
+    apart = torch.cat((read(target, before, [1, 7, 20]), target.forward(nodes, TREE)))
+    assert torch.equal(apart, whole)
 
 
 @pytest.mark.slow
@@ -146,9 +177,9 @@ def test_threads_change_nothing(target: Decoder, two_threads: None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [0, 70, 123, 127, 382])
+@pytest.mark.parametrize("length", [0, 70, 382, 508, 511])
 def test_a_path_of_a_tree_has_the_bits_of_its_chain(target: Decoder, length: int) -> None:
-    """Also where a tile of keys ends among its slots."""
+    """Also where a block of keys ends among its slots."""
     before, nodes = text(length), text(len(TREE), seed=2)
     if before:
         target.forward(before)
@@ -256,8 +287,7 @@ def test_a_single_row_of_a_long_sum_that_runs_alone_is_seen(dtype: torch.dtype) 
 
 
 def test_a_tree_that_is_summed_by_slot_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    by_slot = torch.arange(len(TREE)).expand(len(TREE), -1)
-    monkeypatch.setattr(attention, "_path_orders", lambda parents: by_slot)
+    monkeypatch.setattr(row_attention, "leaf_paths", lambda parents: [tuple(range(len(parents)))])
     with pytest.raises(AssertionError):
         test_a_path_of_a_tree_has_the_bits_of_its_chain(model("a key head each", FP32), 70)
 
@@ -266,7 +296,7 @@ def test_a_tree_that_is_summed_by_slot_is_seen(monkeypatch: pytest.MonkeyPatch) 
 def test_sequences_of_one_forward_have_the_bits_of_forwards_of_their_own(target: Decoder) -> None:
     """A prompt, a draft, a tree and a single row, each over a cache of its own."""
     shape, dtype = target.cache.shape, target.cache.dtype
-    caches = [KVCache(shape, dtype, target.device, has_key_tiles=True) for _ in range(4)]
+    caches = [KVCache(shape, dtype, target.device, has_key_blocks=True) for _ in range(4)]
     beside = [Decoder(target.weights, cache) for cache in caches]
     before = [text(size, size) for size in (0, 130, 61, 300)]
     asked: list[tuple[list[int], tuple[int, ...] | None, int | None]] = [

@@ -25,8 +25,9 @@ from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY
 from localspec.loading import drafters as guesses
 from localspec.loading import local_backend as load_module
-from localspec.loading import placement
-from localspec.loading.local_backend import library_settings, open_local_backend
+from localspec.loading import placement, torch_start
+from localspec.loading.local_backend import open_local_backend
+from localspec.loading.torch_start import library_settings
 from tests.kit.model_folders import VOCAB_SIZE, save_model, save_tokenizer
 from tests.kit.packed import LAYOUTS, packed_folder
 from tests.kit.tiny import NEEDS_BF16, agreeing_draft, tiny_llama
@@ -363,7 +364,7 @@ def test_a_draft_that_does_not_fit_is_told_from_one_that_is_not_there(
 def test_same_bits_leaves_out_the_kernels_that_change_with_the_rows(kernels: str | None) -> None:
     """A processor with AMX changes kernels at 33 rows; oneDNN names what it uses."""
     code = f"""
-from localspec.loading.local_backend import quiet_torch
+from localspec.loading.torch_start import quiet_torch
 torch = quiet_torch(lambda phrase: None, {kernels!r})
 torch.nn.functional.linear(torch.ones(4, 64).bfloat16(), torch.ones(64, 64).bfloat16())
 """
@@ -376,6 +377,15 @@ torch.nn.functional.linear(torch.ones(4, 64).bfloat16(), torch.ones(64, 64).bflo
     assert "AMX" not in instructions.upper() and "INTEL AVX" in instructions.upper()
 
 
+@pytest.mark.parametrize(("flags", "is_strict"), [("avx2 fma", True), ("avx2 avx512f", False)])
+def test_sums_of_mkl_are_strict_where_a_processor_has_no_avx_512(
+    flags: str, is_strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_start, "cpu_flags", lambda: frozenset(flags.split()))
+    assert (library_settings("same-bits").get("MKL_CBWR") == "AUTO,STRICT") is is_strict
+    assert "MKL_CBWR" not in library_settings("fastest")
+
+
 def test_the_fastest_kernels_may_use_all_instructions() -> None:
     assert library_settings("same-bits")["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_BF16"
     assert "ONEDNN_MAX_CPU_ISA" not in library_settings("fastest")
@@ -385,7 +395,7 @@ def test_the_fastest_kernels_may_use_all_instructions() -> None:
 def test_prompts_of_all_lengths_do_not_fill_the_memory_with_kernels() -> None:
     code = """
 import psutil
-from localspec.loading.local_backend import quiet_torch
+from localspec.loading.torch_start import quiet_torch
 torch = quiet_torch(lambda phrase: None, None)
 from localspec.weights.dense import PackedLinear
 weight, rows = torch.ones(256, 256).bfloat16(), torch.ones(900, 256).bfloat16()

@@ -21,6 +21,7 @@ from localspec.core.config import PROJECT_FOLDER
 from localspec.core.decoding import OFF, SamplingParams
 from localspec.core.errors import ModelError
 from localspec.core.options import LoadOptions
+from localspec.core.precisions import Precision
 from localspec.formats.fingerprint import fingerprint
 from localspec.formats.folder_files import notices_of, weight_files
 from localspec.loading.local_backend import open_local_backend
@@ -173,9 +174,10 @@ def test_in_4_bits_on_a_processor_it_is_counted_and_told_as_it_is_kept(tmp_path:
     assert any("llama.attention.sliding_window" in each for each in backend.describe().notices)
     folder = opened_gguf(tmp_path / "q4.gguf", tmp_path)
     dtype = backend._engine.target.embed([0]).dtype
+    full: Precision = "bf16" if dtype == torch.bfloat16 else "fp32"
     place = Place(probe(), torch.device("cpu"), dtype, 4, 64)
     held = backend.describe().target_bytes
-    cache = shape_from_folder(folder).kv_bytes(64, "fp32")
+    _, cache = shape_from_folder(folder).loaded_bytes("4-bit", full, 64, "cpu")
     assert needed_bytes(folder, place) - cache == pytest.approx(held, rel=0.05)
 
 

@@ -15,7 +15,7 @@ from tests.kit.tiny import KINDS
 
 pytestmark = pytest.mark.slow  # imports transformers
 
-CONTEXT = 512
+CONTEXT = 1000  # no multiple of a block of keys
 ROOM = Room("cpu", 2**34)
 
 
@@ -41,7 +41,7 @@ def module() -> Any:
 def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     import torch
 
-    from localspec.forward.cache import KEY_TILE, native_cache
+    from localspec.forward.cache import native_cache
     from localspec.forward.model import CausalLM, kv_shape
     from tests.kit.decoders import decoder_of
 
@@ -59,7 +59,6 @@ def test_weights_and_cache_are_planned_to_the_byte(module: Any) -> None:
     tables = sum(part.nbytes for table in native.weights.tables for part in table)
     assert planned.target_weights == held + copied + tables
     assert planned.target_kv == cache.kv_bytes
-    assert CONTEXT % KEY_TILE == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

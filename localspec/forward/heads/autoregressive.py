@@ -37,7 +37,6 @@ from localspec.forward.heads.layer import (
     plain_frequencies,
 )
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
-from localspec.forward.tree import additive_mask
 from localspec.forward.upload import indices
 from localspec.weights.linear import bytes_of
 
@@ -211,9 +210,8 @@ class AutoregressiveHead:
         for start in range(self.cache.length, num_pairs, PREFILL_CHUNK):
             end = min(start + PREFILL_CHUNK, num_pairs)
             rows = [features.rows(layer, start, end) for layer in self.layers]  # [n, d] each
-            mask = additive_mask(end - start, None, start, self.cache.dtype, self.cache.device)
             first = self._parts.network.enter(rows)
-            made = self._run(tokens[start + 1 : end + 1], first, slice(start, end), mask)
+            made = self._run(tokens[start + 1 : end + 1], first, slice(start, end))
         self._num_pairs = num_pairs
         return made[-1:]
 
@@ -223,7 +221,7 @@ class AutoregressiveHead:
         tensor is [1]."""
         length = self.cache.length
         tokens = token if isinstance(token, torch.Tensor) else [token]
-        return self._run(tokens, rows, slice(length, length + 1), None)
+        return self._run(tokens, rows, slice(length, length + 1))
 
     @torch.inference_mode()
     def branch(
@@ -256,14 +254,14 @@ class AutoregressiveHead:
         tokens: Tokens,
         rows: torch.Tensor,
         places: slice | torch.Tensor,
-        mask: torch.Tensor | None,
+        mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """mask: added to the scores, [1, 1, n, all]; None where every row sees all."""
+        """mask: added to the scores, [1, 1, n, all]; None for a chain."""
         cos, sin = self._rotation.at(places)
         count = len(tokens)
         names = [NO_NAME] * count if isinstance(tokens, torch.Tensor) else tokens
         with self.cache.append(names) as start:
-            cached = cached_attention(self.cache, start, count, self._num_heads, mask)
+            cached = cached_attention(self.cache, start, count, self._num_heads, mask=mask)
 
             def attend(
                 queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor

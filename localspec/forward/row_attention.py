@@ -1,0 +1,263 @@
+"""Attention on a processor that gives a row the same bits whatever rows run beside it.
+
+torch's fused kernel does so if it is always called alike. The query heads that share a key head are
+rows of that head. Rows are filled up and go to the kernel at most so many at once as one of TILES
+says, with the keys in whole blocks of KEY_BLOCK slots. What a row does not see is masked, and a
+block that is masked whole changes no bit. Which tile holds depends on the processor's library, so
+it is tried once for each precision and head size (`tile_of`); `row_check` then compares the model.
+
+A row of a tree has the bits of its chain because it runs as one: the keys and values of each path
+from the root to a leaf stand in the new slots in order while the rows of that path are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from localspec.forward.cache import KEY_BLOCK, KVCache, SlotViews, common_prefix_length
+from localspec.forward.tree import leaf_paths
+
+# layer, queries [n, heads, head_dim], keys then values [n, 2 * kv_heads, head_dim]
+# -> [n, heads * head_dim]
+Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of a key head go to the kernel in multiples of `multiple`, at most `most` at once."""
+
+    multiple: int
+    most: int
+
+
+# In the order of their speed. MKL's strict mode gives every number of rows the same bits, in bf16
+# from 2 on. Without it there are other kernels for few rows, with AVX-512 for up to 10 in heads of
+# 256, and with AVX2 for each number and place. The last tile holds by construction.
+TILES = (
+    *(Tile(multiple, 128) for multiple in (1, 2, 3, 4, 6, 8, 12, 16)),
+    Tile(24, 24),
+    Tile(1, 1),
+)
+KERNEL_ROWS = 32  # The kernel cuts up to 191 rows into so many; what is left decides its products.
+PROBED_ROWS = 200  # A difference in fp32 shows in few of the numbers of bf16, so many are compared.
+
+
+@dataclass(frozen=True)
+class _Path:
+    """What a tree's path needs before its rows run: the rows `moved` of the keys and values that
+    are gathered for all paths go to `slots`, a view for each layer."""
+
+    moved: slice
+    slots: tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows of one call of the kernel.
+
+    rows: a view of them all, [1, kv_heads, n, head_dim], filled up by the rows behind them, whose
+    results are dropped. size: how many count. keys_values: views of the slots that they may see, by
+    layer. mask: as `fused_attention` takes it. path: what is written before, None for nothing."""
+
+    rows: torch.Tensor
+    size: int
+    keys_values: SlotViews
+    mask: torch.Tensor
+    path: _Path | None
+
+
+class RowAttention:
+    """Attention of the new rows of one forward: an `Attend`.
+
+    The rows are a chain, or a tree by `parents`; each sees the last `window` positions up to its
+    own, or all. mask: what rows see in place of that, added to the scores, [1, 1, n, start + n]."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        start: int,
+        num_rows: int,
+        num_heads: int,
+        parents: Sequence[int] | None = None,
+        window: int | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        shape = cache.shape
+        self._cache, self._start, self._num_rows = cache, start, num_rows
+        self._window, self._mask = window, mask
+        self._kv_heads, self._groups = shape.num_kv_heads, num_heads // shape.num_kv_heads
+        tile, spread = tile_of(cache.dtype, shape.head_dim), _spread(self._kv_heads)
+        self._tile = Tile(spread * tile.multiple, spread * tile.most)
+        count = num_rows * self._groups
+        size = (1, self._kv_heads, count + self._tile.multiple - 1, shape.head_dim)
+        self._rows = torch.zeros(size, dtype=cache.dtype)
+        self._by_head = self._rows[0, :, :count].view(-1, num_rows, self._groups, shape.head_dim)
+        self._new_slots = cache.pairs_between(start, start + num_rows)
+        self._views = lru_cache(cache.between)  # many parts see the same slots
+        # Of the nodes of a tree: as they are computed, and as they are moved into their paths.
+        self._order, self._moves = torch.empty(2, 0, dtype=torch.int64)
+        self._is_tree = parents is not None
+        self._parts = self._tree_parts(parents) if parents is not None else self._chain_parts()
+
+    def __call__(
+        self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor
+    ) -> torch.Tensor:
+        """Rows beyond `num_rows` only fill a forward up; of them nothing is written."""
+        size, heads, head_dim = self._num_rows, queries.shape[1], queries.shape[2]
+        new = queries.index_select(0, self._order) if self._is_tree else queries[:size]
+        by_row = new.view(size, self._kv_heads, self._groups, head_dim)
+        self._by_head.copy_(by_row.transpose(0, 1))
+        if not self._is_tree:
+            _write(self._new_slots[layer], keys_values[:size])
+        moved = keys_values.index_select(0, self._moves) if self._is_tree else keys_values
+        parts = [self._seen(layer, part, moved) for part in self._parts]
+        seen = parts[0] if len(parts) == 1 else torch.cat(parts)  # [n * groups, kv_heads, head_dim]
+        result = seen.view(size, self._groups, self._kv_heads, head_dim).transpose(1, 2)
+        result = result.reshape(size, heads * head_dim).to(queries.dtype)
+        if self._is_tree:
+            _write(self._new_slots[layer], keys_values[:size])  # each node into its own slot
+            result = torch.empty_like(result).index_copy_(0, self._order, result)
+        return F.pad(result, (0, 0, 0, queries.shape[0] - size)) if len(queries) > size else result
+
+    def _seen(self, layer: int, part: _Part, moved: torch.Tensor) -> torch.Tensor:
+        """Return the results of a part, [size, kv_heads, head_dim]."""
+        if part.path is not None:
+            _write(part.path.slots[layer], moved[part.path.moved])
+        seen = fused_attention(part.rows, *part.keys_values[layer], part.mask)
+        return seen if seen.shape[0] == part.size else seen[: part.size]
+
+    def _chain_parts(self) -> list[_Part]:
+        return list(self._parts_of(0, range(self._num_rows), None))
+
+    def _tree_parts(self, parents: Sequence[int]) -> list[_Part]:
+        """Return the parts of one path after the other: of each the nodes that none before had."""
+        parts, order, moves = list[_Part](), list[int](), list[int]()
+        standing: tuple[int, ...] = ()  # the nodes whose keys and values stand in the new slots
+        for nodes in leaf_paths(parents):
+            num_shared = common_prefix_length(nodes, standing)
+            num_computed = sum(node in order for node in nodes)
+            slots = (self._start + num_shared, self._start + len(nodes))
+            moved = slice(len(moves), len(moves) + len(nodes) - num_shared)
+            path = _Path(moved, self._cache.pairs_between(*slots))
+            parts += self._parts_of(len(order), range(num_computed, len(nodes)), path)
+            order += nodes[num_computed:]
+            moves += nodes[num_shared:]
+            standing = nodes
+        self._order, self._moves = torch.tensor(order), torch.tensor(moves)
+        return parts
+
+    def _parts_of(self, place: int, depths: range, path: _Path | None) -> Iterator[_Part]:
+        """Yield the parts of rows that stand one after the other from `place` on, so many positions
+        behind the start as `depths` says."""
+        groups, tile = self._groups, self._tile
+        for at in range(0, len(depths) * groups, tile.most):
+            size = min(tile.most, len(depths) * groups - at)
+            filled = torch.arange(at, at + size + -size % tile.multiple).clamp(max=at + size - 1)
+            positions = self._start + depths.start + filled // groups  # of each row
+            first, end = self._keys_seen(int(positions[0]), int(positions[-1]))
+            rows = self._rows.narrow(2, place * groups + at, len(filled))
+            mask = mask_of_heads(self._row_mask(positions, first, end), self._kv_heads)
+            yield _Part(rows, size, self._views(first, end), mask, path)
+            path = None  # it stays where it is
+
+    def _keys_seen(self, first: int, last: int) -> tuple[int, int]:
+        """Return whole blocks with all that is seen from the positions `first` to `last`."""
+        if self._mask is not None:
+            first, last = self._start, self._start + self._num_rows - 1
+        oldest = 0 if self._window is None else max(0, first - self._window + 1)
+        return oldest - oldest % KEY_BLOCK, last + 1 + -(last + 1) % KEY_BLOCK
+
+    def _row_mask(self, positions: torch.Tensor, first: int, end: int) -> torch.Tensor:
+        """Return what rows at these positions see of the slots, [n, end - first]."""
+        if self._mask is not None:
+            given = self._mask[0, 0].index_select(0, positions - self._start)
+            return F.pad(given, (0, end - given.shape[1]), value=float("-inf"))
+        slots, own = torch.arange(first, end), positions[:, None]
+        hidden = slots > own
+        if self._window is not None:
+            hidden |= slots <= own - self._window
+        mask = torch.zeros(hidden.shape, dtype=self._cache.dtype)
+        return mask.masked_fill_(hidden, float("-inf"))
+
+
+def _write(slots: torch.Tensor, keys_values: torch.Tensor) -> None:
+    """slots: [2, kv_heads, n, head_dim]. keys_values: [n, 2 * kv_heads, head_dim], keys first."""
+    _, kv_heads, size, head_dim = slots.shape
+    slots.copy_(keys_values.view(size, 2, kv_heads, head_dim).permute(1, 2, 0, 3))
+
+
+# -- the kernel -----------------------------------------------------------------------------
+
+
+def _spread(kv_heads: int) -> int:
+    """Return the parts of a key head's rows that the kernel takes as key heads of their own: with a
+    single one it would leave its threads to the library's products, whose sums then change."""
+    return 2 if kv_heads == 1 else 1
+
+
+def mask_of_heads(mask: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """Return a mask [n, m] in the shape that the kernel takes for so many key heads."""
+    parts = _spread(kv_heads)
+    return mask.view(1, parts, mask.shape[0] // parts, mask.shape[1])
+
+
+def fused_attention(
+    rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """Return attention by torch's kernel, [n, kv_heads, head_dim].
+
+    rows: [1, kv_heads, n, head_dim]. keys, values: [1, kv_heads, m, head_dim]. mask: as
+    `mask_of_heads` returns it."""
+    _, kv_heads, num_rows, head_dim = rows.shape
+    parts = _spread(kv_heads)
+    if parts > 1:
+        rows = rows.view(1, parts, -1, head_dim)
+        keys, values = keys.expand(-1, parts, -1, -1), values.expand(-1, parts, -1, -1)
+    result = _kernel(rows, keys, values, mask)
+    return result.reshape(kv_heads, num_rows, head_dim).transpose(0, 1)
+
+
+def _kernel(
+    rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    result: torch.Tensor = kernel(rows, keys, values, attn_mask=mask)[0]
+    return result
+
+
+@lru_cache
+@torch.inference_mode()
+def tile_of(dtype: torch.dtype, head_dim: int) -> Tile:
+    """Return the first of TILES with which the kernel gives a row its bits at every width and
+    place."""
+    return next(tile for tile in TILES if tile.most == 1 or _holds(tile, dtype, head_dim))
+
+
+def _holds(tile: Tile, dtype: torch.dtype, head_dim: int) -> bool:
+    """True if rows that are cut into pieces of other sizes, at other places, have the same bits."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((PROBED_ROWS, 2, head_dim), *[(2, 2 * KEY_BLOCK, head_dim)] * 2)
+    rows, *keys_values = (torch.randn(size, generator=generator).to(dtype) for size in sizes)
+
+    def results(first: int, size: int) -> torch.Tensor:
+        """Return the results of rows from `first` on in pieces, [n, 2, head_dim]."""
+        count = (PROBED_ROWS - first) // size
+        pieces = rows.narrow(0, first, count * size).view(count, size, 2, head_dim).transpose(1, 2)
+        keys, values = (part.expand(count, -1, -1, -1) for part in keys_values)
+        mask = torch.zeros(size, keys.shape[2], dtype=dtype)
+        return _kernel(pieces.contiguous(), keys, values, mask).transpose(1, 2).flatten(0, 1)
+
+    whole = results(0, tile.most)
+    for size in (*range(tile.multiple, min(tile.most, KERNEL_ROWS) + 1, tile.multiple), tile.most):
+        first = size // 2 + 1
+        pieces = results(first, size)
+        num_compared = min(len(whole) - first, len(pieces))
+        if not torch.equal(pieces[:num_compared], whole[first:][:num_compared]):
+            return False
+    return True
