@@ -195,7 +195,7 @@ class PackedSource:
                 f"{folder} keeps its layers in different bits: {layer} is {error}, as its "
                 f"config.json says of all. {ONE_PRECISION}"
             ) from error
-        except (KeyError, ValueError, RuntimeError) as error:
+        except (KeyError, ValueError, RuntimeError, ZeroDivisionError) as error:
             raise ModelError(
                 f"The packed weight {layer} in {folder} is not laid out as its config.json says "
                 f"({first_line(error)}). Fetch the model again, or choose another copy of it."
