@@ -266,9 +266,7 @@ class Block:
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Block:
         feed_forward = self.feed_forward.with_linears(change)
-        return replace(
-            self, mixer=self.mixer.with_linears(change), feed_forward=feed_forward
-        )
+        return replace(self, mixer=self.mixer.with_linears(change), feed_forward=feed_forward)
 
 
 @dataclass(frozen=True)

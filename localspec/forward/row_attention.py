@@ -40,11 +40,13 @@ class Tile:
 # from 2 on. Without it there are other kernels for few rows, with AVX-512 for up to 10 in heads of
 # 256, and with AVX2 for each number and place. The last tile holds by construction.
 TILES = (
-    *(Tile(multiple, 128) for multiple in (1, 2, 3, 4, 6, 8, 12, 16)),
+    *(Tile(multiple, 128) for multiple in (1, 2, 4, 8, 16)),
     Tile(24, 24),
     Tile(1, 1),
 )
-KERNEL_ROWS = 32  # The kernel cuts up to 191 rows into so many; what is left decides its products.
+# The kernel cuts up to 191 rows into so many. What is left decides its products, so a multiple that
+# does not divide them would leave fewer rows than itself.
+KERNEL_ROWS = 32
 PROBED_ROWS = 200  # A difference in fp32 shows in few of the numbers of bf16, so many are compared.
 
 

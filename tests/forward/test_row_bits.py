@@ -14,7 +14,7 @@ import torch
 from transformers import MistralConfig, MistralForCausalLM
 
 from localspec.forward import row_attention
-from localspec.forward.cache import KVCache
+from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.model import Rows
 from localspec.weights.dense import PackedLinear
@@ -166,6 +166,24 @@ def test_one_row_after_the_other_as_well(target: Decoder, monkeypatch: pytest.Mo
     target.cache.rollback(0)
     apart = torch.cat((read(target, before, [1, 7, 20]), target.forward(nodes, TREE)))
     assert torch.equal(apart, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_attention_gives_heads_of_usual_sizes_the_same_bits(
+    dtype: torch.dtype, head_dim: int
+) -> None:
+    """The library has other kernels for few rows, and more rows are few for larger heads."""
+    torch.manual_seed(0)
+    cache = KVCache(KVShape(1, 2, head_dim, 1024), dtype, torch.device("cpu"), has_key_blocks=True)
+    queries = torch.randn(100, 2, head_dim).to(dtype)
+    keys_values = torch.randn(100, 4, head_dim).to(dtype)
+    whole = row_attention.RowAttention(cache, 480, 100, 2)(0, queries, keys_values)
+    for size in (*range(1, 12), 24, *range(31, 41), 63, 65, 97):
+        rows = slice(50 - size // 2, 50 - size // 2 + size)
+        attend = row_attention.RowAttention(cache, 480 + rows.start, size, 2)
+        assert torch.equal(attend(0, queries[rows], keys_values[rows]), whole[rows]), size
 
 
 @pytest.mark.slow
