@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+# Rows of a window ring beyond the window, which a text can go back; None as long as the cache keeps
+# every position of every layer.
+RING_SPARE: int | None = None
+# States of a recurrent model that are held at once: the present one, and the one before a draft.
+NUM_STATES = 2
 KNOWN_KINDS = ("full_attention", "sliding_attention", "attention")
 # Layers whose memory of the text is a state of fixed size; a hybrid has keys and values as well.
 STATE_KINDS = frozenset(("linear_attention", "conv", "mamba", "recurrent"))
@@ -98,32 +103,47 @@ def count_key_heads(text: Mapping[str, Any], num_heads: int) -> int:
     return int(text.get("num_key_value_heads") or num_heads)
 
 
-def count_key_width(text: Mapping[str, Any], num_layers: int, width: int) -> int:
-    """Width of the keys, and of the values, of all layers together where it differs between layers,
-    else 0. width: of a usual layer. In Gemma 4 layers that see everything have another, and the
-    last ones read the keys of others."""
-    own = _own_key_widths(text, width)
-    num_kept = num_layers - int(text.get("num_kv_shared_layers") or 0)
-    return sum(own.get(layer, width) for layer in range(num_kept)) if own else 0
-
-
-def _own_key_widths(text: Mapping[str, Any], width: int) -> dict[int, int]:
-    """By layer, where it is not the usual one. A published config names it once for all of these
-    layers, one that transformers has written for each of them."""
-    heads = count_key_heads(text, int(text.get("num_attention_heads") or 1))
-    if by_layer := text.get("per_layer_config"):
-        return {
-            int(layer): int(own.get("head_dim") or width // heads)
-            * int(own.get("num_key_value_heads") or heads)
-            for layer, own in by_layer.items()
-        }
-    size, kinds = text.get("global_head_dim"), text.get("layer_types")
-    if not size or not kinds:
-        return {}
-    wide = int(size) * int(
-        (text.get("attention_k_eq_v") and text.get("num_global_key_value_heads")) or heads
+def count_key_width(text: Mapping[str, Any], num_layers: int, is_window: bool = False) -> int:
+    """Width of the keys, and of the values, of all layers together. is_window: of those that attend
+    to a window alone. In Gemma 4 layers that see everything have another width, and the last ones
+    read the keys of others."""
+    kinds = layer_kinds(text)
+    if not kinds:
+        every = num_layers if not is_window else 0
+        return min(count_attention_layers(text, num_layers), every) * key_width_of(text, 0)
+    num_kept = len(kinds) - int(text.get("num_kv_shared_layers") or 0)
+    return sum(
+        key_width_of(text, layer)
+        for layer, kind in enumerate(kinds[:num_kept])
+        if (kind == "sliding_attention" if is_window else kind not in STATE_KINDS | OTHER_KINDS)
     )
-    return {layer: wide for layer, kind in enumerate(kinds) if kind == "full_attention"}
+
+
+def key_width_of(text: Mapping[str, Any], layer: int) -> int:
+    """Width of the keys, and of the values, of one layer."""
+    heads, size = key_heads_of(text, layer)
+    return heads * size
+
+
+def key_heads_of(text: Mapping[str, Any], layer: int) -> tuple[int, int]:
+    """Return the heads of keys of one layer, and the size of its heads. A published config names
+    what differs once for all such layers, one that transformers has written for each of them."""
+    num_heads = int(text.get("num_attention_heads") or 1)
+    heads = count_key_heads(text, num_heads)
+    size = int(text.get("head_dim") or int(text.get("hidden_size") or 0) // num_heads)
+    if by_layer := text.get("per_layer_config"):
+        own = by_layer.get(str(layer)) or by_layer.get(layer) or {}
+        return int(own.get("num_key_value_heads") or heads), int(own.get("head_dim") or size)
+    kinds, wide = layer_kinds(text), text.get("global_head_dim")
+    if not wide or not kinds or kinds[layer] != "full_attention":
+        return heads, size
+    few = text.get("attention_k_eq_v") and text.get("num_global_key_value_heads")
+    return int(few or heads), int(wide)
+
+
+def kept_positions(window: int, num_tokens: int) -> int:
+    """Positions of a layer with a window whose keys and values are held."""
+    return num_tokens if RING_SPARE is None else min(num_tokens, window + RING_SPARE)
 
 
 def attention_fault(text: Mapping[str, Any]) -> str | None:

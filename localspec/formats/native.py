@@ -33,6 +33,9 @@ class Layout:
     the root of their width. has_experts: some layers are a mixture. renamed: patterns of
     published names of weights, and transformers' names of the same.
 
+    experts_kept: how experts are kept beside linear layers in 4 bits: in full precision, in 4 bits
+    as well, or at every precision as the files hold them.
+
     num_rotations: tables of angles. says_sizes: whether the number of its weights can be estimated
     by the sizes in its config.json. is_tied: whether the head is tied where nothing is said."""
 
@@ -62,6 +65,7 @@ class Layout:
     ffn_bias: bool | str = "mlp_bias"
     scales_embedding: bool = False
     has_experts: bool = False
+    experts_kept: Literal["whole", "4-bit", "stored"] = "whole"
     renamed: Mapping[str, str] = field(default_factory=dict)
     num_rotations: int = 1
     says_sizes: bool = False

@@ -21,8 +21,6 @@ from typing import Any
 from localspec.core.errors import ModelError
 from localspec.formats.attention import (
     attention_fault,
-    count_attention_layers,
-    count_key_width,
     is_recurrent,
     layer_kinds,
 )
@@ -40,6 +38,12 @@ from localspec.formats.folder_files import (
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.native import SIZED, TOWERS, why_not_native
+from localspec.formats.published_tensors import (
+    is_listed,
+    published_tensors,
+    qwen_kinds,
+    state_numbers,
+)
 from localspec.formats.safetensors_file import PACKED_PARTS, tensor_bytes, tensor_shapes
 from localspec.formats.stored import stored_of
 from localspec.machine.shapes import (
@@ -89,9 +93,10 @@ def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
     file = gguf_file(folder)
     if file is not None:
         return shape_of_gguf(file, name)
-    files = _weight_files(folder, is_sized=str(config.get("model_type", "unknown")) in SIZED)
+    is_sized = str(config.get("model_type")) in SIZED or is_listed(config)
+    files = _weight_files(folder, is_sized)
     if not files:
-        return shape_from_config(config, name)
+        return shape_of_config(config, name)
     tensors = {key: shape for file in files for key, shape in tensor_shapes(file).items()}
     sizes = {key: size for file in files for key, size in tensor_bytes(file).items()}
     stored = stored_of(config, name)
@@ -100,6 +105,14 @@ def _shape_of(config: Mapping[str, Any], folder: Path, name: str) -> ModelShape:
     is_wide = sum(sizes.values()) > 3 * shape.num_params  # 4 bytes a weight, not 2
     shape = replace(shape, is_published_wide=shape.is_published_wide or is_wide)
     return shape if shape.kept_as is None else replace(shape, kept_bytes=_kept_bytes(sizes))
+
+
+def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
+    """Return the shape of a model whose files are not here. Raises ModelError for a family whose
+    config.json does not give it, and LookupError or ValueError for a size that is lacking."""
+    if not is_listed(config):
+        return shape_from_config(config, name)
+    return counted_shape(config, published_tensors(config), name)
 
 
 def _weight_files(folder: Path, is_sized: bool) -> list[Path]:
@@ -164,11 +177,24 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
     twice = {key for key in tensors if shape.is_tied and "lm_head" in key}
     own = {key: tensors[key] for key in tensors.keys() - beside - twice}
     linear = sum(prod(shape) for key, shape in own.items() if _is_linear(key, shape))
+    experts = sum(prod(size) for key, size in own.items() if ".experts." in key and len(size) > 1)
+    tables = sum(prod(size) for key, size in own.items() if "embed_tokens_per_layer" in key)
+    num_params = sum(prod(tensors[key]) for key in tensors.keys() - twice)
     return replace(
         shape,
         extra_params=sum(prod(tensors[key]) for key in beside),
-        counted=Counted(sum(prod(tensors[key]) for key in tensors.keys() - twice), linear),
+        counted=Counted(num_params, linear, experts, tables),
     )
+
+
+def _with_drafting_layers(shape: ModelShape, tensors: Shapes) -> int | None:
+    """Return `all_kv_width` with the keys of the layers that only draft, the model's MTP head."""
+    keys = [key for key in tensors if key.startswith("mtp.layers.")]
+    drafting = [tensors[key][0] for key in keys if key.endswith("self_attn.k_proj.weight")]
+    if not drafting:
+        return shape.all_kv_width
+    width = shape.all_kv_width
+    return (shape.num_layers * shape.kv_width if width is None else width) + sum(drafting)
 
 
 def _shape_of_other(config: Mapping[str, Any], name: str, tensors: Shapes) -> ModelShape:
@@ -179,10 +205,11 @@ def _shape_of_other(config: Mapping[str, Any], name: str, tensors: Shapes) -> Mo
         raise ModelError(fault)
     family = str(config.get("model_type", "unknown"))
     sizes = _sizes_of(text, longest_of(config), f"{name} is a '{family}' model")
-    layers, width = sizes["num_hidden_layers"], sizes["hidden_size"]
-    inner = text.get("intermediate_size") or 4 * width  # Gemma 3n says it of each layer
+    # Gemma 3n says it of each layer.
+    inner = text.get("intermediate_size") or 4 * sizes["hidden_size"]
     known = {
         **text,
+        **({"layer_types": qwen_kinds(text)} if "linear_key_head_dim" in text else {}),
         **sizes,
         "intermediate_size": max(inner) if isinstance(inner, list) else inner,
         "vocab_size": text.get("vocab_size") or 0,
@@ -194,10 +221,10 @@ def _shape_of_other(config: Mapping[str, Any], name: str, tensors: Shapes) -> Mo
     named = [key for key in tensors if not _is_beside(key)]
     return replace(
         shape,
-        all_kv_width=count_key_width(text, layers, shape.kv_width),
         is_recurrent=is_recurrent(text),
         not_native="" if is_recurrent(text) else why_not_native(text, named) or "",
-        num_state_layers=layers - count_attention_layers(text, layers),
+        all_kv_width=_with_drafting_layers(shape, tensors),
+        state_numbers=state_numbers(text),
     )
 
 

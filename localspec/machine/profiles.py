@@ -19,8 +19,9 @@ from localspec.core.config import (
     read_toml,
     suggestion,
 )
-from localspec.core.errors import ConfigError
+from localspec.core.errors import ConfigError, ModelError
 from localspec.formats.native import SIZED
+from localspec.machine.folder_shapes import shape_of_config
 from localspec.machine.model import Model, page_of
 from localspec.machine.shapes import Counted, ModelShape
 
@@ -34,7 +35,9 @@ SIZES = (
 OPTIONAL_SIZES = (
     "num_experts", "num_experts_per_token", "expert_intermediate_size", "extra_params",
 )  # fmt: skip
-# num_params: of all weights, as the headers of the published files count them.
+# num_params: of all weights, as the headers of the published files count them. config: what the
+# published config.json says of sizes, for families whose weights are listed in
+# formats.published_tensors; it takes the place of all sizes.
 # What a value must be, by key: of a model's shape, of a profile, and of the table of a model.
 SHAPE_KINDS: Mapping[str, type] = {
     "family": str,
@@ -48,6 +51,7 @@ PROFILE_KINDS: Mapping[str, type] = {
 MODEL_KINDS: Mapping[str, type] = {
     **SHAPE_KINDS,
     "num_params": int,
+    "config": dict,
     **dict.fromkeys(("license", "folder", "accepted", "terms", "note", "awq"), str),
     **dict.fromkeys(("drafts", "foreign", "heads"), list),
     "gated": bool,
@@ -111,7 +115,8 @@ def _model(model_id: str, table: Any, family: str | None, path: Path) -> Model:
     check_table({"models": table}, PROFILE_KINDS, where)
     check_table(table, MODEL_KINDS, where)
     values = {**table, "family": table.get("family", family)}
-    needed = () if "folder" in table else ("family", *SIZES, "is_tied")
+    has_sizes = "folder" not in table and "config" not in table
+    needed = ("family", *SIZES, "is_tied") if has_sizes else ()
     for key in ("license", "drafts", *needed):
         if values.get(key) is None:
             raise ConfigError(f"{where} has no '{key}'. Add it, or give the model's folder.")
@@ -128,7 +133,9 @@ def _model(model_id: str, table: Any, family: str | None, path: Path) -> Model:
         heads=tuple(map(_in_project, table.get("heads", ()))),
         accepted=_in_project(table["accepted"]) if "accepted" in table else None,
     )
-    if "folder" not in table:
+    if "config" in table:
+        model = _with_config(model, {"model_type": values["family"], **table["config"]}, where)
+    elif "folder" not in table:
         sizes = {key: values[key] for key in SHAPE_KINDS if key in values}
         model = _with_shape(model, sizes, table.get("num_params"))
     shape, awq_id = model.known_shape, table.get("awq")
@@ -143,13 +150,26 @@ def _with_shape(model: Model, sizes: Mapping[str, Any], num_params: int | None) 
     if family in SIZED:
         shape = ModelShape(**sizes)
         if num_params is not None:
-            shape = replace(shape, counted=Counted(num_params, shape.linear_params))
+            shape = replace(
+                shape, counted=Counted(num_params, shape.linear_params, shape.expert_params)
+            )
         return replace(model, known_shape=shape)
     return replace(
         model,
         fault=f"The profile of {model.id} names the family '{family}', which is not known."
         f"{suggestion(family, SIZED)}",
     )
+
+
+def _with_config(model: Model, config: Mapping[str, Any], where: str) -> Model:
+    """Raises ConfigError for a size that is lacking or is none."""
+    try:
+        return replace(model, known_shape=shape_of_config(config, model.id))
+    except (ModelError, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{where}: its config lacks a size or holds a wrong one ({error}). Copy it from the "
+            "model's config.json."
+        ) from error
 
 
 def _packed(model: Model, shape: ModelShape, awq_id: str) -> Model:

