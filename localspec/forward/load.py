@@ -98,6 +98,15 @@ def load_model(
         return replace(opened, has_invariant_rows=has_invariant_rows(opened.model))
 
 
+def require_rollback(folder: Path) -> None:
+    """Raise ModelError for a model whose memory of a text cannot take back rejected tokens."""
+    found = check_folder(folder)
+    try:
+        native_settings(found, 1)
+    except NotNative:
+        kv_shape(config_of(found), 1)
+
+
 def native_settings(found: ModelFolder, context_length: int) -> DecoderSettings:
     """Return the settings of a model that the native decoder runs. Raises NotNative, ModelError."""
     family = str(found.config.get("model_type"))

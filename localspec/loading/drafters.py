@@ -279,10 +279,9 @@ def _path_of(models: Sequence[Model]) -> Path | None:
 
 def _load_draft(folder: Path, target: LanguageModel, places: Sequence[Place]) -> _Draft:
     """On the first of these places that has room for it. Raises ModelError, MemoryShortage."""
-    from localspec.forward.by_transformers import read_config
-    from localspec.forward.model import kv_shape
+    from localspec.forward.load import require_rollback
 
-    kv_shape(read_config(folder), 1)  # refuses a state that cannot go back
+    require_rollback(folder)
     place, why = _with_room(folder, places)
     longest = longest_of(check_folder(folder).config)
     context = min(place.context_length, longest or place.context_length)

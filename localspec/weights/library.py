@@ -1,15 +1,16 @@
 """bitsandbytes, imported so that it neither asks a model hub for kernels nor prepares to compile
-functions that are not used here, which takes a second."""
+functions that are not used here: torch's compiler takes a second to import."""
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
+
+import torch
 
 from localspec.core.errors import ModelError
 
@@ -22,7 +23,7 @@ def bitsandbytes() -> Any:
     level = logger.level
     logger.setLevel(logging.ERROR)  # it would warn of the kernels
     try:
-        with _set(sys.modules, "kernels", None), _set(os.environ, "TORCHDYNAMO_DISABLE", "1"):
+        with _set(sys.modules, "kernels", None), _set(vars(torch), "compile", _as_it_is):
             return import_module("bitsandbytes")
     except ImportError as error:
         raise ModelError(
@@ -31,6 +32,11 @@ def bitsandbytes() -> Any:
         ) from error
     finally:
         logger.setLevel(level)
+
+
+def _as_it_is(function: Callable[..., Any] | None = None, **_: Any) -> Any:
+    """torch.compile without compiling, as a decorator with settings or without."""
+    return function if function is not None else lambda given: given
 
 
 @contextmanager
