@@ -37,6 +37,7 @@ class Model:
     with that of the model that names it. foreign: drafts with a vocabulary of their own. heads:
     folders of heads trained on it, one a kind. accepted: a file of what drafts of these very models
     were accepted. packed: the same model published in 4 bits; copy_of: of that one, the model's id.
+    is_current: True if its profile is of the newest generation, which is offered before older ones.
     """
 
     id: str
@@ -59,6 +60,7 @@ class Model:
     accepted: Path | None = None
     packed: Model | None = None
     copy_of: str = ""
+    is_current: bool = False
 
     @property
     def name(self) -> str:

@@ -146,8 +146,9 @@ def _of_many(requests: Sequence[PlanRequest], refused: list[Refusal], device: st
         for each in first.values():
             is_short = each.context_length < (request.context_length or DEFAULT_CONTEXT) / 2
             is_for_code = "Coder" in each.target.name
-            worth = (-worth_of(each, device, request.target.is_here), is_for_code, -number)
-            found.append(((is_short, is_slow(each, device), *worth), each))
+            is_current, worth = worth_of(each, device, request.target.is_here)
+            rank = (is_short, is_slow(each, device), not is_current, -worth, is_for_code, -number)
+            found.append((rank, each))
         refused += [each for each in report.refused if each.drafter not in first]
     found.sort(key=lambda each: each[0])
     return PlanReport(device, tuple(each for _, each in found), tuple(refused))

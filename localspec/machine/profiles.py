@@ -46,6 +46,7 @@ SHAPE_KINDS: Mapping[str, type] = {
 }
 PROFILE_KINDS: Mapping[str, type] = {
     **dict.fromkeys(("title", "family", "default"), str),
+    "current": bool,
     "models": dict,
 }
 MODEL_KINDS: Mapping[str, type] = {
@@ -75,8 +76,9 @@ def load_profile(path: Path) -> Profile:
     table = read_toml(path)
     check_table(table, PROFILE_KINDS, path.name)
     family, default = table.get("family"), table.get("default", "")
+    is_current = bool(table.get("current"))
     models = {
-        model_id: _model(model_id, entry, family, path)
+        model_id: replace(_model(model_id, entry, family, path), is_current=is_current)
         for model_id, entry in table.get("models", {}).items()
     }
     if default not in models:

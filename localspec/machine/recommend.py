@@ -5,8 +5,9 @@ wanted context, and gives cards; a model that does not fit is a card too, with t
 sentence on what would fit. Sizes of downloads are exact where the hub was asked, else computed
 from the shape and marked so. Unknown stays None.
 
-The first card: of open licence and free to fetch without an agreement; then the largest, since size
-is the only measure of quality between families. On a GPU a draft counts as much as DRAFT_WORTH
+The first card: of open licence and free to fetch without an agreement; of the newest generation
+(Model.is_current) where one fits; then the largest, since size is the only other measure of quality
+between families. On a GPU a draft counts as much as DRAFT_WORTH
 times the size. On a processor models are limited to what it reads in time.
 
 A gain that was not measured is a range: the best draft length under careful and under hopeful
@@ -24,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from localspec.core.decoding import OFF
 from localspec.core.options import LoadOptions
-from localspec.core.precisions import FULL_BYTES, TORCH_NAMES, Precision
+from localspec.core.precisions import TORCH_NAMES, Precision
 from localspec.core.speculation import Measurement, best_speedup
 from localspec.drafters.registry import REGISTRY
 from localspec.machine.memory import OtherDevice, Room
@@ -38,9 +39,9 @@ OPEN_LICENSES = ("Apache-2.0", "MIT")
 MOST_BYTES_ON_CPU = 4_000_000_000
 NUM_ALTERNATIVES = 2
 DRAFT_WORTH = 2.25  # a draft about doubles the speed, as half the size would
-# Worth of 16-bit files that must be fetched and quantised here, as a share of that of 4-bit files,
-# a third of the download. So the 4-bit files of a model a little smaller are offered before them.
-QUANTISED_WORTH = 0.6
+# Worth of 16-bit files that must be fetched, as a share of that of 4-bit files, a third of the
+# download. So the 4-bit files of a model a little smaller are offered before them.
+WHOLE_FILES_WORTH = 0.6
 
 LONGEST_DRAFT = 8
 ASSUMED_ACCEPTANCE = {DRAFT_MODEL: (0.5, 0.8), SELF_QUANT: (0.8, 0.95)}  # careful, hopeful
@@ -153,7 +154,7 @@ def recommend(snapshot: Snapshot, models: Sequence[Model], context_length: int) 
     first = max(
         (card for card in fitting if _may_be_first(snapshot, card, context_length)),
         # Of equal ones the later family wins.
-        key=lambda card: (_worth(snapshot, card), cards.index(card)),
+        key=lambda card: (*_worth(snapshot, card), cards.index(card)),
         default=None,
     )
     here = tuple(card for card in cards if card.is_here)
@@ -169,7 +170,7 @@ def recommend(snapshot: Snapshot, models: Sequence[Model], context_length: int) 
     return Recommendation(first, *near, here, others)
 
 
-def _worth(snapshot: Snapshot, card: Card) -> float:
+def _worth(snapshot: Snapshot, card: Card) -> tuple[bool, float]:
     return worth_of(card.plan, snapshot.room.device, card.parts[0].is_here)
 
 
@@ -185,7 +186,7 @@ def _without(cards: Sequence[Card], shown: Sequence[Card]) -> tuple[Card, ...]:
 def _may_be_first(snapshot: Snapshot, card: Card, context_length: int) -> bool:
     """For anyone, quick enough, holding most of the context that was wanted, and not what ships."""
     is_quick = not is_slow(card.plan, snapshot.room.device)
-    is_long = card.plan.context_length >= min(context_length, 4096) / 2
+    is_long = card.plan.context_length >= min(context_length, 8192) / 2
     return _is_for_anyone(card) and is_long and is_quick and card.model.page is not None
 
 
@@ -199,13 +200,16 @@ def _is_for_anyone(card: Card) -> bool:
     return is_open and "Coder" not in card.id
 
 
-def worth_of(plan: Plan, device: str, is_here: bool) -> float:
-    """What a plan is worth beside those of other models. Sizes alike to two digits are equal.
-    is_here: the target's files are on this machine."""
-    is_pair = plan.drafter == DRAFT_MODEL and device != "cpu"
-    is_quantised = plan.precision not in FULL_BYTES and not plan.target.shape.stored_as
-    worth = (DRAFT_WORTH if is_pair else 1.0) * float(f"{plan.target.shape.num_params:.1e}")
-    return worth * QUANTISED_WORTH if is_quantised and not is_here else worth
+def worth_of(plan: Plan, device: str, is_here: bool) -> tuple[bool, float]:
+    """Return what a plan is worth compared with those of other models: whether its model is of the
+    newest generation, and its size. Sizes alike to two digits are equal, and tables that are looked
+    up do not count. is_here: the target's files are on this machine."""
+    target, is_pair = plan.target, plan.drafter == DRAFT_MODEL and device != "cpu"
+    counted = target.shape.counted
+    size = target.shape.num_params - (0 if counted is None else counted.table_params)
+    worth = (DRAFT_WORTH if is_pair else 1.0) * float(f"{size:.1e}")
+    is_whole = not target.shape.stored_as and not is_here
+    return target.is_current, worth * WHOLE_FILES_WORTH if is_whole else worth
 
 
 # -- one card -------------------------------------------------------------------------------

@@ -78,13 +78,15 @@ def test_the_room_is_what_the_machine_has_free() -> None:
 
 def test_the_table_of_cards_in_the_readme_is_what_is_planned(settings: Settings) -> None:
     readme = (PROJECT_FOLDER / "README.md").read_text("utf-8")
-    row = r"^\| (\d+) GB \| (\S+), 4-bit \| (\S+) \| (\d+) \| (\S+ GiB) \|$"
+    row = r"^\| (\d+) GB \| (\S+), (\S+) \| (.+) \| (\d+) \| (\S+ GiB) \|$"
     rows = re.findall(row, readme, re.M)
-    assert len(rows) == 4
+    assert [int(card) for card, *_ in rows] == [6, 8, 12, 16, 24]
     for card, *shown in rows:
         hardware = machine_for(None, (float(card),), CPU)
-        best = make_plans(LoadOptions(profile="qwen3", context=8192), settings, hardware).plans[0]
-        names = [str(name).rpartition("/")[2] for name in (best.target.name, best.draft_name)]
+        best = make_plans(LoadOptions(context=8192), settings, hardware).plans[0]
+        target, draft = best.target.name, best.draft_name or "n-gram lookup"
+        names = [name.rpartition("/")[2] for name in (target, draft)]
+        names.insert(1, best.precision)
         assert shown == [*names, str(best.context_length), gib(best.bytes.total, ceil)]
 
 

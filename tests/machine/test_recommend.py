@@ -27,7 +27,8 @@ from localspec.machine.recommend import (
     recommend,
 )
 
-MODELS = profile_models(load_profiles((SHIPPED_PROFILES,)), [])
+ALL_MODELS = profile_models(load_profiles((SHIPPED_PROFILES,)), [])
+MODELS = [model for model in ALL_MODELS if not model.is_current]  # those with draft models
 QWEN = "Qwen/Qwen3-8B"
 
 
@@ -70,6 +71,16 @@ def test_on_a_gpu_it_is_an_open_pair_that_fits(gib: float) -> None:
     assert card.model.license in ("Apache-2.0", "MIT") and card.model.is_gated is not True
     assert card.refusal is None and card.spare_bytes >= 0
     assert "Coder" not in card.id
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gib", [8.0, 12.0, 16.0, 24.0])
+def test_a_model_of_the_newest_generation_is_offered_before_older_ones(gib: float) -> None:
+    result = recommend(gpu(gib), ALL_MODELS, 8192)
+    assert result.card is not None and result.card.model.is_current
+    assert result.card.plan.context_length >= 4096
+    older = first(gpu(gib))
+    assert older.id in {card.id for card in (*result.smaller, *result.larger, *result.others)}
 
 
 @pytest.mark.slow
