@@ -91,6 +91,8 @@ class Parts:
         pool = self.pool if model.device == self.target.device else self.draft_pool
         if pool is None or not isinstance(model, Decoder) or model.weights.reads_host:
             return None
+        if model.weights.per_layer_inputs is not None:  # its drafts' tokens are needed on the host
+            return None
         return ChunkedDraft(model, self.target.vocab_size, pool, num_children=num_children)
 
     @cached_property

@@ -18,7 +18,14 @@ from typing import Any
 
 from localspec.core.errors import ModelError
 from localspec.formats.attention import STATE_KINDS, layer_kinds
-from localspec.formats.native import ACTIVATIONS, CAPS, LAYOUTS, Layout
+from localspec.formats.layer_settings import (
+    LayerSettings,
+    PerLayerSettings,
+    gemma4_layers,
+    per_layer_inputs,
+    require_known_gemma4,
+)
+from localspec.formats.native import ACTIVATIONS, LAYOUTS, SCORE_CAP, Layout
 from localspec.formats.noted_settings import NotedSettings
 from localspec.formats.rotation_settings import (
     Incomplete,
@@ -53,6 +60,8 @@ MUST_SAY: Mapping[str, tuple[str, ...]] = {
     "starcoder2": ("use_bias",),
     "granite": ("attention_multiplier",),
     "granitemoehybrid": ("attention_multiplier", "num_local_experts", "layer_types"),
+    "gemma4_text": (_WINDOW, "layer_types", "hidden_size_per_layer_input"),
+    "gemma4_unified_text": (_WINDOW, "layer_types"),
 }
 # Families all of whose layers attend to the window that they name.
 WINDOWED = frozenset(("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe", "ministral3",
@@ -95,17 +104,15 @@ class DecoderSettings:
 
     windows: of each layer, how many positions up to its own a token sees, None for all. turns: of
     each layer, which of `rotations` turns its queries and keys, None for none. query_scale: what
-    scores are multiplied by."""
+    scores are multiplied by, None for the root of the head size. logit_cap: the largest logit."""
 
     family: str
     layout: Layout
     vocab_size: int
     hidden_size: int
-    ffn_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    layers: tuple[LayerSettings, ...]
     longest: int
     norm_epsilon: float
     activation: str
@@ -117,10 +124,12 @@ class DecoderSettings:
     rotations: tuple[Rotation, ...]
     turns: tuple[int | None, ...]
     mixture: MixtureSettings | None
-    query_scale: float
+    query_scale: float | None
     embedding_scale: float
     residual_scale: float
     logit_scale: float
+    logit_cap: float | None = None
+    per_layer_inputs: PerLayerSettings | None = None
 
     def require_length(self, context_length: int) -> None:
         """Raise NotNative for a context in which a rotation is not as it is here."""
@@ -205,18 +214,17 @@ class _Reader:
             raise NotNative("its query heads do not divide among its key heads")
         self._require_known_blocks(num_layers)
         windows = self._windows(num_layers)
-        rotations, turns = self._rotations(num_layers, head_dim, windows)
+        layers = self._layers(num_layers, num_kv_heads, head_dim)
+        rotations, turns = self._rotations(layers, windows)
         scale = float(self.text.get("logit_scale") or 1.0)
         return DecoderSettings(
             family=self.family,
             layout=layout,
             vocab_size=int(self._need("vocab_size")),
             hidden_size=hidden_size,
-            ffn_size=self._ffn_size(),
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
+            layers=layers,
             longest=int(self._need("max_position_embeddings")),
             norm_epsilon=float(self._need(layout.norm_epsilon)),
             activation=self._activation(),
@@ -228,12 +236,14 @@ class _Reader:
             rotations=rotations,
             turns=turns,
             mixture=self._mixture(num_layers) if layout.has_experts else None,
-            query_scale=self._query_scale(head_dim),
+            query_scale=self._query_scale(),
             embedding_scale=hidden_size**0.5
             if layout.scales_embedding
             else float(self.text.get("embedding_multiplier") or 1.0),
             residual_scale=float(self.text.get("residual_multiplier") or 1.0),
             logit_scale=scale / float(self.text.get("logits_scaling") or 1.0),
+            logit_cap=self._logit_cap(),
+            per_layer_inputs=per_layer_inputs(self.text) if layout.has_own_sizes else None,
         )
 
     def _need(self, key: str) -> Any:
@@ -266,14 +276,30 @@ class _Reader:
             raise NotNative(f"its activation is {name}, not {' or '.join(ACTIVATIONS)}")
         return name
 
-    def _query_scale(self, head_dim: int) -> float:
+    def _layers(
+        self, num_layers: int, num_kv_heads: int, head_dim: int
+    ) -> tuple[LayerSettings, ...]:
+        usual = LayerSettings(num_kv_heads, head_dim, self._ffn_size())
+        if not self.layout.has_own_sizes:
+            return (usual,) * num_layers
+        return gemma4_layers(self.text, usual, layer_kinds(self.text))
+
+    def _logit_cap(self) -> float | None:
+        cap = self.text.get("final_logit_softcapping")
+        if cap and not self.layout.has_logit_cap:
+            raise NotNative(f"its final_logit_softcapping is {cap}")
+        return float(cap) if cap else None
+
+    def _query_scale(self) -> float | None:
+        if self.layout.has_own_sizes:
+            return 1.0
         scalar = self.text.get("query_pre_attn_scalar")
         if self.family == "gemma3_text":
             return 1.0 / math.sqrt(float(self._need("query_pre_attn_scalar")))
         if scalar is not None:
             raise NotNative("it scales its scores by query_pre_attn_scalar")
         factor = self.text.get("attention_multiplier")
-        return 1.0 / math.sqrt(head_dim) if factor is None else float(factor)
+        return None if factor is None else float(factor)
 
     def _require_known_blocks(self, num_layers: int) -> None:
         """Raise NotNative for a setting that the blocks here do not follow."""
@@ -285,9 +311,10 @@ class _Reader:
             self._require_attention_alone()
         if STATE_KINDS & {*layer_kinds(self.text)}:
             raise NotNative("some of its layers keep a state in place of keys and values")
-        for cap in CAPS:
-            if self.text.get(cap):
-                raise NotNative(f"its {cap} is {self.text[cap]}")
+        if self.text.get(SCORE_CAP):
+            raise NotNative(f"its {SCORE_CAP} is {self.text[SCORE_CAP]}")
+        if self.layout.has_own_sizes:
+            require_known_gemma4(self.text)
 
     def _require_attention_alone(self) -> None:
         """Of Granite 4, whose models with other layers run on transformers."""
@@ -312,16 +339,21 @@ class _Reader:
         return (int(window),) * num_layers
 
     def _rotations(
-        self, num_layers: int, head_dim: int, windows: Sequence[int | None]
+        self, layers: Sequence[LayerSettings], windows: Sequence[int | None]
     ) -> tuple[tuple[Rotation, ...], tuple[int | None, ...]]:
         """The tables of angles, and which of them turns each layer."""
+        num_layers, head_dim = len(layers), layers[0].head_dim
         kinds = layer_kinds(self.text) or ["full_attention"] * num_layers
         if self.layout.num_rotations > 1 and not self.text.get("rope_parameters"):
             raise Incomplete("its config.json does not say rope_parameters")
         given = dict(self.text.get("rope_parameters") or {})
         names = list(dict.fromkeys(kinds))
         if any(isinstance(each, Mapping) for each in given.values()):
-            rotations = tuple(rotation_with(given[name], self.text, head_dim) for name in names)
+            sizes = [layers[kinds.index(name)].head_dim for name in names]
+            rotations = tuple(
+                rotation_with(given[name], self.text, size)
+                for name, size in zip(names, sizes, strict=True)
+            )
             turns: list[int | None] = [names.index(kind) for kind in kinds]
         else:
             rotations = (rotation_with(given or older_settings(self.text), self.text, head_dim),)

@@ -36,6 +36,11 @@ class Layout:
     experts_kept: how experts are kept beside linear layers in 4 bits: in full precision, in 4 bits
     as well, or at every precision as the files hold them.
 
+    has_own_sizes: layers that see all positions have key heads of their own number and size
+    (layer_settings). norms_values: heads of values are normed, without a weight. scales_layers: a
+    layer ends with a factor, `layer_scalar`. has_logit_cap: the model follows
+    `final_logit_softcapping`.
+
     num_rotations: tables of angles. says_sizes: whether the number of its weights can be estimated
     by the sizes in its config.json. is_tied: whether the head is tied where nothing is said."""
 
@@ -67,6 +72,10 @@ class Layout:
     has_experts: bool = False
     experts_kept: Literal["whole", "4-bit", "stored"] = "whole"
     renamed: Mapping[str, str] = field(default_factory=dict)
+    has_own_sizes: bool = False
+    norms_values: bool = False
+    scales_layers: bool = False
+    has_logit_cap: bool = False
     num_rotations: int = 1
     says_sizes: bool = False
     is_tied: bool = False
@@ -96,9 +105,18 @@ _GEMMA3 = Layout(
     head_norms="each",
     norm_offset=1.0,
     scales_embedding=True,
+    has_logit_cap=True,
     num_rotations=2,
     says_sizes=True,
     is_tied=True,
+)
+_GEMMA4 = replace(
+    _GEMMA3,
+    norm_offset=0.0,
+    has_own_sizes=True,
+    norms_values=True,
+    scales_layers=True,
+    says_sizes=False,
 )
 _LAYER_NORMS = Layout(has_layer_norms=True, has_norm_bias=True, norm_epsilon="layer_norm_eps")
 _QWEN2 = Layout(qkv_bias=True, output_bias=False)
@@ -186,6 +204,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "cohere2": replace(_COHERE, rotates_windows=True),
     "gemma": Layout(norm_offset=1.0, scales_embedding=True, says_sizes=True, is_tied=True),
     "gemma3_text": _GEMMA3,
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
 }
 # Families whose published folders bring code that is not needed, by transformers' name of them.
 KNOWN_AS = {
@@ -202,6 +222,8 @@ KNOWN_AS = {
 # Models for images, by the family of the part that reads text.
 OF_IMAGES = {
     "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
     "mistral3": "mistral",
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
@@ -228,7 +250,7 @@ SIZED: Mapping[str, Layout] = {
 }
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 ACTIVATION_NAMES = ("hidden_act", "hidden_activation", "activation_function", "activation")
-CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+SCORE_CAP = "attn_logit_softcapping"  # which no fused kernel of attention follows
 # What a weight's name tells.
 TOLD = (
     (r"\bsinks\b", "attention sinks"),
@@ -259,7 +281,7 @@ def why_not_native(text: Mapping[str, Any], names: Iterable[str]) -> str | None:
     family, of_weights = str(text.get("model_type")), sorted(names)
     if family in NATIVE:
         return None
-    found = ["soft-capped logits"] if any(text.get(cap) for cap in CAPS) else []
+    found = ["soft-capped scores of attention"] if text.get(SCORE_CAP) else []
     found += ["positions by ALiBi"] if text.get("alibi") else []
     found += [what for told, what in TOLD if any(re.search(told, name) for name in of_weights)]
     activation = next((text[name] for name in ACTIVATION_NAMES if text.get(name)), None)

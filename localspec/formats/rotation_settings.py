@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ROTATIONS = ("default", "linear", "llama3", "yarn")  # The others change with the length.
+# Kinds that are the same at every length; the others change with it.
+ROTATIONS = ("default", "linear", "llama3", "yarn", "proportional")
 # Keys of a rotation that are read, and those that concern images alone.
 ROTATION_KEYS = frozenset(
     ("rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
@@ -83,8 +84,11 @@ def rotation_with(given: Mapping[str, Any], config: Mapping[str, Any], head_dim:
         settings["original_max_position_embeddings"] = original
     settings.setdefault("original_max_position_embeddings", int(longest))
     settings["max_position_embeddings"] = int(longest)
-    num_rotated = int(head_dim * float(settings["partial_rotary_factor"] or 1.0))
+    factor = float(settings["partial_rotary_factor"] or 1.0)
     read = ROTATION_KEYS - {"type", "rope_type", "partial_rotary_factor"}
+    num_rotated = int(head_dim * factor)
+    if kind == "proportional":  # the other numbers of a head turn by nothing
+        num_rotated, read = head_dim, read | {"partial_rotary_factor"}
     said = {key: value for key, value in settings.items() if value is not None}
     return Rotation(kind, num_rotated, {key: said[key] for key in said.keys() & read})
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.forward.cache import WIDEST, KVCache
-from localspec.forward.row_attention import Attend, RowAttention
+from localspec.forward.row_attention import Attend, Heads, RowAttention
 from localspec.forward.tree import additive_mask
 
 
@@ -24,7 +24,7 @@ def cached_attention(
     cache: KVCache,
     start: int,
     num_rows: int,
-    num_heads: int,
+    heads: Heads,
     parents: Sequence[int] | None = None,
     window: int | None = None,
     mask: torch.Tensor | None = None,
@@ -35,10 +35,10 @@ def cached_attention(
     parents: of a tree, None for a chain. window: how many positions up to its own a row sees, None
     for all. mask: what rows see in place of that, added to the scores, [1, 1, n, start + n]."""
     if cache.has_key_blocks:
-        return RowAttention(cache, start, num_rows, num_heads, parents, window, mask)
+        return RowAttention(cache, start, num_rows, heads, parents, window, mask)
     if mask is None:
         mask = additive_mask(num_rows, parents, start, cache.dtype, cache.device, window)
-    grouped = grouped_mask(mask, num_heads // cache.shape.num_kv_heads)
+    grouped = grouped_mask(mask, heads.num_groups)
 
     def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         keys, values = cache.write(layer, start, start + num_rows, keys_values)

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
+from localspec.forward.per_layer_inputs import PerLayerGate, PerLayerInputs
+from localspec.forward.row_attention import Heads
 from localspec.weights.linear import Linear, PlainLinear
 from localspec.weights.nf4 import Nf4Embedding
 
@@ -180,9 +182,11 @@ LayerAttend = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 class Attention:
     """Queries, keys and values of one layer, and what is made of what they see.
 
-    head_norm: of query and key heads, [n, heads + kv_heads, head_dim]. rotation: which of the
-    tables turns queries and keys by their position, None for none. window: how many positions up to
-    its own a token sees, None for all. query_scale: beside the root of head_dim."""
+    head_norm: of query and key heads, [n, heads + kv_heads, head_dim], and of those of values where
+    `norms_values`. rotation: which of the tables turns queries and keys by their position, None for
+    none. window: how many positions up to its own a token sees, None for all. query_scale: beside
+    the root of head_dim. source: the earlier layer whose keys and values it reads; it then has none
+    of its own. repeats_keys: values are its keys as the product gives them."""
 
     qkv: Linear
     output: Linear
@@ -193,6 +197,9 @@ class Attention:
     rotation: int | None = 0
     window: int | None = None
     query_scale: float = 1.0
+    norms_values: bool = False
+    repeats_keys: bool = False
+    source: int | None = None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -204,9 +211,8 @@ class Attention:
         return held + sum(linear.weight_bytes for linear in self.linears)
 
     @property
-    def num_groups(self) -> int:
-        """Query heads that share a key head."""
-        return self.num_heads // self.num_kv_heads
+    def heads(self) -> Heads:
+        return Heads(self.num_heads, self.num_kv_heads, self.head_dim)
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Attention:
         return replace(self, qkv=change(self.qkv), output=change(self.output))
@@ -221,13 +227,17 @@ class Attention:
     def project(
         self, rows: torch.Tensor, tables: Sequence[Table], swapped: Swap
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return queries [n, heads, head_dim], and keys then values [n, 2 * kv_heads, head_dim].
+        """Return queries [n, heads, head_dim], and keys then values [n, 2 * kv_heads, head_dim], of
+        which there are none where those of another layer are read.
 
         rows: [n, d]. swapped: see Weights."""
         qkv = self.qkv(rows).view(rows.shape[0], -1, self.head_dim)
+        if self.repeats_keys:
+            qkv = torch.cat((qkv, qkv[:, self.num_heads :]), 1)
         turned = qkv[:, : self.num_heads + self.num_kv_heads]  # queries and keys, a view
         if self.head_norm is not None:
-            turned.copy_(self.head_norm(turned))
+            normed = qkv if self.norms_values else turned
+            normed.copy_(self.head_norm(normed))
         if self.rotation is not None:
             cos, sin = tables[self.rotation]
             turned = turned[..., : cos.shape[-1]]
@@ -242,7 +252,8 @@ class Attention:
 class Block:
     """One layer. mixer: lets a token read those before it. Norms are None where the family has none
     there; `after_` ones are of what a part gives, before it is added. is_parallel: the feed-forward
-    part reads the rows that attention read, not those with what attention gave."""
+    part reads the rows that attention read, not those with what attention gave. per_layer_gate: a
+    third part, which reads inputs of this layer alone. scale: of the rows that leave the layer."""
 
     attention_norm: Norm | None
     mixer: Attention
@@ -251,10 +262,13 @@ class Block:
     after_attention: Norm | None = None
     after_feed_forward: Norm | None = None
     is_parallel: bool = False
+    per_layer_gate: PerLayerGate | None = None
+    scale: float = 1.0
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        return (*self.mixer.linears, *self.feed_forward.linears)
+        gate = () if self.per_layer_gate is None else self.per_layer_gate.linears
+        return (*self.mixer.linears, *self.feed_forward.linears, *gate)
 
     @property
     def weight_bytes(self) -> int:
@@ -262,18 +276,25 @@ class Block:
                  self.after_feed_forward)  # fmt: skip
         held = sum(norm.weight_bytes for norm in norms if norm is not None)
         held += sum(linear.weight_bytes for linear in self.feed_forward.linears)
+        held += 0 if self.per_layer_gate is None else self.per_layer_gate.weight_bytes
         return held + self.mixer.weight_bytes
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Block:
-        feed_forward = self.feed_forward.with_linears(change)
-        return replace(self, mixer=self.mixer.with_linears(change), feed_forward=feed_forward)
+        gate = self.per_layer_gate
+        return replace(
+            self,
+            mixer=self.mixer.with_linears(change),
+            feed_forward=self.feed_forward.with_linears(change),
+            per_layer_gate=None if gate is None else gate.with_linears(change),
+        )
 
 
 @dataclass(frozen=True)
 class Weights:
     """A whole model. embedding: [V, d], or one in NF4. tables: cosines and sines of every position,
     [capacity, rotated] each, of the first `rotated` numbers of each head; a sine has the sign of
-    the rotation, so that `swapped` is all that is left to do."""
+    the rotation, so that `swapped` is all that is left to do. logit_cap: the bound that logits tend
+    to, None for none."""
 
     embedding: torch.Tensor | Nf4Embedding
     blocks: tuple[Block, ...]
@@ -283,11 +304,14 @@ class Weights:
     swapped: Swap = halves_swapped
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
+    logit_cap: float | None = None
+    per_layer_inputs: PerLayerInputs | None = None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Every product of a step, the output head last."""
-        return (*(linear for block in self.blocks for linear in block.linears), self.head)
+        inputs = () if self.per_layer_inputs is None else (self.per_layer_inputs.projection,)
+        return (*inputs, *(linear for block in self.blocks for linear in block.linears), self.head)
 
     @property
     def weight_bytes(self) -> int:
@@ -297,12 +321,26 @@ class Weights:
         own = self.head.weight if isinstance(self.head, PlainLinear) else self.head
         is_tied = own is getattr(self.embedding, "layer", self.embedding)
         head = 0 if is_tied else self.head.weight_bytes
-        return tables + blocks + self.final_norm.weight_bytes + head
+        inputs = 0 if self.per_layer_inputs is None else self.per_layer_inputs.device_bytes
+        return tables + blocks + self.final_norm.weight_bytes + head + inputs
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        return tuple(block.mixer for block in self.blocks)
 
     @property
     def windows(self) -> frozenset[int | None]:
         """How far back its layers see."""
-        return frozenset(block.mixer.window for block in self.blocks)
+        return frozenset(attention.window for attention in self.attentions)
+
+    @property
+    def kv_layers(self) -> tuple[int, ...]:
+        """Of each attention, which of the layers that have keys and values it reads."""
+        sources = [attention.source for attention in self.attentions]
+        own = [layer for layer, source in enumerate(sources) if source is None]
+        return tuple(
+            own.index(layer if source is None else source) for layer, source in enumerate(sources)
+        )
 
     @property
     def reads_host(self) -> bool:
@@ -321,7 +359,9 @@ class Weights:
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Normalised rows [n, d] -> [n, V], in their own precision."""
         made = self.head(rows)
-        return made if self.logit_scale == 1.0 else made * self.logit_scale
+        made = made if self.logit_scale == 1.0 else made * self.logit_scale
+        cap = self.logit_cap
+        return made if cap is None else torch.tanh(made / cap) * cap
 
 
 def _at(table: torch.Tensor, positions: slice | torch.Tensor) -> torch.Tensor:

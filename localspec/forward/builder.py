@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
 from localspec.formats.decoder_settings import DecoderSettings, MixtureSettings
+from localspec.formats.layer_settings import LayerSettings
 from localspec.forward.block import (
     Activation,
     Attention,
@@ -34,8 +35,9 @@ from localspec.forward.block import (
     pairs_swapped,
 )
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
+from localspec.forward.per_layer_inputs import PerLayerGate, PerLayerInputs
 from localspec.forward.rotation import rotation_table
-from localspec.forward.tensor_names import TensorNames
+from localspec.forward.tensor_names import TensorNames, qkv_sizes
 from localspec.weights import nf4
 from localspec.weights.dense import dense_linear
 from localspec.weights.linear import Linear
@@ -77,6 +79,8 @@ def build_weights(
         swapped=pairs_swapped if settings.layout.is_interleaved else halves_swapped,
         embedding_scale=_rounded(settings.embedding_scale, settings, precision.dtype),
         logit_scale=settings.logit_scale,
+        logit_cap=settings.logit_cap,
+        per_layer_inputs=builder.per_layer_inputs(),
     )
 
 
@@ -145,26 +149,62 @@ class _Builder:
         settings, layout, begin = self.settings, self.settings.layout, f"layers.{layer}."
         attention = f"{begin}self_attn."
         window = settings.windows[layer]
-        qkv = ["qkv_proj"] if layout.is_qkv_joined else ["q_proj", "k_proj", "v_proj"]
+        own = settings.layers[layer]
+        scale = settings.query_scale
         return Block(
             attention_norm=self._norm_of(begin, layout.attention_norm),
             mixer=Attention(
-                qkv=self._linear([f"{attention}{part}" for part in qkv], settings.has_qkv_bias),
+                qkv=self._linear(
+                    [f"{attention}{part}" for part in qkv_sizes(settings, layer)],
+                    settings.has_qkv_bias,
+                ),
                 output=self._linear([f"{attention}{layout.output}"], settings.has_output_bias),
                 num_heads=settings.num_heads,
-                num_kv_heads=settings.num_kv_heads,
-                head_dim=settings.head_dim,
-                head_norm=self._head_norm(attention),
+                num_kv_heads=own.num_kv_heads,
+                head_dim=own.head_dim,
+                head_norm=self._head_norm(attention, own),
                 rotation=settings.turns[layer],
                 window=window if window is not None and window < self.capacity else None,
-                query_scale=settings.query_scale * settings.head_dim**0.5,
+                query_scale=1.0 if scale is None else scale * own.head_dim**0.5,
+                norms_values=layout.norms_values,
+                repeats_keys=not own.has_values,
+                source=own.source,
             ),
             feed_forward_norm=self._norm_of(begin, layout.feed_forward_norm),
             feed_forward=self._feed_forward(layer),
             after_attention=self._after(begin, layout.after_attention),
             after_feed_forward=self._after(begin, layout.after_feed_forward),
             is_parallel=layout.is_parallel,
+            per_layer_gate=self._per_layer_gate(begin),
+            scale=float(self._dense(f"{begin}layer_scalar")) if layout.scales_layers else 1.0,
         )
+
+    def per_layer_inputs(self) -> PerLayerInputs | None:
+        settings = self.settings
+        if settings.per_layer_inputs is None:
+            return None
+        table = self._weight("embed_tokens_per_layer.weight")
+        width, dtype = settings.per_layer_inputs.width, self.precision.dtype
+        return PerLayerInputs(
+            table=table.values if isinstance(table, Dense) else table.dense(dtype),
+            projection=self._linear(["per_layer_model_projection"], has_bias=False),
+            norm=self._rows_norm("per_layer_projection_norm"),
+            width=width,
+            hidden_size=settings.hidden_size,
+        )
+
+    def _per_layer_gate(self, begin: str) -> PerLayerGate | None:
+        if self.settings.per_layer_inputs is None:
+            return None
+        return PerLayerGate(
+            gate=self._linear([f"{begin}per_layer_input_gate"], has_bias=False),
+            projection=self._linear([f"{begin}per_layer_projection"], has_bias=False),
+            norm=self._rows_norm(f"{begin}post_per_layer_input_norm"),
+            activation=ACTIVATIONS[self.settings.activation],
+        )
+
+    def _rows_norm(self, path: str) -> RootMeanSquareNorm:
+        return RootMeanSquareNorm(self._norm_weight(path), self.settings.norm_epsilon)
 
     def _norm_of(self, begin: str, name: str | None) -> Norm | None:
         return None if name is None else self.norm(f"{begin}{name}")
@@ -177,17 +217,19 @@ class _Builder:
         weight, offset = self._dense(f"{path}.weight"), self.settings.layout.norm_offset
         return weight + offset if offset else weight
 
-    def _head_norm(self, attention: str) -> Norm | None:
-        """The norms of query and key heads as one."""
+    def _head_norm(self, attention: str, own: LayerSettings) -> Norm | None:
+        """The norms of query and key heads as one, and of those of values. own: of the layer."""
         settings = self.settings
         if settings.layout.head_norms is None:
             return None
         if settings.layout.head_norms == "whole":
             norms = [self.norm(f"{attention}{part}") for part in ("q_norm", "k_norm")]
             return WholeNorm(norms[0], norms[1], settings.num_heads)
-        queries = self._norm_weight(f"{attention}q_norm").expand(settings.num_heads, -1)
-        keys = self._norm_weight(f"{attention}k_norm").expand(settings.num_kv_heads, -1)
-        return RootMeanSquareNorm(torch.cat((queries, keys)), settings.norm_epsilon)
+        weights = [self._norm_weight(f"{attention}q_norm").expand(settings.num_heads, -1)]
+        if own.source is None:
+            keys = self._norm_weight(f"{attention}k_norm").expand(own.num_kv_heads, -1)
+            weights += [keys, torch.ones_like(keys)] if settings.layout.norms_values else [keys]
+        return RootMeanSquareNorm(torch.cat(weights), settings.norm_epsilon)
 
     def _feed_forward(self, layer: int) -> FeedForward:
         settings, layout = self.settings, self.settings.layout

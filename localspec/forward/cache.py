@@ -11,9 +11,11 @@ Not here: attention, masks, models.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -37,6 +39,11 @@ class KVShape:
     capacity: int
     of_layers: tuple[tuple[int, int], ...] = ()
 
+    @property
+    def sizes(self) -> tuple[tuple[int, int], ...]:
+        """Heads and head size of each layer."""
+        return self.of_layers or ((self.num_kv_heads, self.head_dim),) * self.num_layers
+
 
 def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the longest common prefix. Slices compare in C, so this bisects over them."""
@@ -57,28 +64,20 @@ def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
 def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KVCache:
     """Return a cache as the native decoder reads it for a model in `dtype`. A processor has no
     kernels for fp16, so keys and values are fp32 there."""
-    if device.type == "cpu" and not shape.of_layers:
+    if device.type == "cpu":
         kept_in = torch.float32 if dtype == torch.float16 else dtype
         return KVCache(shape, kept_in, device, has_key_blocks=True)
     return KVCache(shape, dtype, device, num_spare=WIDEST if device.type == "cuda" else 0)
 
 
-def _of_layers(slots: torch.Tensor, shape: KVShape) -> tuple[torch.Tensor, ...]:
-    """Views of keys or values, [1, kv_heads, capacity, head_dim] each."""
-    if not shape.of_layers:
-        return slots.unbind(0)
-    parts = torch.split(slots[0, :, 0], [heads * width for heads, width in shape.of_layers], -1)
-    pairs = zip(parts, shape.of_layers, strict=True)
-    return tuple(part.view(*part.shape[:-1], *size).transpose(1, 2) for part, size in pairs)
-
-
+View = TypeVar("View")
 # Views of keys and values of each layer, [1, kv_heads, n, head_dim] each.
 SlotViews = tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
 
 class KVCache:
-    """K and V of one sequence, [layers, 1, kv_heads, capacity, head_dim] each, allocated once;
-    [1, 1, 1, capacity, all layers] where layers differ, which only transformers' forward writes.
+    """K and V of one sequence, allocated once: [2, layers, 1, kv_heads, capacity, head_dim] of all
+    layers that are alike.
 
     has_key_blocks: whether the slots come to a multiple of KEY_BLOCK, for the attention that gives
     a row the same bits whatever rows run beside it. num_spare: slots after the last token's, at
@@ -108,13 +107,15 @@ class KVCache:
             slots += -slots % KEY_BLOCK
         if num_spare:
             slots += -slots % STRETCH
-        size = (2, shape.num_layers, 1, shape.num_kv_heads, slots, shape.head_dim)
-        if shape.of_layers:  # side by side in every slot
-            size = (2, 1, 1, 1, slots, sum(heads * width for heads, width in shape.of_layers))
-        self._slots = torch.zeros(size, dtype=dtype, device=device)
+        self.num_slots = slots
+        self.dtype, self.device = dtype, device
+        self._parts = tuple(
+            torch.zeros(2, count, 1, heads, slots, width, dtype=dtype, device=device)
+            for (heads, width), count in Counter(shape.sizes).items()
+        )
         # Views made once: indexing the big tensors for every layer of every step is host time.
-        self._keys, self._values = (_of_layers(part, shape) for part in self._slots)
-        self._pairs = self._slots[:, :, 0].unbind(1)  # [2, kv_heads, capacity, head_dim]
+        self.slots = self.between(0, slots)
+        self._pairs = self.pairs_between(0, slots)
         self._start = 0
         self._end = 0
         self.features: Features | None = None
@@ -129,20 +130,8 @@ class KVCache:
         return self.piece is None
 
     @property
-    def num_slots(self) -> int:
-        return int(self._slots.shape[4])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._slots.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self._slots.device
-
-    @property
     def kv_bytes(self) -> int:
-        return self._slots.nbytes
+        return sum(part.nbytes for part in self._parts)
 
     def another(self) -> KVCache:
         """An empty cache of the same shape, for another sequence."""
@@ -156,19 +145,22 @@ class KVCache:
         self.features.follow(layers)
         return self.features
 
-    @property
-    def slots(self) -> SlotViews:
-        """Keys and values of all slots."""
-        return tuple(zip(self._keys, self._values, strict=True))
-
     def between(self, first: int, end: int) -> SlotViews:
-        """Return keys and values of some slots, of layers that are alike."""
-        keys, values = self._slots.narrow(4, first, end - first)
-        return tuple(zip(keys.unbind(0), values.unbind(0), strict=True))
+        """Return keys and values of some slots."""
+        parts = (part.narrow(4, first, end - first).unbind(1) for part in self._parts)
+        return self._by_layer([[(keys, values) for keys, values in part] for part in parts])
 
     def pairs_between(self, first: int, end: int) -> tuple[torch.Tensor, ...]:
         """Return the same of each layer as one view, [2, kv_heads, n, head_dim]."""
-        return self._slots[:, :, 0].narrow(3, first, end - first).unbind(1)
+        parts = (part[:, :, 0].narrow(3, first, end - first) for part in self._parts)
+        return self._by_layer([part.unbind(1) for part in parts])
+
+    def _by_layer(self, parts: Sequence[Sequence[View]]) -> tuple[View, ...]:
+        """Return in the order of the layers what stands together where layers are alike."""
+        if len(parts) < 2:
+            return tuple(parts[0]) if parts else ()
+        rows = dict(zip(dict.fromkeys(self.shape.sizes), map(iter, parts), strict=True))
+        return tuple(next(rows[size]) for size in self.shape.sizes)
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Shorten to the longest common prefix with `tokens`; returns its length."""
@@ -200,7 +192,8 @@ class KVCache:
     def zero_beyond(self) -> None:
         """Zero the slots beyond the end, after NaN may have been written there: a mask does not
         hide NaN, and a rollback does not erase it."""
-        self._slots[:, :, :, :, self.length :].zero_()
+        for part in self._parts:
+            part[:, :, :, :, self.length :].zero_()
 
     def keep(self, base: int, path: Sequence[int]) -> None:
         """Compact the slots after `base` to `path`, in order.
@@ -212,8 +205,8 @@ class KVCache:
             raise CacheError(f"The path {list(path)} names a slot that was never written.")
         if list(path) != list(range(len(path))):
             places = indices([base + offset for offset in path], self.device)
-            kept = self._slots.index_select(4, places)
-            self._slots[:, :, :, :, base : base + len(path)] = kept
+            for part in self._parts:
+                part[:, :, :, :, base : base + len(path)] = part.index_select(4, places)
             if self.features is not None:
                 self.features.compact(base, path)
         tokens = [self.tokens[base + offset] for offset in path]
@@ -238,11 +231,14 @@ class KVCache:
     def write(
         self, layer: int, start: int, end: int, keys_values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put n = end - start rows, [n, 2 * kv_heads, head_dim], keys first, into their slots;
-        returns all keys and values up to `end`, [1, kv_heads, end, head_dim] each."""
-        rows = keys_values.view(end - start, 2, self.shape.num_kv_heads, self.shape.head_dim)
-        self._pairs[layer][:, :, start:end].copy_(rows.permute(1, 2, 0, 3))
-        return self._keys[layer][:, :, :end], self._values[layer][:, :, :end]
+        """Put n = end - start rows, [n, 2 * kv_heads, head_dim], keys first, into their slots, none
+        where there are no heads; returns all keys and values up to `end`,
+        [1, kv_heads, end, head_dim] each."""
+        slots, (keys, values) = self._pairs[layer], self.slots[layer]
+        if keys_values.shape[1]:
+            rows = keys_values.view(end - start, 2, slots.shape[1], slots.shape[3])
+            slots[:, :, start:end].copy_(rows.permute(1, 2, 0, 3))
+        return keys[:, :, :end], values[:, :, :end]
 
     # What transformers asks of a cache during a forward.
 
@@ -251,7 +247,7 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [1, heads, n, dim] into this forward's slots; returns all K and V so far. Raises
         CacheError for keys or values of another size: torch would repeat a single head."""
-        held_keys, held_values = self._keys[layer], self._values[layer]
+        held_keys, held_values = self.slots[layer]
         for made, held in ((keys, held_keys), (values, held_values)):
             if (made.shape[1], made.shape[3]) != (held.shape[1], held.shape[3]):
                 raise CacheError(

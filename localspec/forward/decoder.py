@@ -17,12 +17,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
+from math import prod
 
 import torch
 
 from localspec.forward.attention import cached_attention, each_its_own
 from localspec.forward.block import Table, Weights
-from localspec.forward.cache import KVCache
+from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
 from localspec.forward.model import LanguageModel, Rows
 from localspec.forward.row_attention import Attend
@@ -121,16 +122,29 @@ class Decoder:
     def embed(self, ids: Sequence[int] | torch.Tensor) -> torch.Tensor:
         return self.weights.embed(indices(ids, self.device))  # [n, d]
 
+    def looked_up(self, tokens: Sequence[int]) -> torch.Tensor | None:
+        """Return what the tables of inputs of every layer say of tokens, on the device; None where
+        there is none."""
+        inputs, embedding = self.weights.per_layer_inputs, self.weights.embedding
+        if inputs is None:
+            return None
+        return inputs.looked_up(tokens).to(self.device, embedding.dtype)
+
     def unpadded_layers(
         self,
         rows: torch.Tensor,
         tables: Sequence[Table],
         attend: Attend,
         keep: frozenset[int] = frozenset(),
+        looked_up: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Through all blocks: rows [n, d], cosines and sines of each table [n, 1, rotated] ->
-        [n, d] and what was to be kept. Tensors in, tensors out: the part that a graph captures."""
-        hidden = dict[int, torch.Tensor]()
+        [n, d] and what was to be kept. looked_up: of the tokens, see PerLayerInputs. Tensors in,
+        tensors out: the part that a graph captures."""
+        hidden, inputs = dict[int, torch.Tensor](), rows[:0]
+        if self.weights.per_layer_inputs is not None:
+            assert looked_up is not None, "the tokens of the rows are known on the host"
+            inputs = self.weights.per_layer_inputs.of_rows(rows, looked_up)
         for layer, block in enumerate(self.weights.blocks):
             mixer, before = block.mixer, rows
             read = rows if block.attention_norm is None else block.attention_norm(rows)
@@ -146,6 +160,10 @@ class Decoder:
                 rows = block.feed_forward.add_to(read, rows)
             else:
                 rows = rows + block.after_feed_forward(block.feed_forward(read))
+            if block.per_layer_gate is not None:
+                rows = block.per_layer_gate.add_to(rows, inputs[:, layer])
+            if block.scale != 1.0:
+                rows = rows * block.scale
             if layer in keep:
                 hidden[layer] = rows
         return rows, hidden
@@ -156,13 +174,15 @@ class Decoder:
         tables: Sequence[Table],
         attend: Attend,
         keep: frozenset[int],
+        looked_up: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As `unpadded_layers`, for as many rows as keep their bits the same (weights.linear)."""
         if not self._pads_blocks:
-            return self.unpadded_layers(rows, tables, attend, keep)
+            return self.unpadded_layers(rows, tables, attend, keep, looked_up)
         size = rows.shape[0]
         filled = [(padded(cos), padded(sin)) for cos, sin in tables]
-        made, hidden = self.unpadded_layers(padded(rows), filled, attend, keep)
+        looked_up = None if looked_up is None else padded(looked_up)
+        made, hidden = self.unpadded_layers(padded(rows), filled, attend, keep, looked_up)
         return made[:size], {layer: kept[:size] for layer, kept in hidden.items()}
 
     def laid_out(self, rows: Rows, start: int) -> tuple[tuple[Table, ...], Attend]:
@@ -176,14 +196,14 @@ class Decoder:
         return self.weights.tables_at(places), attend
 
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:
-        found, num_heads = dict[int | None, Attend](), self.weights.blocks[0].mixer.num_heads
-        for window in self.weights.windows:
-            inputs = (self.cache, start, num_rows, num_heads, parents, window)
-            found[window] = cached_attention(*inputs)
-        if len(found) == 1:
-            return found.popitem()[1]
-        of_layers = [found[block.mixer.window] for block in self.weights.blocks]
-        return lambda layer, queries, keys_values: of_layers[layer](layer, queries, keys_values)
+        kinds = [(attention.heads, attention.window) for attention in self.weights.attentions]
+        found = {
+            (heads, window): cached_attention(self.cache, start, num_rows, heads, parents, window)
+            for heads, window in dict.fromkeys(kinds)
+        }
+        pairs = zip(kinds, self.weights.kv_layers, strict=True)
+        of_layers = [partial(found[kind], layer) for kind, layer in pairs]
+        return lambda layer, queries, keys_values: of_layers[layer](queries, keys_values)
 
     def logits(
         self,
@@ -198,6 +218,15 @@ class Decoder:
             hidden[LAST] = self.weights.final_norm(rows)
             return self.head(joined([hidden[LAST][place] for place in shown]))
         return self.head(self.weights.final_norm(joined([rows[place] for place in shown])))
+
+
+def kv_shape_of(weights: Weights, capacity: int) -> KVShape:
+    """Return what a cache must hold for these weights."""
+    own = [attention for attention in weights.attentions if attention.source is None]
+    sizes = tuple((attention.num_kv_heads, attention.head_dim) for attention in own)
+    widest = max(sizes, key=prod)
+    of_layers = sizes if len(set(sizes)) > 1 else ()
+    return KVShape(len(sizes), *widest, capacity, of_layers)
 
 
 def forward_together(parts: Sequence[Rows]) -> list[torch.Tensor]:
@@ -241,7 +270,8 @@ def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output
             for table in zip(*tables, strict=True)
         ]
         attend = each_its_own(attends, places)
-        rows, hidden = first.layers(first.embed(tokens), together, attend, every)
+        embedded, looked_up = first.embed(tokens), first.looked_up(tokens)
+        rows, hidden = first.layers(embedded, together, attend, every, looked_up)
         shown = [last_of(part, end) for part, end in zip(parts, ends, strict=True)]
         logits = first.logits(rows, shown, hidden, LAST in every)
         counts = [place.stop - place.start for place in shown]

@@ -27,9 +27,9 @@ from localspec.forward.by_transformers import (
     saying,
     saying_what_does_not_fit,
 )
-from localspec.forward.cache import KVCache, KVShape, native_cache
+from localspec.forward.cache import KVCache, native_cache
 from localspec.forward.completeness import unread_notice
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, kv_shape_of
 from localspec.forward.model import AGREEMENT, CausalLM, LanguageModel, has_state, kv_shape
 from localspec.forward.recurrent import RecurrentLM
 from localspec.forward.row_check import has_invariant_rows
@@ -156,7 +156,7 @@ def _native(
     names = TensorNames.of(settings, source.names, found.name)
     unread = unread_notice(found, names.unread(source.names), names.holds_layer_of)
     weights = build_weights(settings, source, names, precision, context_length, quantises_head)
-    shape = KVShape(settings.num_layers, settings.num_kv_heads, settings.head_dim, context_length)
+    shape = kv_shape_of(weights, context_length)
     cache = native_cache(shape, precision.dtype, precision.device)
     is_kept = precision.keeps_groups
     error = _repacking_error(weights.linears) if is_kept else None

@@ -146,7 +146,7 @@ class CausalLM(ModuleLM):
     def follow(self, layers: Sequence[int]) -> Features:
         """See LanguageModel. Raises ModelError for the residual of the last layer, which
         transformers returns only normalised (LAST)."""
-        if self.cache.shape.num_layers - 1 in layers:
+        if self.module.config.get_text_config().num_hidden_layers - 1 in layers:
             raise ModelError("transformers gives the last layer's states normalised only.")
         weight = self.module.get_input_embeddings().weight
         return self.cache.follow(layers, weight.shape[1], weight.dtype)
@@ -224,7 +224,7 @@ def kv_shape(config: Any, capacity: int) -> KVShape:
     sizes = [_key_size(each) for each in _configs_of_layers(text)]
     heads, width = max(sizes, key=lambda size: size[0] * size[1], default=(0, 0))
     of_layers = tuple(sizes) if len(set(sizes)) > 1 else ()
-    shape = KVShape(text.num_hidden_layers, heads, width, capacity, of_layers)
+    shape = KVShape(len(sizes), heads, width, capacity, of_layers)
     if min(shape.num_layers, shape.num_kv_heads, shape.head_dim) < 1:
         raise ModelError(
             f"The config of this {text.model_type} model names {shape.num_layers} layers of "
@@ -237,7 +237,7 @@ def _configs_of_layers(text: Any) -> list[Any]:
     """Of the layers that keep keys and values: the last ones of Gemma 3n and 4 read others'."""
     num_layers = text.num_hidden_layers
     kept = num_layers - int(getattr(text, "num_kv_shared_layers", None) or 0)
-    return list(text.per_layer_config)[:kept] if text.is_heterogeneous else [text] * num_layers
+    return list(text.per_layer_config)[:kept] if text.is_heterogeneous else [text] * kept
 
 
 def _key_size(text: Any) -> tuple[int, int]:

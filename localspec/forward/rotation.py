@@ -43,6 +43,8 @@ def frequencies_of(rotation: Rotation) -> tuple[torch.Tensor, float]:
     powers = float(given["rope_theta"]) ** exponents
     if rotation.kind == "linear":
         return (1.0 / powers) / float(given["factor"]), 1.0
+    if rotation.kind == "proportional":
+        return _proportional(1.0 / powers, given), 1.0
     if rotation.kind == "llama3":
         return _llama3(1.0 / powers, given), 1.0
     if rotation.kind == "yarn":
@@ -50,6 +52,14 @@ def frequencies_of(rotation: Rotation) -> tuple[torch.Tensor, float]:
     if rotation.kind == "longrope":
         return _longrope(powers, given)
     return 1.0 / powers, 1.0
+
+
+def _proportional(frequencies: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:
+    """The first part of the frequencies of a whole head; the others are 0."""
+    share = float(given.get("partial_rotary_factor") or 1.0)
+    num_turned = int(share * 2 * frequencies.shape[0] // 2)
+    is_turned = torch.arange(frequencies.shape[0]) < num_turned
+    return torch.where(is_turned, frequencies, 0.0) / float(given.get("factor") or 1.0)
 
 
 def _llama3(frequencies: torch.Tensor, given: Mapping[str, Any]) -> torch.Tensor:

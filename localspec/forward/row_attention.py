@@ -29,6 +29,20 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
+class Heads:
+    """How many heads of queries and of keys a layer has, and their size."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @property
+    def num_groups(self) -> int:
+        """Query heads that share a key head."""
+        return self.num_heads // self.num_kv_heads
+
+
+@dataclass(frozen=True)
 class Tile:
     """Rows of a key head go to the kernel in multiples of `multiple`, at most `most` at once."""
 
@@ -85,21 +99,20 @@ class RowAttention:
         cache: KVCache,
         start: int,
         num_rows: int,
-        num_heads: int,
+        heads: Heads,
         parents: Sequence[int] | None = None,
         window: int | None = None,
         mask: torch.Tensor | None = None,
     ) -> None:
-        shape = cache.shape
         self._cache, self._start, self._num_rows = cache, start, num_rows
         self._window, self._mask = window, mask
-        self._kv_heads, self._groups = shape.num_kv_heads, num_heads // shape.num_kv_heads
-        tile, spread = tile_of(cache.dtype, shape.head_dim), _spread(self._kv_heads)
+        self._kv_heads, self._groups = heads.num_kv_heads, heads.num_groups
+        tile, spread = tile_of(cache.dtype, heads.head_dim), _spread(self._kv_heads)
         self._tile = Tile(spread * tile.multiple, spread * tile.most)
         count = num_rows * self._groups
-        size = (1, self._kv_heads, count + self._tile.multiple - 1, shape.head_dim)
+        size = (1, self._kv_heads, count + self._tile.multiple - 1, heads.head_dim)
         self._rows = torch.zeros(size, dtype=cache.dtype)
-        self._by_head = self._rows[0, :, :count].view(-1, num_rows, self._groups, shape.head_dim)
+        self._by_head = self._rows[0, :, :count].view(-1, num_rows, self._groups, heads.head_dim)
         self._new_slots = cache.pairs_between(start, start + num_rows)
         self._views = lru_cache(cache.between)  # many parts see the same slots
         # Of the nodes of a tree: as they are computed, and as they are moved into their paths.
@@ -112,10 +125,13 @@ class RowAttention:
     ) -> torch.Tensor:
         """Rows beyond `num_rows` only fill a forward up; of them nothing is written."""
         size, heads, head_dim = self._num_rows, queries.shape[1], queries.shape[2]
+        is_written = keys_values.shape[1] > 0  # else an earlier layer has written them
+        if not is_written and self._is_tree:
+            keys_values = self._new_slots[layer].flatten(0, 1).transpose(0, 1).clone()
         new = queries.index_select(0, self._order) if self._is_tree else queries[:size]
         by_row = new.view(size, self._kv_heads, self._groups, head_dim)
         self._by_head.copy_(by_row.transpose(0, 1))
-        if not self._is_tree:
+        if is_written and not self._is_tree:
             _write(self._new_slots[layer], keys_values[:size])
         moved = keys_values.index_select(0, self._moves) if self._is_tree else keys_values
         parts = [self._seen(layer, part, moved) for part in self._parts]

@@ -16,8 +16,8 @@ from itertools import accumulate, pairwise
 import torch
 
 from localspec.forward.block import Block, Weights
-from localspec.forward.cache import KEY_BLOCK, KVShape, native_cache
-from localspec.forward.decoder import Decoder, run_together
+from localspec.forward.cache import KEY_BLOCK, native_cache
+from localspec.forward.decoder import Decoder, kv_shape_of, run_together
 from localspec.forward.model import PREFILL_CHUNK, Rows
 
 # Rows of the forwards that are compared with one forward of all rows. Libraries change kernels at
@@ -51,23 +51,30 @@ def has_invariant_rows(model: Decoder) -> bool:
 
 
 def distinct_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Return one block for each set of kernels: layer types, weight sizes, window, rotation."""
-    kinds = {
+    """Return one block for each set of kernels: layer types, weight sizes, window, rotation, and
+    whether it reads keys and values of an earlier layer, which then is among those returned."""
+    kinds = [
         (
             tuple((type(linear), linear.weight_bytes) for linear in block.linears),
             block.mixer.window,
             block.mixer.rotation,
-        ): block
+            block.mixer.source is None,
+        )
         for block in blocks
-    }
-    return tuple(kinds.values())
+    ]
+    distinct, places = dict(zip(kinds, blocks, strict=True)), [*dict.fromkeys(kinds)]
+    return tuple(
+        block
+        if (source := block.mixer.source) is None
+        else replace(block, mixer=replace(block.mixer, source=places.index(kinds[source])))
+        for block in distinct.values()
+    )
 
 
 def _probe(weights: Weights, capacity: int) -> Decoder:
     """A decoder of these blocks with a small cache of its own."""
-    first, (cos, _) = weights.blocks[0].mixer, weights.tables[0]
-    shape = KVShape(len(weights.blocks), first.num_kv_heads, first.head_dim, capacity)
-    return Decoder(weights, native_cache(shape, cos.dtype, cos.device))
+    cos, _ = weights.tables[0]
+    return Decoder(weights, native_cache(kv_shape_of(weights, capacity), cos.dtype, cos.device))
 
 
 def _hidden(parts: Sequence[Rows]) -> list[torch.Tensor]:

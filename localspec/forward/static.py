@@ -62,6 +62,7 @@ class Window:
         self.device = decoder.device
         self.dtype = decoder.cache.dtype
         self._parts = parts
+        self.looked_up = decoder.looked_up
         self._decoder = decoder
         self._slots = decoder.cache.slots
         self._columns = torch.arange(bucket, device=decoder.device)
@@ -72,17 +73,18 @@ class Window:
         positions: torch.Tensor,
         slots: torch.Tensor,
         block: torch.Tensor,
+        looked_up: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Through every layer: [w, d]. ids, positions, slots: [w]; slots ascend without a gap and
         lie in the window. block: [w, w] additive, what the rows see of each other; they see every
-        slot before their first."""
+        slot before their first. looked_up: of the tokens, see Decoder.looked_up."""
         weights = self.weights
         rows = weights.embed(ids)  # [w, d]
         tables = weights.tables_at(positions)
         features = self._decoder.written_features
         keep = frozenset(() if features is None else features.layers)
         rows, hidden = self._decoder.unpadded_layers(
-            rows, tables, self._attention(positions, slots, block), keep
+            rows, tables, self._attention(positions, slots, block), keep, looked_up
         )
         if features is not None:
             hidden[LAST] = weights.final_norm(rows)
@@ -114,20 +116,21 @@ class Window:
     def _attention(
         self, positions: torch.Tensor, slots: torch.Tensor, block: torch.Tensor
     ) -> Attend:
-        attentions = [each.mixer for each in self.weights.blocks]
-        kinds = {(each.window, each.num_groups) for each in attentions}
+        attentions, kv_layers = self.weights.attentions, self.weights.kv_layers
+        kinds = {(each.window, each.heads.num_groups) for each in attentions}
         masks = {
             (window, groups): grouped_mask(self._mask(positions, slots, block, window), groups)
             for window, groups in kinds
         }
-        of_layers = [masks[each.window, each.num_groups] for each in attentions]
+        of_layers = [masks[each.window, each.heads.num_groups] for each in attentions]
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
             width, _, head_dim = queries.shape
-            keys, values = self._slots[layer]
-            new = keys_values.view(width, 2, -1, head_dim).permute(1, 2, 0, 3).to(keys.dtype)
-            keys.index_copy_(2, slots, new[:1])
-            values.index_copy_(2, slots, new[1:])
+            keys, values = self._slots[kv_layers[layer]]
+            if keys_values.shape[1]:  # else an earlier layer has written them
+                new = keys_values.view(width, 2, -1, head_dim).permute(1, 2, 0, 3).to(keys.dtype)
+                keys.index_copy_(2, slots, new[:1])
+                values.index_copy_(2, slots, new[1:])
             held = (keys[:, :, : self.bucket], values[:, :, : self.bucket])
             mask = of_layers[layer]
             if self._parts == 1 or mask is None:
@@ -158,6 +161,7 @@ class StaticForward:
         self._inputs = torch.zeros(3, width, dtype=torch.int64, device=window.device)
         self._parents: tuple[int, ...] | None = None
         self._block = _block(None, width, window)
+        self._looked_up = window.looked_up([0] * width)
 
     @torch.inference_mode()
     def fill(self, tokens: Sequence[int], parents: Sequence[int] | None, start: int) -> None:
@@ -176,6 +180,9 @@ class StaticForward:
         # Slots may go beyond the last position, which has no rotation.
         values = [[*tokens, *[0] * spare], [*positions, *[start] * spare], slots]  # [3, width]
         self._inputs.copy_(pinned(values, torch.int64, self.window.device), non_blocking=True)
+        looked_up = self.window.looked_up(values[0])
+        if looked_up is not None and self._looked_up is not None:
+            self._looked_up.copy_(looked_up)
         if tree != self._parents:  # mostly a chain after a chain, with nothing to copy
             self._block.copy_(_block(tree, self.width, self.window))
             self._parents = tree
@@ -184,7 +191,7 @@ class StaticForward:
     def __call__(self) -> None:
         """Write the logits of all `width` rows into `out`."""
         ids, positions, slots = self._inputs.unbind()
-        rows = self.window.forward(ids, positions, slots, self._block)
+        rows = self.window.forward(ids, positions, slots, self._block, self._looked_up)
         self._out.copy_(self.window.logits(rows))
 
 

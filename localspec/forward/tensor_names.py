@@ -22,11 +22,13 @@ EXPERT = ".experts."
 @dataclass(frozen=True)
 class TensorNames:
     """model: its name, for messages. actual: the name in the files of each name here. shapes: of
-    the weights that stand alone, as the settings say."""
+    the weights that stand alone, as the settings say. replaced: parts that files may hold although
+    keys and values of another layer take their place."""
 
     model: str
     actual: Mapping[str, str]
     shapes: Mapping[str, tuple[int, ...]]
+    replaced: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, settings: DecoderSettings, held: Collection[str], model: str) -> TensorNames:
@@ -37,7 +39,13 @@ class TensorNames:
         missing += [name for name in _missing_experts(settings, actual)]
         if missing:
             raise weights_missing(model, missing)
-        return cls(model, actual, shapes)
+        replaced = frozenset(
+            f"layers.{layer}.self_attn.{part}"
+            for layer, own in enumerate(settings.layers)
+            if own.source is not None
+            for part in ("k_proj", "v_proj", "k_norm", "v_norm")
+        )
+        return cls(model, actual, shapes, replaced)
 
     def has(self, name: str) -> bool:
         return name in self.actual
@@ -46,7 +54,11 @@ class TensorNames:
         """The names in the files, `held`, of tensors that no part of the decoder reads. A tied head
         is the embedding."""
         is_read = {HEAD, *self.shapes}
-        read = {actual for name, actual in self.actual.items() if name in is_read or EXPERT in name}
+        read = {
+            actual
+            for name, actual in self.actual.items()
+            if name in is_read or EXPERT in name or name.rpartition(".")[0] in self.replaced
+        }
         return [name for name in held if name not in read]
 
     def holds_layer_of(self, actual: str) -> bool:
@@ -94,8 +106,27 @@ def _shapes(settings: DecoderSettings) -> Iterator[tuple[str, tuple[int, ...]]]:
         ):  # fmt: skip
             if norm is not None:
                 yield from _norm_shapes(settings, f"{begin}{norm}", width)
-        for name, shape in (*_attention_shapes(settings), *_ffn_shapes(settings, layer)):
+        for name, shape in (*_attention_shapes(settings, layer), *_ffn_shapes(settings, layer)):
             yield f"{begin}{name}", shape
+        if layout.scales_layers:
+            yield f"{begin}layer_scalar", (1,)
+    yield from _per_layer_shapes(settings)
+
+
+def _per_layer_shapes(settings: DecoderSettings) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of the inputs that every layer has of its own."""
+    if settings.per_layer_inputs is None:
+        return
+    inputs, width = settings.per_layer_inputs, settings.hidden_size
+    of_all = settings.num_layers * inputs.width
+    yield "embed_tokens_per_layer.weight", (inputs.vocab_size, of_all)
+    yield "per_layer_model_projection.weight", (of_all, width)
+    yield "per_layer_projection_norm.weight", (inputs.width,)
+    for layer in range(settings.num_layers):
+        begin = f"layers.{layer}."
+        yield f"{begin}per_layer_input_gate.weight", (inputs.width, width)
+        yield f"{begin}per_layer_projection.weight", (width, inputs.width)
+        yield f"{begin}post_per_layer_input_norm.weight", (width,)
 
 
 def _norm_shapes(
@@ -114,12 +145,22 @@ def _linear_shapes(
         yield f"{path}.bias", (num_out,)
 
 
-def _attention_shapes(settings: DecoderSettings) -> Iterator[tuple[str, tuple[int, ...]]]:
-    layout, size = settings.layout, settings.head_dim
-    queries, keys = settings.num_heads * size, settings.num_kv_heads * size
-    parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    if layout.is_qkv_joined:
-        parts = {"qkv_proj": queries + 2 * keys}
+def qkv_sizes(settings: DecoderSettings, layer: int) -> dict[str, int]:
+    """Return the layers that give queries, keys and values, in order, and their outputs."""
+    own = settings.layers[layer]
+    queries, keys = settings.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
+    if settings.layout.is_qkv_joined:
+        return {"qkv_proj": queries + 2 * keys}
+    if own.source is not None:
+        return {"q_proj": queries}
+    return {"q_proj": queries, "k_proj": keys, **({"v_proj": keys} if own.has_values else {})}
+
+
+def _attention_shapes(
+    settings: DecoderSettings, layer: int
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    layout, own, parts = settings.layout, settings.layers[layer], qkv_sizes(settings, layer)
+    queries, keys = settings.num_heads * own.head_dim, own.num_kv_heads * own.head_dim
     for part, num_out in parts.items():
         yield from _linear_shapes(
             f"self_attn.{part}", num_out, settings.hidden_size, settings.has_qkv_bias
@@ -129,13 +170,15 @@ def _attention_shapes(settings: DecoderSettings) -> Iterator[tuple[str, tuple[in
     )
     if layout.head_norms is not None:
         is_whole = layout.head_norms == "whole"
-        yield "self_attn.q_norm.weight", (queries if is_whole else size,)
-        yield "self_attn.k_norm.weight", (keys if is_whole else size,)
+        yield "self_attn.q_norm.weight", (queries if is_whole else own.head_dim,)
+        if own.source is None:
+            yield "self_attn.k_norm.weight", (keys if is_whole else own.head_dim,)
 
 
 def _ffn_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     layout, mixture = settings.layout, settings.mixture
-    begin, width, inner = f"{layout.feed_forward}.", settings.hidden_size, settings.ffn_size
+    begin, width = f"{layout.feed_forward}.", settings.hidden_size
+    inner = settings.layers[layer].ffn_size
     if mixture is not None and mixture.layers[layer]:
         yield f"{begin}gate.weight", (mixture.num_experts, width)
         return

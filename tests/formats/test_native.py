@@ -15,7 +15,7 @@ GATED = (f"{LAYER}mlp.gate_proj.weight", f"{LAYER}self_attn.q_proj.weight")
 @pytest.mark.parametrize(
     ("settings", "names", "told"),
     [
-        ({"model_type": "gemma2", "final_logit_softcapping": 30.0}, (), "soft-capped logits"),
+        ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, (), "soft-capped scores"),
         ({"model_type": "gpt_oss"}, (f"{LAYER}self_attn.sinks",), "attention sinks"),
         (
             {"model_type": "gpt_neox"},
@@ -25,7 +25,7 @@ GATED = (f"{LAYER}mlp.gate_proj.weight", f"{LAYER}self_attn.q_proj.weight")
         ({"model_type": "glm4_moe"}, (f"{LAYER}mlp.gate.e_score_correction_bias",), "a router"),
         ({"model_type": "apertus", "hidden_act": "xielu"}, (), "the activation xielu"),
         ({"model_type": "diffllama"}, (f"{LAYER}self_attn.lambda_k1",), "attention that is the"),
-        ({"model_type": "gemma4_text"}, (f"{LAYER}layer_scalar",), "a factor of its own"),
+        ({"model_type": "gemma3n"}, (f"{LAYER}layer_scalar",), "a factor of its own"),
         ({"model_type": "unheard_of"}, (f"{LAYER}self_attn.odd",), "layers with odd"),
         ({"model_type": "falcon", "alibi": True}, (), "positions by ALiBi"),
     ],

@@ -61,7 +61,8 @@ def test_a_new_format_is_one_reader() -> None:
     settings, source = settings_of_module(module), SteppedSource(module.state_dict())
     names = TensorNames.of(settings, source.names, "a module")
     weights = build_weights(settings, source, names, Precision(torch.float32, CPU), 64)
-    shape = KVShape(settings.num_layers, settings.num_kv_heads, settings.head_dim, 64)
+    sizes = settings.layers[0]
+    shape = KVShape(settings.num_layers, sizes.num_kv_heads, sizes.head_dim, 64)
     found = Decoder(weights, KVCache(shape, torch.float32, CPU)).forward(TEXT)
     module.load_state_dict({name: source.read(name).dense(torch.float32) for name in source.names})
     assert_close(found, on_transformers(module, 64).forward(TEXT))

@@ -48,6 +48,17 @@ TWO_ROTATIONS = {
     "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+PROPORTIONAL = {
+    "full_attention": {
+        "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}  # fmt: skip
+GEMMA4: dict[str, Any] = {
+    "model_type": "gemma4_text", "head_dim": 16, "global_head_dim": 32, "sliding_window": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": PROPORTIONAL, "final_logit_softcapping": 3.0,
+}  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama, tied, head of its own size": {
@@ -136,6 +147,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 24,
         "sliding_window": 6, "num_hidden_layers": 7, "rope_parameters": TWO_ROTATIONS,
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma4, values from keys": {**GEMMA4, "model_type": "gemma4_unified_text",
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    },
+    "gemma4": {**GEMMA4, "hidden_size_per_layer_input": 0},
+    "gemma4, keys of earlier layers": {
+        **GEMMA4, "num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 48,
     },
 }  # fmt: skip
 
@@ -149,6 +170,9 @@ def scrambled(config: Any) -> Any:
         for name, tensor in module.named_parameters():
             noise = torch.rand(tensor.shape, generator=generator) - 0.5
             tensor.copy_(1.0 + noise if "norm" in name else 0.6 * noise)
+        for name, tensor in module.named_buffers():
+            if name.endswith("layer_scalar"):
+                tensor.fill_(0.75)
     return module.requires_grad_(False)
 
 

@@ -37,6 +37,7 @@ from localspec.forward.heads.layer import (
     plain_frequencies,
 )
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
+from localspec.forward.row_attention import Heads
 from localspec.forward.upload import indices
 from localspec.weights.linear import bytes_of
 
@@ -162,7 +163,7 @@ class AutoregressiveHead:
         layer = parts.network.layer.shape
         shape = KVShape(1, layer.num_kv_heads, layer.head_dim, slots)
         self._parts = parts
-        self._num_heads = layer.num_heads
+        self._heads = Heads(layer.num_heads, layer.num_kv_heads, layer.head_dim)
         self._rotation = Rotation.of(parts.frequencies, slots, parts.dtype, parts.rope_scale)
         self._first = -1  # the text's first token, which no slot bears the name of
         self._num_pairs = 0  # slots beyond these hold rows of a draft
@@ -261,7 +262,7 @@ class AutoregressiveHead:
         count = len(tokens)
         names = [NO_NAME] * count if isinstance(tokens, torch.Tensor) else tokens
         with self.cache.append(names) as start:
-            cached = cached_attention(self.cache, start, count, self._num_heads, mask=mask)
+            cached = cached_attention(self.cache, start, count, self._heads, mask=mask)
 
             def attend(
                 queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
