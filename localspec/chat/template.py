@@ -105,16 +105,15 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path, is_raw: bool = False) -> ChatTemplate:
         """Read the tokenizer of a model folder. Raises ModelError."""
-        # heavy: seconds, and it brings torch
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        import transformers  # heavy: seconds, and it brings torch
 
         # By the family AutoTokenizer would build a class that splits text in its own way, whatever
-        # tokenizer.json says.
+        # tokenizer.json says; and it imports the list of all families, which takes half a second.
         require_tokenizer(folder)
         is_whole = (folder / "tokenizer.json").is_file()
-        reader: Any = PreTrainedTokenizerFast if is_whole else AutoTokenizer
+        reader = "PreTrainedTokenizerFast" if is_whole else "AutoTokenizer"
         try:
-            tokenizer = reader.from_pretrained(
+            tokenizer: Any = getattr(transformers, reader).from_pretrained(
                 str(folder), local_files_only=True, trust_remote_code=False
             )
         except Exception as error:  # the library raises many types for a damaged folder
