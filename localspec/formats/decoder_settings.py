@@ -89,13 +89,15 @@ HARMLESS = re.compile(
 
 @dataclass(frozen=True)
 class MixtureSettings:
-    """Experts of the layers that have them. is_normalised: the shares of a row add up to 1."""
+    """Experts of the layers that have them. is_normalised: the shares of a row add up to 1.
+    is_beside: the layers have a dense part as well."""
 
     num_experts: int
     num_chosen: int
     ffn_size: int
     is_normalised: bool
     layers: tuple[bool, ...]
+    is_beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -365,17 +367,23 @@ class _Reader:
         return rotations, tuple(turn if turned else None for turn, turned in pairs)
 
     def _mixture(self, num_layers: int) -> MixtureSettings | None:
+        is_beside = self.layout.has_own_sizes
+        if is_beside and not self.text.get("enable_moe_block"):
+            return None
         count = self.text.get("num_local_experts")
         if not count:
             self._need("num_local_experts" if not self.is_complete else "num_hidden_layers")
             return None
-        size = self.text.get("moe_intermediate_size") or self._need("intermediate_size")
+        size = self.text.get("moe_intermediate_size") or self._need(
+            "moe_intermediate_size" if is_beside else "intermediate_size"
+        )
         return MixtureSettings(
             num_experts=int(count),
-            num_chosen=int(self._need("num_experts_per_tok")),
+            num_chosen=int(self._need("top_k_experts" if is_beside else "num_experts_per_tok")),
             ffn_size=int(size),
             is_normalised=self._is_normalised(),
             layers=self._layers_with_experts(num_layers),
+            is_beside=is_beside,
         )
 
     def _is_normalised(self) -> bool:

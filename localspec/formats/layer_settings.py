@@ -43,8 +43,6 @@ def require_known_gemma4(text: Mapping[str, Any]) -> None:
     both ways; here there are none."""
     if text.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise NotNative("its tokens see those behind them")
-    if text.get("enable_moe_block"):
-        raise NotNative("it has experts beside a part that every token goes through")
 
 
 def per_layer_inputs(text: Mapping[str, Any]) -> PerLayerSettings | None:

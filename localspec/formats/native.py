@@ -204,7 +204,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "cohere2": replace(_COHERE, rotates_windows=True),
     "gemma": Layout(norm_offset=1.0, scales_embedding=True, says_sizes=True, is_tied=True),
     "gemma3_text": _GEMMA3,
-    "gemma4_text": _GEMMA4,
+    "gemma4_text": replace(_GEMMA4, has_experts=True),
     "gemma4_unified_text": _GEMMA4,
 }
 # Families whose published folders bring code that is not needed, by transformers' name of them.

@@ -120,12 +120,14 @@ class GatedFeedForward(PlainFeedForward):
 class Experts:
     """A mixture: each row goes through the `num_chosen` experts that the router rates highest. An
     expert reads its weights once for all rows that chose it; a row's sum is in the experts' order,
-    whatever other rows chose. is_normalised: whether the shares of a row add up to 1."""
+    whatever other rows chose. is_normalised: whether the shares of a row add up to 1. scales: what
+    the share of each expert is then multiplied by, [experts]."""
 
     router: Linear
     experts: tuple[GatedFeedForward, ...]
     num_chosen: int
     is_normalised: bool
+    scales: torch.Tensor | None = None
     reads_host = True
 
     @property
@@ -143,9 +145,16 @@ class Experts:
         return residual + self(rows)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        shares, chosen = torch.softmax(self.router(rows), -1, torch.float32).topk(self.num_chosen)
+        return self.mixed(rows, rows)
+
+    def mixed(self, rows: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
+        """Return what the experts make of rows, [n, d]. routed: the same rows as the router reads
+        them."""
+        shares, chosen = torch.softmax(self.router(routed), -1, torch.float32).topk(self.num_chosen)
         if self.is_normalised:
             shares = shares / shares.sum(-1, keepdim=True)
+        if self.scales is not None:
+            shares = shares * self.scales[chosen]
         shares = shares.to(rows.dtype)
         places = dict[int, list[tuple[int, int]]]()  # expert -> rows, and its rank there
         for row, experts in enumerate(chosen.tolist()):

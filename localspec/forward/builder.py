@@ -34,10 +34,11 @@ from localspec.forward.block import (
     halves_swapped,
     pairs_swapped,
 )
+from localspec.forward.experts_beside import ExpertsBeside, Normed
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
 from localspec.forward.per_layer_inputs import PerLayerGate, PerLayerInputs
 from localspec.forward.rotation import rotation_table
-from localspec.forward.tensor_names import TensorNames, qkv_sizes
+from localspec.forward.tensor_names import TensorNames, experts_path, qkv_sizes
 from localspec.weights import nf4
 from localspec.weights.dense import dense_linear
 from localspec.weights.linear import Linear
@@ -170,7 +171,10 @@ class _Builder:
                 repeats_keys=not own.has_values,
                 source=own.source,
             ),
-            feed_forward_norm=self._norm_of(begin, layout.feed_forward_norm),
+            # Experts beside a dense part have norms of their own.
+            feed_forward_norm=None
+            if settings.mixture is not None and settings.mixture.is_beside
+            else self._norm_of(begin, layout.feed_forward_norm),
             feed_forward=self._feed_forward(layer),
             after_attention=self._after(begin, layout.after_attention),
             after_feed_forward=self._after(begin, layout.after_feed_forward),
@@ -232,10 +236,33 @@ class _Builder:
         return RootMeanSquareNorm(torch.cat(weights), settings.norm_epsilon)
 
     def _feed_forward(self, layer: int) -> FeedForward:
+        mixture = self.settings.mixture
+        if mixture is None or not mixture.layers[layer]:
+            return self._dense_part(layer)
+        if mixture.is_beside:
+            return self._experts_beside(f"layers.{layer}.", layer, mixture)
+        router = f"layers.{layer}.{self.settings.layout.feed_forward}.gate"
+        return self._experts(layer, router, mixture)
+
+    def _experts_beside(self, begin: str, layer: int, mixture: MixtureSettings) -> ExpertsBeside:
+        scales = self._dense(f"{begin}router.per_expert_scale")
+        experts = self._experts(layer, f"{begin}router.proj", mixture)
+        scale = RootMeanSquareNorm(self._dense(f"{begin}router.scale"), self.settings.norm_epsilon)
+        before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+        norms = [self.norm(f"{begin}{name}") for name in (before, f"{after}_1")]
+        more = [self.norm(f"{begin}{name}") for name in (f"{before}_2", f"{after}_2")]
+        return ExpertsBeside(
+            dense=self._dense_part(layer),
+            dense_norms=Normed(*norms),
+            experts=replace(experts, scales=scales),
+            expert_norms=Normed(*more),
+            router_norm=scale,
+            router_scale=self.settings.hidden_size**-0.5,
+        )
+
+    def _dense_part(self, layer: int) -> FeedForward:
         settings, layout = self.settings, self.settings.layout
         begin = f"layers.{layer}.{layout.feed_forward}."
-        if settings.mixture is not None and settings.mixture.layers[layer]:
-            return self._experts(begin, settings.mixture)
         linear = partial(self._linear, has_bias=settings.has_ffn_bias)
         activation = ACTIVATIONS[settings.activation]
         if layout.plain_feed_forward is not None:
@@ -245,16 +272,17 @@ class _Builder:
         gate_up = linear([f"{begin}{part}" for part in parts])
         return GatedFeedForward(gate_up, linear([f"{begin}{layout.down}"]), activation)
 
-    def _experts(self, begin: str, mixture: MixtureSettings) -> Experts:
+    def _experts(self, layer: int, router_path: str, mixture: MixtureSettings) -> Experts:
         """Experts in full precision, whatever the other layers are kept in."""
+        begin = experts_path(self.settings, layer)
         activation, whole = ACTIVATIONS[self.settings.activation], self.precision.whole
         experts = tuple(
             GatedFeedForward(
                 linear_for([gate_up], [None], whole), linear_for([down], [None], whole), activation
             )
-            for gate_up, down in self._expert_weights(f"{begin}experts.", mixture.num_experts)
+            for gate_up, down in self._expert_weights(begin, mixture.num_experts)
         )
-        router = linear_for([self._weight(f"{begin}gate.weight")], [None], whole)
+        router = linear_for([self._weight(f"{router_path}.weight")], [None], whole)
         return Experts(router, experts, mixture.num_chosen, mixture.is_normalised)
 
     def _expert_weights(self, begin: str, count: int) -> Iterator[tuple[Weight, Weight]]:

@@ -179,7 +179,9 @@ def _ffn_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, tu
     layout, mixture = settings.layout, settings.mixture
     begin, width = f"{layout.feed_forward}.", settings.hidden_size
     inner = settings.layers[layer].ffn_size
-    if mixture is not None and mixture.layers[layer]:
+    if mixture is not None and mixture.is_beside:
+        yield from _router_shapes(mixture.num_experts, width)
+    elif mixture is not None and mixture.layers[layer]:
         yield f"{begin}gate.weight", (mixture.num_experts, width)
         return
     up, down = layout.plain_feed_forward or (None, layout.down)
@@ -191,6 +193,22 @@ def _ffn_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, tu
     yield from _linear_shapes(f"{begin}{down}", width, inner, settings.has_ffn_bias)
 
 
+def _router_shapes(num_experts: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Of a mixture beside a dense part, with the norms of both."""
+    yield "router.proj.weight", (num_experts, width)
+    yield "router.scale", (width,)
+    yield "router.per_expert_scale", (num_experts,)
+    for norm in ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2",
+                 "post_feedforward_layernorm_2"):  # fmt: skip
+        yield f"{norm}.weight", (width,)
+
+
+def experts_path(settings: DecoderSettings, layer: int) -> str:
+    """Return how the names of a layer's experts begin."""
+    is_beside = settings.mixture is not None and settings.mixture.is_beside
+    return f"layers.{layer}.{'' if is_beside else f'{settings.layout.feed_forward}.'}experts."
+
+
 def _missing_experts(settings: DecoderSettings, actual: Mapping[str, str]) -> list[str]:
     """Layers whose experts the files lack, by the name of their first weight."""
     if settings.mixture is None:
@@ -200,7 +218,7 @@ def _missing_experts(settings: DecoderSettings, actual: Mapping[str, str]) -> li
     for layer, has_experts in enumerate(settings.mixture.layers):
         if not has_experts:
             continue
-        begin = f"layers.{layer}.{settings.layout.feed_forward}.experts."
+        begin = experts_path(settings, layer)
         joined = [f"{begin}gate_up_proj", f"{begin}down_proj"]
         of_all = [f"{begin}{part}.weight" for part in parts]
         apart = [

@@ -153,6 +153,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "attention_k_eq_v": True, "num_global_key_value_heads": 1,
     },
     "gemma4": {**GEMMA4, "hidden_size_per_layer_input": 0},
+    "gemma4, experts beside": {**GEMMA4, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 24, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    },
     "gemma4, keys of earlier layers": {
         **GEMMA4, "num_hidden_layers": 6, "num_kv_shared_layers": 3, "use_double_wide_mlp": True,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
