@@ -105,7 +105,6 @@ _GEMMA3 = Layout(
     head_norms="each",
     norm_offset=1.0,
     scales_embedding=True,
-    has_logit_cap=True,
     num_rotations=2,
     says_sizes=True,
     is_tied=True,
@@ -116,6 +115,7 @@ _GEMMA4 = replace(
     has_own_sizes=True,
     norms_values=True,
     scales_layers=True,
+    has_logit_cap=True,
     says_sizes=False,
 )
 _LAYER_NORMS = Layout(has_layer_norms=True, has_norm_bias=True, norm_epsilon="layer_norm_eps")

@@ -136,7 +136,7 @@ def test_a_copy_with_other_linears_shares_all_else() -> None:
         ("cohere", {**SHAPE, "use_qk_norm": True}, "key heads have norms of their own"),
         ("llama", {**SHAPE, "hidden_act": "gelu"}, "gelu, not silu"),
         ("gemma3_text", {**SHAPE, "attn_logit_softcapping": 3.0}, "attn_logit_softcapping is 3"),
-        ("llama", {**SHAPE, "final_logit_softcapping": 3.0}, "final_logit_softcapping is 3"),
+        ("gemma3_text", {**SHAPE, "final_logit_softcapping": 3.0}, "final_logit_softcapping is 3"),
         ("llama", {**SHAPE, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4,
                                                 "factor": 2.0}}, "changes with the length"),
         ("phi3", {**SHAPE, "rope_parameters": {**LONG, "original_max_position_embeddings": 32},

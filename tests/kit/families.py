@@ -147,7 +147,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "model_type": "gemma3_text", "head_dim": 16, "query_pre_attn_scalar": 24,
         "sliding_window": 6, "num_hidden_layers": 7, "rope_parameters": TWO_ROTATIONS,
-        "final_logit_softcapping": 3.0,
     },
     "gemma4, values from keys": {**GEMMA4, "model_type": "gemma4_unified_text",
         "attention_k_eq_v": True, "num_global_key_value_heads": 1,
