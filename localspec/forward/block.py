@@ -343,6 +343,13 @@ class Weights:
         return frozenset(attention.window for attention in self.attentions)
 
     @property
+    def first_reader(self) -> int:
+        """The first of the last layers that read keys and values of others alone; the number of
+        layers where there are none. Only rows whose logits are wanted need these layers."""
+        own = [at for at, block in enumerate(self.blocks) if block.mixer.source is None]
+        return own[-1] + 1
+
+    @property
     def kv_layers(self) -> tuple[int, ...]:
         """Of each attention, which of the layers that have keys and values it reads."""
         sources = [attention.source for attention in self.attentions]

@@ -29,7 +29,7 @@ from localspec.forward.model import LanguageModel, Rows
 from localspec.forward.row_attention import Attend
 from localspec.forward.tree import depths
 from localspec.forward.upload import indices
-from localspec.weights.linear import Linear, padded
+from localspec.weights.linear import ROW_MULTIPLE, Linear, padded
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,16 @@ class Output:
 
     logits: torch.Tensor
     hidden: dict[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class LastRows:
+    """The last rows of a forward, which layers from `layer` on compute alone: how many they are,
+    and their attention."""
+
+    layer: int
+    size: int
+    attend: Attend
 
 
 class Decoder:
@@ -137,15 +147,20 @@ class Decoder:
         attend: Attend,
         keep: frozenset[int] = frozenset(),
         looked_up: torch.Tensor | None = None,
+        last: LastRows | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Through all blocks: rows [n, d], cosines and sines of each table [n, 1, rotated] ->
-        [n, d] and what was to be kept. looked_up: of the tokens, see PerLayerInputs. Tensors in,
-        tensors out: the part that a graph captures."""
+        [n, d] and what was to be kept. looked_up: of the tokens, see PerLayerInputs. last: the rows
+        that leave, where these are not all. Tensors in, tensors out: the part that a graph
+        captures."""
         hidden, inputs = dict[int, torch.Tensor](), rows[:0]
         if self.weights.per_layer_inputs is not None:
             assert looked_up is not None, "the tokens of the rows are known on the host"
             inputs = self.weights.per_layer_inputs.of_rows(rows, looked_up)
         for layer, block in enumerate(self.weights.blocks):
+            if last is not None and layer == last.layer:
+                rows, inputs, attend = rows[-last.size :], inputs[-last.size :], last.attend
+                tables = [(cos[-last.size :], sin[-last.size :]) for cos, sin in tables]
             mixer, before = block.mixer, rows
             read = rows if block.attention_norm is None else block.attention_norm(rows)
             seen = mixer.mix(read, tables, self.weights.swapped, partial(attend, layer))
@@ -175,15 +190,29 @@ class Decoder:
         attend: Attend,
         keep: frozenset[int],
         looked_up: torch.Tensor | None = None,
+        last: LastRows | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As `unpadded_layers`, for as many rows as keep their bits the same (weights.linear)."""
-        if not self._pads_blocks:
-            return self.unpadded_layers(rows, tables, attend, keep, looked_up)
+        if not self._pads_blocks or last is not None:  # those are enough
+            return self.unpadded_layers(rows, tables, attend, keep, looked_up, last)
         size = rows.shape[0]
         filled = [(padded(cos), padded(sin)) for cos, sin in tables]
         looked_up = None if looked_up is None else padded(looked_up)
         made, hidden = self.unpadded_layers(padded(rows), filled, attend, keep, looked_up)
         return made[:size], {layer: kept[:size] for layer, kept in hidden.items()}
+
+    def last_rows(self, part: Rows, start: int, keep: frozenset[int]) -> LastRows | None:
+        """Return the rows of a piece of a prompt that all layers compute, where some layers compute
+        no others; None where every layer computes all. start: the slot of its first row. keep:
+        layers whose hidden states are wanted."""
+        num_rows, first = len(part.tokens), self.weights.first_reader
+        wanted = num_rows if part.num_logits is None else part.num_logits
+        size = max(wanted, ROW_MULTIPLE)  # as many as keep their bits the same
+        if part.parents is not None or size >= num_rows or first == len(self.weights.blocks):
+            return None
+        if any(layer == LAST or layer >= first for layer in keep):
+            return None
+        return LastRows(first, size, self._attention(size, None, start + num_rows - size))
 
     def laid_out(self, rows: Rows, start: int) -> tuple[tuple[Table, ...], Attend]:
         """Cosines and sines of every row's position, [n, 1, rotated], and the attention, of a part
@@ -271,7 +300,9 @@ def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output
         ]
         attend = each_its_own(attends, places)
         embedded, looked_up = first.embed(tokens), first.looked_up(tokens)
-        rows, hidden = first.layers(embedded, together, attend, every, looked_up)
+        last = first.last_rows(parts[0], starts[0], every) if len(parts) == 1 else None
+        rows, hidden = first.layers(embedded, together, attend, every, looked_up, last)
+        ends = ends if last is None else [last.size]
         shown = [last_of(part, end) for part, end in zip(parts, ends, strict=True)]
         logits = first.logits(rows, shown, hidden, LAST in every)
         counts = [place.stop - place.start for place in shown]

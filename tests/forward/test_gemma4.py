@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from functools import cache as remembered
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.lookup import Lookup
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
+from localspec.forward.block import FeedForward
 from localspec.forward.decoder import Decoder
 from localspec.forward.load import load_model
 from localspec.forward.row_check import has_invariant_rows
@@ -52,6 +54,11 @@ def decoder(name: str) -> Decoder:
 def name(request: pytest.FixtureRequest) -> str:
     decoder(request.param).cache.rollback(0)
     return str(request.param)
+
+
+def afresh(model: Decoder, tokens: list[int]) -> torch.Tensor:
+    model.cache.rollback(0)
+    return model.forward(tokens)
 
 
 def eager(name: str, tokens: list[int]) -> torch.Tensor:
@@ -133,6 +140,45 @@ def test_a_drafter_changes_no_reply(name: str, drafter: str, temperature: float)
     found = play(engine, again, policy, 20, sampling).tokens
     model.cache.rollback(0)
     assert play(engine, again, Plans((OFF, 0)), 20, sampling).tokens == found
+
+
+class Counting:
+    """A feed-forward part that notes how many rows go through it."""
+
+    def __init__(self, part: FeedForward, num_rows: list[int]) -> None:
+        self._part, self._num_rows = part, num_rows
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        self._num_rows.append(rows.shape[0])
+        return self._part(rows)
+
+
+def test_of_a_prompt_layers_without_keys_compute_the_end_alone() -> None:
+    model, tokens, num_rows = decoder(SHARED), text(60), list[int]()
+    blocks = [
+        replace(block, feed_forward=Counting(block.feed_forward, num_rows))
+        for block in model.weights.blocks
+    ]
+    counted = Decoder(replace(model.weights, blocks=tuple(blocks)), model.cache.another())
+    wanted = counted.forward(tokens)
+    assert num_rows == [60] * 6
+    for num_logits in (1, 3, 9):
+        num_rows.clear()
+        counted.cache.rollback(0)
+        assert torch.equal(counted.forward(tokens, num_logits=num_logits), wanted[-num_logits:])
+        assert num_rows[:3] == [60] * 3 and all(count < 16 for count in num_rows[3:])
+    assert torch.equal(counted.forward([5]), afresh(model, [*tokens, 5])[-1:])
+
+
+def test_a_followed_layer_without_keys_computes_every_row_of_a_prompt() -> None:
+    model, tokens = decoder(SHARED), text(60)
+    model.cache.rollback(0)
+    wanted = model.run(tokens, keep=(4,)).hidden[4]
+    model.cache.rollback(0)
+    assert torch.equal(model.run(tokens, num_logits=1, keep=(4,)).hidden[4], wanted)
 
 
 def test_the_load_sees_the_same_bits_in_layers_of_every_kind() -> None:
