@@ -7,7 +7,7 @@ Source: gguf-py's tensor_mapping.py and llama.cpp's convert_hf_to_gguf.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -17,7 +17,9 @@ class Family:
     rows of queries and keys in another order (each pair that is rotated stands together).
     renamed: its names that differ from LAYER_NAMES. settings: config.json's names of numbers that
     the file holds under another name. fixed: what the file leaves unsaid. norm_shift: what is added
-    to the weights of norms in the file."""
+    to the weights of norms in the file; unshifted: the end of the path of norms that are left as
+    they are. parts: names of single tensors of a layer, with their last part; outer: of tensors
+    outside of the layers."""
 
     model_type: str
     architecture: str
@@ -26,6 +28,9 @@ class Family:
     settings: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     norm_shift: float = 0.0
+    unshifted: str = ""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    outer: Mapping[str, str] = field(default_factory=dict)
 
 
 POST_NORMS = {
@@ -49,6 +54,79 @@ _QWEN3_MOE = Family(
         "moe_intermediate_size": "expert_feed_forward_length",
     },
     fixed={"norm_topk_prob": True},
+)
+_QWEN35 = Family(
+    "qwen3_5_text",
+    "Qwen3_5ForCausalLM",
+    renamed={
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    },
+    settings={
+        "linear_conv_kernel_dim": "ssm.conv_kernel",
+        "linear_key_head_dim": "ssm.state_size",
+        "linear_num_key_heads": "ssm.group_count",
+        "linear_num_value_heads": "ssm.time_step_rank",
+    },
+    norm_shift=1.0,
+    unshifted="linear_attn.norm",
+    parts={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
+)
+_SHARED = {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+_QWEN35_MOE = replace(
+    _QWEN35,
+    model_type="qwen3_5_moe_text",
+    architecture="Qwen3_5MoeForCausalLM",
+    renamed={
+        **_QWEN35.renamed,
+        **_QWEN3_MOE.renamed,
+        **_SHARED,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    },
+    parts={
+        **_QWEN35.parts,
+        "ffn_gate_up_exps.weight": "mlp.experts.gate_up_proj",
+    },
+    settings={
+        **_QWEN35.settings,
+        **_QWEN3_MOE.settings,
+        "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    },
+)
+_GEMMA4 = Family(
+    "gemma4_text",
+    "Gemma4ForCausalLM",
+    renamed={
+        **POST_NORMS,
+        "ffn_norm": "pre_feedforward_layernorm",
+        "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+        "post_ffw_norm_1": "post_feedforward_layernorm_1",
+        "post_ffw_norm_2": "post_feedforward_layernorm_2",
+        "ffn_gate_inp": "router.proj",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+    },
+    settings={"sliding_window": "attention.sliding_window"},
+    fixed={"hidden_activation": "gelu_pytorch_tanh"},
+    parts={
+        "layer_output_scale.weight": "layer_scalar",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+        "ffn_down_exps.weight": "experts.down_proj",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+    },
+    outer={
+        "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
+        "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
+        "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
+    },
 )
 FAMILIES = {
     "llama": Family("llama", "LlamaForCausalLM", is_interleaved=True),  # Mistral's too
@@ -107,6 +185,9 @@ FAMILIES = {
             "ffn_up": "mlp.gate_up_proj",
         },
     ),
+    "qwen35": _QWEN35,
+    "qwen35moe": _QWEN35_MOE,
+    "gemma4": _GEMMA4,
     "olmo2": Family("olmo2", "Olmo2ForCausalLM", renamed=POST_NORMS),
     "granite": Family(
         "granite",

@@ -2,9 +2,8 @@
 
 Contract: `config_of` gives the config of a family of FAMILIES, with the file under
 `quantization_config` (method "gguf"); other families and rotations are refused with the reason.
-`tensor_names` maps the file's names to those of transformers. Both are pure but for the factors of
-a scaled rotation, which stand in the file as a tensor: they are only accepted if the known formula
-gives the very same. `unread_settings` names the keys that nothing reads.
+`tensor_names` maps the file's names to those of transformers. `unread_settings` names the keys that
+nothing reads.
 
 Not here: the tokenizer (gguf_tokenizer), values (weights.gguf).
 Source: gguf-py's tensor_mapping.py and llama.cpp's convert_hf_to_gguf.py.
@@ -12,9 +11,7 @@ Source: gguf-py's tensor_mapping.py and llama.cpp's convert_hf_to_gguf.py.
 
 from __future__ import annotations
 
-import math
 import re
-import struct
 from collections.abc import Mapping
 from math import prod
 from typing import Any
@@ -22,6 +19,21 @@ from typing import Any
 from localspec.core.errors import ModelError
 from localspec.formats.gguf_families import FAMILIES, Family
 from localspec.formats.gguf_file import GGUFHeader, GGUFTensor
+from localspec.formats.gguf_layers import (
+    MTP_COUNT,
+    MTP_PARTS,
+    count_layers,
+    gemma4_settings,
+    qwen35_settings,
+    usual_of,
+)
+from localspec.formats.gguf_rotation import (
+    LONGROPE_FACTORS,
+    QUERY_SCALE,
+    ROTATION_FACTORS,
+    refused,
+    rotation_of,
+)
 from localspec.formats.noted_settings import NotedSettings
 from localspec.formats.stored import GGUF_IN_GROUPS
 
@@ -43,20 +55,8 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-ROTATION_FACTORS = "rope_freqs.weight"
-# Of Phi: for texts within the original length, and for longer ones.
-LONGROPE_FACTORS = {
-    "short_factor": "rope_factors_short.weight",
-    "long_factor": "rope_factors_long.weight",
-}
 NO_WEIGHTS = (ROTATION_FACTORS, *LONGROPE_FACTORS.values())
 TOWERS = ("v.", "mm.", "a.")  # begin what Ollama keeps for images and sound in the same file
-# How much Ministral 3 scales its queries with the length.
-QUERY_SCALE = "attention.temperature_scale"
-YARN = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
-        "mscale": "rope.scaling.yarn_log_multiplier",
-        "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
-        "llama_4_scaling_beta": QUERY_SCALE}  # fmt: skip
 # Of Gemma, the layers of the 27B models, which divide their scores by another number.
 LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 # The keys that are reported where nothing reads them begin so, without the family's name.
@@ -71,10 +71,10 @@ NEEDLESS = re.compile(
 DEFAULTS = {"attention.causal": True, "rope.scaling.type": "none",
             "rope.scaling.attn_factor": 1.0,
             "rope.scaling.yarn_attn_factor": 1.0, "rope.scaling.yarn_ext_factor": 1.0}  # fmt: skip
-PARTLY_ROTATED = ("phi3", "glm4")
-DEFAULT_THETA = {"gemma3": 1e6}  # older files leave it unsaid
-# Of every Llama 3.1 and later: where the slow frequencies begin and end, and the trained length.
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# Of families whose layers are of several kinds: the keys of config.json that say so.
+OF_LAYER_KINDS = {
+    "qwen35": qwen35_settings, "qwen35moe": qwen35_settings, "gemma4": gemma4_settings,
+}  # fmt: skip
 
 
 def family_of(header: GGUFHeader) -> Family:
@@ -116,16 +116,17 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
     lacking = [key for key in family.settings.values() if key not in own]
     if lacking:
         raise KeyError(f"{header.family}.{lacking[0]}")
-    if own.get("expert_count") and "num_experts" not in family.settings:
-        raise _unread(header, f"is a mixture of experts, which of the family {header.family}")
+    of_kinds = OF_LAYER_KINDS.get(header.family, lambda own, tensors: {})(own, tensors)
+    if own.get("expert_count") and "num_experts" not in {**family.settings, **of_kinds}:
+        raise refused(header, f"is a mixture of experts, which of the family {header.family}")
     if family.model_type == "olmo2" and own.get("attention.sliding_window"):
-        raise _unread(header, "is an OLMo 3, whose attention to windows")
+        raise refused(header, "is an OLMo 3, whose attention to windows")
     heads, width = int(own["attention.head_count"]), int(own["embedding_length"])
     name = family.model_type
     head_dim = int(own.get("attention.key_length") or width // heads)
     if own.get("attention.value_length", head_dim) != head_dim:
-        raise _unread(header, "has values of another width than its keys, which")
-    _check_sizes(header, own, tensors, heads * head_dim)
+        raise refused(header, "has values of another width than its keys, which")
+    _check_sizes(header, own, tensors, heads * int(of_kinds.get("head_dim") or head_dim))
     has_bias = "blk.0.attn_output.bias" in tensors or "blk.0.attn_q.bias" in tensors
     ids = header.settings
     return {
@@ -133,17 +134,18 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
         "architectures": [family.architecture],
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": width,
-        "intermediate_size": int(own["feed_forward_length"]),
-        "num_hidden_layers": int(own["block_count"]),
+        **_ffn_size(own),
+        "num_hidden_layers": count_layers(own),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(own.get("attention.head_count_kv") or heads),
+        "num_key_value_heads": usual_of(own.get("attention.head_count_kv") or heads),
         "head_dim": head_dim,
-        "hidden_act": "silu",
+        **({} if "hidden_activation" in family.fixed else {"hidden_act": "silu"}),
         "max_position_embeddings": int(own["context_length"]),
         "rms_norm_eps": float(own["attention.layer_norm_rms_epsilon"]),
-        "rope_parameters": _rotation(header, own, head_dim),
+        "rope_parameters": rotation_of(header, own, head_dim),
         **family.fixed,
         **{ours: own[key] or None for ours, key in family.settings.items()},  # 0: no window
+        **of_kinds,
         **(_of_gemma(name, own, heads, head_dim) if name in LAYERS_OF_27B else {}),
         "tie_word_embeddings": "output.weight" not in tensors,
         "attention_bias": has_bias and name != "qwen2",  # every Qwen2 has one
@@ -157,6 +159,13 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
             "num_bytes": header.num_bytes,
         },
     }
+
+
+def _ffn_size(own: Mapping[str, Any]) -> dict[str, int]:
+    """Return the width of dense feed-forward parts, which a model with experts alone has not."""
+    if own.get("feed_forward_length") is None and own.get("expert_count"):
+        return {}
+    return {"intermediate_size": usual_of(own["feed_forward_length"])}
 
 
 def _count_in_groups(header: GGUFHeader) -> int:
@@ -176,7 +185,7 @@ def _check_sizes(
         "block_count": (int(own["block_count"]), len(layers)),
         "embedding_length": (int(own["embedding_length"]), _width(tensors, "token_embd", 1)),
         "feed_forward_length": (
-            int(own["feed_forward_length"]),
+            _ffn_size(own).get("intermediate_size"),
             _width(tensors, "blk.0.ffn_down", 1),
         ),
         "attention.head_count": (queries, _width(tensors, "blk.0.attn_q", 0)),
@@ -209,112 +218,17 @@ def _of_gemma(family: str, own: Mapping[str, Any], heads: int, head_dim: int) ->
     }
 
 
-def _rotation(header: GGUFHeader, own: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
-    found = _scaled_rotation(header, own, head_dim)
-    rotated = int(own.get("rope.dimension_count") or head_dim)
-    if rotated != head_dim:
-        if header.family not in PARTLY_ROTATED:
-            raise _unread(header, "rotates a part of each head only, which")
-        found["partial_rotary_factor"] = rotated / head_dim
-    if header.family != "gemma3":
-        return found
-    local = float(own.get("rope.freq_base_swa") or 10000.0)
-    return {
-        "full_attention": found,
-        "sliding_attention": {"rope_type": "default", "rope_theta": local},
-    }
-
-
-def _scaled_rotation(header: GGUFHeader, own: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
-    theta = float(own.get("rope.freq_base") or DEFAULT_THETA.get(header.family, 10000.0))
-    found: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
-    tensors = {tensor.name: tensor for tensor in header.tensors}
-    if ROTATION_FACTORS in tensors:
-        return {**found, **_llama3(header, tensors[ROTATION_FACTORS], theta, head_dim)}
-    factors = {
-        name: _numbers(tensors[key]) for name, key in LONGROPE_FACTORS.items() if key in tensors
-    }
-    original = own.get("rope.scaling.original_context_length")
-    if factors:
-        return {
-            **found,
-            **factors,
-            "rope_type": "longrope",
-            "original_max_position_embeddings": original,
-            "attention_factor": own.get("rope.scaling.attn_factor"),
-        }
-    kind = str(own.get("rope.scaling.type", "linear"))  # what llama.cpp takes
-    older = own.get("rope.scale_linear")
-    factor = float(own.get("rope.scaling.factor") or older or 1.0)
-    if kind in ("none", "") or (kind == "linear" and factor == 1.0):
-        return found
-    if kind == "linear":
-        return {**found, "rope_type": "linear", "factor": factor}
-    if kind == "yarn":
-        length = int(own["rope.scaling.original_context_length"])
-        return {
-            **found,
-            "rope_type": "yarn",
-            "factor": factor,
-            "original_max_position_embeddings": length,
-            **{name: float(own[key]) for name, key in YARN.items() if own.get(key)},
-        }
-    raise _unread(header, f"scales its rotation by {kind}, which")
-
-
-def _numbers(tensor: GGUFTensor) -> list[float]:
-    """Of a vector in fp32."""
-    with tensor.file.open("rb") as stream:
-        stream.seek(tensor.start)
-        return list(struct.unpack(f"<{tensor.shape[0]}f", stream.read(tensor.num_bytes)))
-
-
-def _llama3(header: GGUFHeader, factors: GGUFTensor, theta: float, head_dim: int) -> dict[str, Any]:
-    """The settings whose factors the file holds: of the largest one, with what all Llamas share."""
-    held = _numbers(factors)
-    wanted = {"rope_type": "llama3", "factor": max(held), **LLAMA3}
-    computed = llama3_factors(theta, head_dim, max(held))
-    if len(computed) == len(held) and all(
-        math.isclose(a, b, rel_tol=1e-4) for a, b in zip(computed, held, strict=True)
-    ):
-        return wanted
-    raise _unread(header, "scales its rotation by factors of its own, which")
-
-
-def _unread(header: GGUFHeader, fault: str) -> ModelError:
-    """fault: up to the words "is not read"."""
-    return ModelError(
-        f"{header.file.name} {fault} is not read from GGUF files yet. Fetch the model with "
-        ".safetensors weights instead."
-    )
-
-
-def llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
-    """By how much each frequency is divided, [head_dim / 2], as llama.cpp writes it."""
-    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
-    length = LLAMA3["original_max_position_embeddings"]
-    found = []
-    for place in range(0, head_dim, 2):
-        wavelength = 2 * math.pi * theta ** (place / head_dim)
-        if wavelength < length / high:
-            found.append(1.0)
-        elif wavelength > length / low:
-            found.append(factor)
-        else:
-            smooth = (length / wavelength - low) / (high - low)
-            found.append(1 / ((1 - smooth) / factor + smooth))
-    return found
-
-
 def tensor_names(header: GGUFHeader) -> dict[str, str]:
     """The name in transformers of every tensor of the file. Raises ModelError for one that the
     family is not known to have: the model would run without it and answer wrongly."""
     found, unknown = dict[str, str](), list[str]()
-    names = {**LAYER_NAMES, **family_of(header).renamed}
+    family = family_of(header)
+    own = NotedSettings(header.settings, f"{header.family}.")
+    num_layers = count_layers(own) if own.get(MTP_COUNT) else None
     for tensor in header.tensors:
         if tensor.name in NO_WEIGHTS or tensor.name.startswith(TOWERS):
             continue
-        name = _name(tensor.name, names)
+        name = _name(tensor.name, family, num_layers)
         if name is None:
             unknown.append(tensor.name)
         else:
@@ -327,13 +241,24 @@ def tensor_names(header: GGUFHeader) -> dict[str, str]:
     return found
 
 
-def _name(name: str, of_layers: Mapping[str, str]) -> str | None:
-    if name in OUTER_NAMES:
-        return OUTER_NAMES[name]
-    parts = name.split(".")
-    if len(parts) != 4 or parts[0] != "blk" or parts[2] not in of_layers:
+def _name(name: str, family: Family, num_layers: int | None) -> str | None:
+    """num_layers: of the model itself, None where no block only drafts."""
+    outer, of_layers = {**OUTER_NAMES, **family.outer}, {**LAYER_NAMES, **family.renamed}
+    if name in outer:
+        return outer[name]
+    begin, _, rest = name.partition(".")
+    layer, _, part = rest.partition(".")
+    if begin != "blk" or not layer.isdecimal():
         return None
-    return f"model.layers.{parts[1]}.{of_layers[parts[2]]}.{parts[3]}"
+    where = f"model.layers.{layer}."
+    if num_layers is not None and int(layer) >= num_layers:
+        if part in MTP_PARTS:
+            return f"mtp.{MTP_PARTS[part]}"
+        where = f"mtp.layers.{int(layer) - num_layers}."
+    if part in family.parts:
+        return f"{where}{family.parts[part]}"
+    path, _, suffix = part.rpartition(".")
+    return f"{where}{of_layers[path]}.{suffix}" if path in of_layers else None
 
 
 def unread_settings(header: GGUFHeader) -> list[str]:

@@ -68,6 +68,7 @@ BITSANDBYTES = "bitsandbytes__"  # begins the last part of the name of a layer's
 OUTER = ("embed", "wte", "wpe", "lm_head", "output.weight")  # in names outside of the layers
 # In names of layers that a mixture of experts has; transformers keeps neither in linear layers.
 OF_MIXTURES = (".experts.", ".gate.weight", "router")
+CONVOLUTION = "conv1d"  # of two axes in GGUF files
 
 
 def shape_from_folder(folder: Path, name: str | None = None) -> ModelShape:
@@ -248,4 +249,4 @@ def _is_beside(name: str) -> bool:
 
 
 def _is_linear(name: str, shape: tuple[int, ...]) -> bool:
-    return len(shape) == 2 and not any(part in name for part in (*OUTER, *OF_MIXTURES))
+    return len(shape) == 2 and not any(part in name for part in (*OUTER, *OF_MIXTURES, CONVOLUTION))

@@ -7,6 +7,10 @@ Source: ggml's kinds; the values by gguf-py's quants.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -29,21 +33,73 @@ class GGUFSource:
         self._tensors = {names[each.name]: each for each in header.tensors if each.name in names}
         heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
         self._heads = heads if self._family.is_interleaved else {}
+        self._delta = DeltaOrder.of(config) if "linear_num_key_heads" in config else None
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self._tensors)
 
     def read(self, name: str) -> Weight:
+        if ".linear_attn." in name and self._delta is not None:
+            return self._of_delta_net(name, self._delta)
         tensor, layer = self._tensors[name], name.split(".")[-2]
+        if layer == "shared_expert_gate":
+            return Dense(gguf_values(tensor, self._dtype).view(1, -1))
         order = halves_apart(tensor.shape[0], self._heads.get(layer, 0))
         groups = gguf_groups(tensor)
         if groups is not None:
             return groups.rows(order)
-        if self._family.norm_shift and layer.endswith("norm"):
+        if self._family.norm_shift and "norm" in layer:
             shifted = gguf_values(tensor, torch.float32) - self._family.norm_shift
             return Dense(shifted.to(self._dtype))
         return Dense(gguf_values(tensor, self._dtype)[order])
+
+    def _of_delta_net(self, name: str, order: DeltaOrder) -> Weight:
+        """A tensor of a gated delta net, its value heads in transformers' order."""
+        tensor, part = self._tensors[name], name.partition(".linear_attn.")[2]
+        weight: Dense | Grouped | None = gguf_groups(tensor)
+        if weight is None:
+            weight = Dense(gguf_values(tensor, torch.float32 if part == "A_log" else self._dtype))
+        if part == "out_proj.weight":
+            return weight.columns(order.heads(order.value_size))
+        if part in ("in_proj_qkv.weight", "conv1d.weight"):
+            weight = weight.rows(order.channels())
+        elif part == "in_proj_z.weight":
+            weight = weight.rows(order.heads(order.value_size))
+        elif part != "norm.weight":
+            weight = weight.rows(order.heads(1))
+        if part == "A_log":  # the file holds what it stands for
+            return Dense(torch.log(-weight.dense(torch.float32)).to(self._dtype))
+        if part == "conv1d.weight":
+            return Dense(weight.dense(self._dtype).unsqueeze(1))
+        return weight
+
+
+@dataclass(frozen=True)
+class DeltaOrder:
+    """The order of the value heads of gated delta nets. Files hold the first value head of every
+    key head, then the second one of each; transformers all of the first key head, then of the next.
+    keys: numbers of all keys. value_size: of one value head."""
+
+    num_key_heads: int
+    num_value_heads: int
+    keys: int
+    value_size: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> DeltaOrder:
+        key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+        keys = key_heads * config["linear_key_head_dim"]
+        return cls(key_heads, value_heads, keys, config["linear_value_head_dim"])
+
+    def heads(self, size: int) -> torch.Tensor:
+        """Return where the file holds each number of the value heads, with `size` of each."""
+        places = torch.arange(self.num_value_heads * size).view(-1, self.num_key_heads, size)
+        return places.transpose(0, 1).flatten()
+
+    def channels(self) -> torch.Tensor:
+        """Return the same of queries, keys and values in one."""
+        return torch.cat((torch.arange(2 * self.keys), 2 * self.keys + self.heads(self.value_size)))
 
 
 def gguf_groups(tensor: GGUFTensor) -> Grouped | None:

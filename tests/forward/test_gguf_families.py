@@ -6,19 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGUFWriter, RopeScalingType
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from localspec.core.errors import ModelError
-from localspec.formats.folder_files import notices_of
+from localspec.formats.folder_files import check_folder, notices_of
 from localspec.formats.gguf_families import FAMILIES
 from localspec.formats.gguf_file import read_header
-from localspec.formats.gguf_settings import config_of
+from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.forward.by_transformers import load_module
+from localspec.forward.load import load_model
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import opened_gguf
+from localspec.weights.gguf import GGUFSource
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.tiny import CPU
 
@@ -87,6 +90,57 @@ def of_glm(writer: GGUFWriter) -> None:
     writer.add_rope_dimension_count(8)
 
 
+def of_qwen35(writer: GGUFWriter) -> None:
+    writer.add_uint32(f"{writer.arch}.full_attention_interval", 2)
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_state_size(16)
+    writer.add_ssm_group_count(2)
+    writer.add_ssm_time_step_rank(6)
+    writer.add_ssm_inner_size(6 * 16)
+    writer.add_rope_dimension_count(8)
+
+
+def of_qwen35_moe(writer: GGUFWriter) -> None:
+    of_qwen35(writer)
+    of_qwen(writer)
+    writer.add_expert_shared_feed_forward_length(20)
+
+
+def of_gemma_4(writer: GGUFWriter) -> None:
+    writer.add_final_logit_softcapping(3.0)
+    writer.add_float32("gemma4.rope.freq_base_swa", 1e4)
+    writer.add_uint32("gemma4.rope.dimension_count_swa", 16)
+
+
+def of_gemma_4_small(writer: GGUFWriter) -> None:
+    of_gemma_4(writer)
+    writer.add_uint32("gemma4.attention.shared_kv_layers", 2)
+    writer.add_uint32("gemma4.embedding_length_per_layer_input", 8)
+
+
+def of_gemma_4_moe(writer: GGUFWriter) -> None:
+    of_gemma_4(writer)
+    of_qwen(writer)
+
+
+QWEN35: dict[str, Any] = {
+    "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5},
+}  # fmt: skip
+GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": 6, "final_logit_softcapping": 3.0,
+    "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}  # fmt: skip
+GEMMA4_WIDE = {**GEMMA4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
 QWEN_MOE: dict[str, Any] = {
     "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
     "norm_topk_prob": True,
@@ -124,6 +178,19 @@ MODELS: dict[str, tuple[str, dict[str, Any], Describe]] = {
         "embedding_multiplier": 6.0, "residual_multiplier": 0.3, "attention_multiplier": 0.2,
         "logits_scaling": 4.0,
     }, of_granite),
+    "qwen35": ("qwen3_5_text", QWEN35, of_qwen35),
+    "qwen35moe": ("qwen3_5_moe_text", {
+        **QWEN35, **QWEN_MOE, "shared_expert_intermediate_size": 20,
+    }, of_qwen35_moe),
+    "gemma4": ("gemma4_text", GEMMA4_WIDE, of_gemma_4),
+    "gemma4, keys shared": ("gemma4_text", {
+        **GEMMA4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 64,
+        "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    }, of_gemma_4_small),
+    "gemma4, experts": ("gemma4_text", {
+        **GEMMA4_WIDE, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    }, of_gemma_4_moe),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1]}, lambda writer: None),
 }  # fmt: skip
 
@@ -144,12 +211,13 @@ def written(family: str, file: Path, module: Any, kind: str = "F32") -> dict[str
         VOCABULARY(writer)
         MODELS[family][2](writer)
 
-    return write_gguf(file, module, kind, family, describe)
+    return write_gguf(file, module, kind, family.partition(",")[0], describe)
 
 
 def test_every_family_is_compared() -> None:
     compared_elsewhere = {"llama", "qwen2", "qwen3"}  # tests/forward/test_stored.py
-    assert MODELS.keys() | compared_elsewhere == FAMILIES.keys()
+    names = {name.partition(",")[0] for name in MODELS}
+    assert names | compared_elsewhere == FAMILIES.keys()
 
 
 @pytest.mark.slow
@@ -163,11 +231,54 @@ def test_a_file_gives_the_logits_of_the_folder(family: str, tmp_path: Path) -> N
     with torch.inference_mode():
         wanted, found = (each(input_ids=torch.tensor([TOKENS])).logits for each in modules)
     assert torch.allclose(found, wanted, atol=1e-5 * float(wanted.abs().max()))
+    opened = load_model(folders[1], torch.float32, CPU, 64)
+    if opened.notice is None:  # it runs natively
+        rows = opened.model.forward(TOKENS)
+        assert torch.allclose(rows, wanted[0], atol=1e-4 * float(wanted.abs().max()))
     shape = shape_of_gguf(tmp_path / "tiny.gguf", "tiny")
-    assert shape.num_params == sum(each.numel() for each in module.parameters())
+    factors = [name for name, _ in module.named_buffers() if name.endswith("layer_scalar")]
+    assert shape.num_params == sum(each.numel() for each in module.parameters()) + len(factors)
     assert shape_from_folder(folders[1]).num_params == shape.num_params
     assert notices_of(folders[1]) == [], "every setting is read"
     assert shape.kv_width == shape_from_folder(folders[0]).kv_width
+
+
+def test_a_block_that_only_drafts_is_no_layer_and_its_tensors_are_those_of_an_mtp_head(
+    tmp_path: Path,
+) -> None:
+    def with_mtp(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        of_qwen35(writer)
+        writer.add_uint32("qwen35.nextn_predict_layers", 1)
+        for name, shape in (("nextn.eh_proj", (64, 128)), ("nextn.enorm", (64,)),
+                            ("nextn.hnorm", (64,)), ("nextn.shared_head_norm", (64,)),
+                            ("attn_k", (32, 64)), ("attn_norm", (64,))):  # fmt: skip
+            writer.add_tensor(f"blk.4.{name}.weight", torch.ones(shape).numpy())
+
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, module_of("qwen35"), "F32", "qwen35", with_mtp, num_drafting=1)
+    header = read_header(file)
+    config, names = config_of(header), tensor_names(header)
+    assert (config["num_hidden_layers"], config["mtp_num_hidden_layers"]) == (4, 1)
+    assert {name for name in names.values() if name.startswith("mtp.")} == {
+        "mtp.fc.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight",
+        "mtp.norm.weight", "mtp.layers.0.self_attn.k_proj.weight",
+        "mtp.layers.0.input_layernorm.weight",
+    }  # fmt: skip
+    source = GGUFSource(check_folder(opened_gguf(file, tmp_path)), torch.float32)
+    for name in ("mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight"):
+        assert not source.read(name).dense(torch.float32).any(), "the 1 in the file is taken off"
+
+
+def test_factors_that_are_no_proportional_rotation_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    written("gemma4", file, module_of("gemma4"))
+    data = file.read_bytes()
+    huge = np.float32(1e30).tobytes()
+    assert data.count(huge) == 12
+    file.write_bytes(data.replace(huge, np.float32(8.0).tobytes(), 1))
+    with pytest.raises(ModelError, match="factors of its own"):
+        config_of(read_header(file))
 
 
 def test_a_mistral_3_that_scales_no_queries_is_a_llama(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.load import load_model
 from localspec.machine.gguf_models import opened_gguf
 from localspec.weights.int4 import Int4Linear
+from localspec.weights.stored import Grouped
 from tests.kit.decoders import layers_of
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.tiny import CPU, tiny_llama, tiny_qwen
@@ -131,3 +132,15 @@ def test_the_weights_stay_in_the_file(tmp_path: Path) -> None:
     folder = opened_gguf(tmp_path / "tiny.gguf", tmp_path)
     assert weight_files(folder) == [tmp_path / "tiny.gguf"]
     assert not list(folder.glob("*.safetensors"))
+
+
+def test_inputs_that_move_by_whole_groups_stay_in_groups_for_the_kernel() -> None:
+    values = torch.arange(3 * 128).view(3, 128) % 16
+    scales = torch.rand(3, 4, generator=torch.Generator().manual_seed(1))
+    weight = Grouped(values.to(torch.uint8), scales, -scales, 4)
+    halves = torch.arange(128).view(2, 2, 32).transpose(0, 1).flatten()
+    moved = weight.columns(halves)
+    assert torch.equal(moved.dense(), weight.dense()[:, halves]) and moved.is_kept
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(2))
+    mixed = weight.columns(order)
+    assert torch.equal(mixed.dense(), weight.dense()[:, order]) and not mixed.is_kept
