@@ -102,6 +102,11 @@ def can_split(dtype: torch.dtype, device: torch.device) -> bool:
     return float((found - wanted).abs().max()) <= SPLIT_TOLERANCE * float(wanted.abs().max())
 
 
+# Largest heads whose keys are lent to several sequences of rows at once. A kernel of torch for GPUs
+# was reported to be wrong for lent keys with heads of 512 (pytorch issue 191937).
+WIDEST_LENT_HEAD = 256
+
+
 def grouped_attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> torch.Tensor:
@@ -113,8 +118,13 @@ def grouped_attention(
         seen = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
     else:  # the query heads of a key head as sequences over the same keys
         apart = rows.view(kv_heads, -1, num_rows, rows.shape[3]).transpose(0, 1)
-        keys, values = (part.expand(apart.shape[0], -1, -1, -1) for part in (keys, values))
-        seen = F.scaled_dot_product_attention(apart, keys, values, attn_mask=mask).transpose(0, 1)
+        num_lent = 1 if rows.shape[3] > WIDEST_LENT_HEAD else apart.shape[0]
+        keys, values = (part.expand(num_lent, -1, -1, -1) for part in (keys, values))
+        parts = [
+            F.scaled_dot_product_attention(part, keys, values, attn_mask=mask)
+            for part in torch.split(apart, num_lent)
+        ]
+        seen = (parts[0] if len(parts) == 1 else torch.cat(parts)).transpose(0, 1)
     return _by_row(seen, queries)
 
 

@@ -190,7 +190,7 @@ class _Builder:
         table = self._weight("embed_tokens_per_layer.weight")
         width, dtype = settings.per_layer_inputs.width, self.precision.dtype
         return PerLayerInputs(
-            table=table.values if isinstance(table, Dense) else table.dense(dtype),
+            table=(table.values if isinstance(table, Dense) else table.dense(dtype)).cpu(),
             projection=self._linear(["per_layer_model_projection"], has_bias=False),
             norm=self._rows_norm("per_layer_projection_norm"),
             width=width,

@@ -138,7 +138,7 @@ class Decoder:
         inputs, embedding = self.weights.per_layer_inputs, self.weights.embedding
         if inputs is None:
             return None
-        return inputs.looked_up(tokens).to(self.device, embedding.dtype)
+        return inputs.looked_up(tokens, embedding.dtype, self.device)
 
     def unpadded_layers(
         self,

@@ -62,9 +62,14 @@ class PerLayerInputs:
         """All but the table."""
         return self.projection.weight_bytes + self.norm.weight_bytes
 
-    def looked_up(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Return the table's rows of these tokens, [n, layers * width] on the host."""
-        return F.embedding(torch.tensor(tokens, dtype=torch.int64), self.table)  # a copy
+    def looked_up(
+        self, tokens: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """Return the table's rows of these tokens, [n, layers * width]. The host does not wait for
+        the copy (see upload)."""
+        rows = F.embedding(torch.tensor(tokens, dtype=torch.int64), self.table).to(dtype)
+        rows = rows.pin_memory() if device.type == "cuda" else rows
+        return rows.to(device, non_blocking=True)
 
     def of_rows(self, embedded: torch.Tensor, looked_up: torch.Tensor) -> torch.Tensor:
         """Return the inputs of all layers, [n, layers, width].

@@ -20,13 +20,19 @@ from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.lookup import Lookup
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
+from localspec.forward import attention
 from localspec.forward.block import FeedForward
+from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
+from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.load import load_model
+from localspec.forward.model import kv_shape
 from localspec.forward.row_check import has_invariant_rows
-from tests.kit.fake_card import CUDA, fake_card
+from tests.kit.decoders import decoder_of
+from tests.kit.fake_card import CUDA, fake_card, fake_module
 from tests.kit.families import SETTINGS, SHAPE, assert_close, small
-from tests.kit.tiny import CPU, Plans, play, with_cache
+from tests.kit.tiny import CPU, Plans, play, with_cache, with_plain_cache
+from tests.kit.tracing import TracingPool, UncapturedPool
 
 NAMES = [name for name in SETTINGS if name.startswith("gemma4")]
 SHARED = "gemma4, keys of earlier layers"
@@ -142,6 +148,37 @@ def test_a_drafter_changes_no_reply(name: str, drafter: str, temperature: float)
     assert play(engine, again, Plans((OFF, 0)), 20, sampling).tokens == found
 
 
+@pytest.mark.parametrize("name", [SHARED, "gemma4, values from keys"])
+def test_captured_steps_are_those_of_the_decoder(name: str) -> None:
+    before, model = text(20), decoder(name)
+    captured = CapturedDecoder(with_plain_cache(module(name), 48), TracingPool())
+    for _ in captured.capture():
+        pass
+    assert captured.notice is None
+    captured.forward(before)
+    for nodes, parents in ((text(5), None), (text(1), None), (text(len(TREE), 2), TREE)):
+        wanted = afresh(model, before), model.forward(nodes, parents)
+        captured.cache.rollback(len(before))
+        assert_close(captured.forward(nodes, parents), wanted[1])
+
+
+def test_no_step_on_a_card_waits_for_the_table_of_inputs() -> None:
+    tiny = small(SHARED)
+    with fake_card() as traffic:
+        shape = kv_shape(tiny.config, 64)
+        fake = fake_module(tiny, torch.bfloat16)
+        model = decoder_of(fake, KVCache(shape, torch.bfloat16, CUDA, num_spare=16))
+        captured = CapturedDecoder(model, UncapturedPool())
+        for _ in captured.capture():
+            pass
+        assert model.weights.per_layer_inputs is not None
+        assert model.weights.per_layer_inputs.table.device == CPU
+        traffic.clear()
+        captured.forward(text(40), num_logits=1)
+        captured.forward(text(3))
+        assert captured.notice is None and not traffic.uploads and not traffic.reads
+
+
 class Counting:
     """A feed-forward part that notes how many rows go through it."""
 
@@ -223,3 +260,13 @@ def test_the_table_of_inputs_stays_on_the_host_as_its_file_holds_it(tmp_path: Pa
         opened = load_model(tmp_path, torch.bfloat16, CUDA, 64)
     inputs = opened.model.weights.per_layer_inputs
     assert inputs.table.device == CPU and inputs.table.dtype == torch.float32
+
+
+def test_keys_of_wide_heads_are_not_lent_and_give_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens, model = text(40), with_plain_cache(module(SHARED), 48)
+    wanted = model.forward(tokens)
+    model.cache.rollback(0)
+    monkeypatch.setattr(attention, "WIDEST_LENT_HEAD", 16)
+    assert_close(model.forward(tokens), wanted)

@@ -112,6 +112,7 @@ def _patches(traffic: Traffic, number: float) -> Iterator[tuple[Any, str, Any]]:
     for name in ("tolist", "item", "__float__", "__int__", "__bool__", "__index__"):
         yield FakeTensor, name, _as(name, filled)
     yield FakeTensor, "numpy", lambda tensor: np.array(filled(tensor))
+    yield FakeTensor, "pin_memory", _pinned
     yield torch, "equal", lambda left, right: filled((left == right).all())
     yield torch, "tensor", _tensor_of(torch.tensor)
     yield files, "load_file", _read_by(files.load_file)
@@ -131,6 +132,11 @@ def _as(name: str, filled: Callable[[torch.Tensor], Any]) -> Callable[[torch.Ten
         return kinds.get(name, lambda same: same)(value)
 
     return read
+
+
+def _pinned(tensor: Any) -> Any:
+    tensor.is_pinned_here = True
+    return tensor
 
 
 def _tensor_of(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
