@@ -47,7 +47,7 @@ class Slot:
 
     def num_held(self, prompt: Several[int]) -> int:
         """Tokens of the prompt that its cache holds."""
-        from localspec.forward.cache import common_prefix_length
+        from localspec.core.prefix import common_prefix_length
 
         return common_prefix_length(self.engine.target.cache.tokens, list(prompt))
 

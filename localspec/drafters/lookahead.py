@@ -29,9 +29,9 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 
 from localspec.core.decoding import DraftPlan, Outcome, Proposal, Sequence
+from localspec.core.prefix import common_prefix_length
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.tree_growth import ROOT, Ranked, TreeGrowth, usual_growth
-from localspec.forward.cache import common_prefix_length
 
 GRAM = 3  # tokens of one n-gram
 MAX_FOLLOWERS = 4

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from localspec.forward.cache import common_prefix_length
+from localspec.core.prefix import common_prefix_length
 
 MAX_COUNTED = 32  # contexts whose counts one token raises
 MAX_FOLLOWERS = 32  # of one context, the first seen: frequent ones are seen early

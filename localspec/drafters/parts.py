@@ -89,7 +89,7 @@ class Parts:
         """A captured draft loop of a model; None where nothing is captured, or no graph can hold
         the model's steps."""
         pool = self.pool if model.device == self.target.device else self.draft_pool
-        if pool is None or not isinstance(model, Decoder) or model.weights.reads_host:
+        if pool is None or not isinstance(model, Decoder) or not model.is_capturable:
             return None
         if model.weights.per_layer_inputs is not None:  # its drafts' tokens are needed on the host
             return None

@@ -116,6 +116,7 @@ class Engine:
             logits, sequence.others = yield Rows(self.target, piece, num_logits=1)
             float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
             place += len(piece)
+        cache.hold()
         return Prefilled(reused, 1000.0 * (perf_counter() - started))
 
     def decode(
@@ -139,6 +140,7 @@ class Engine:
             raise
         finally:
             self.target.cache.reuse(sequence.tokens[:-1])
+            self.target.cache.hold()
 
     def round(self, sequence: Sequence, policy: Policy) -> Generator[Rows, Forwarded, Round]:
         """Plan, draft, verify, commit, learn."""

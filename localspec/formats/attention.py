@@ -10,6 +10,8 @@ from typing import Any
 RING_SPARE: int | None = None
 # States of a recurrent model that are held at once: the present one, and the one before a draft.
 NUM_STATES = 2
+# Tokens between these two states at most, of which the native decoder holds the ingredients.
+NUM_PENDING = 32
 KNOWN_KINDS = ("full_attention", "sliding_attention", "attention")
 # Layers whose memory of the text is a state of fixed size; a hybrid has keys and values as well.
 STATE_KINDS = frozenset(("linear_attention", "conv", "mamba", "recurrent"))
@@ -69,6 +71,12 @@ def chains_for(family: str) -> str:
         "reads the accepted part again after a rejection; trees, heads and drafts by its own "
         "layers need a model with full attention."
     )
+
+
+STATES_TAKE_CHAINS = (
+    "Some of its layers read the text into a state. It checks a draft that is one chain of tokens; "
+    "trees, heads and drafts by its own layers need a model with full attention."
+)
 
 
 def cannot_check(family: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 from localspec.core.errors import ModelError
 from localspec.formats.attention import STATE_KINDS, layer_kinds
+from localspec.formats.delta_settings import DeltaSettings, delta_of
 from localspec.formats.layer_settings import (
     LayerSettings,
     PerLayerSettings,
@@ -126,6 +127,7 @@ class DecoderSettings:
     rotations: tuple[Rotation, ...]
     turns: tuple[int | None, ...]
     mixture: MixtureSettings | None
+    delta: DeltaSettings | None
     query_scale: float | None
     embedding_scale: float
     residual_scale: float
@@ -198,10 +200,8 @@ class _Reader:
             if key not in self.text:
                 raise Incomplete(f"its config.json does not say {key}")
         layout, num_layers = self.layout, int(self._need("num_hidden_layers"))
-        num_heads, hidden_size = (
-            int(self._need("num_attention_heads")),
-            int(self._need("hidden_size")),
-        )
+        num_heads = int(self._need("num_attention_heads"))
+        hidden_size = int(self._need("hidden_size"))
         num_kv_heads = self.text.get("num_key_value_heads")
         if num_kv_heads is None and not self.is_complete:
             raise Incomplete("its config.json does not say num_key_value_heads")
@@ -238,6 +238,7 @@ class _Reader:
             rotations=rotations,
             turns=turns,
             mixture=self._mixture(num_layers) if layout.has_experts else None,
+            delta=delta_of(self.text, num_layers, self.is_complete) if layout.has_states else None,
             query_scale=self._query_scale(),
             embedding_scale=hidden_size**0.5
             if layout.scales_embedding
@@ -311,7 +312,7 @@ class _Reader:
             raise NotNative("both parts of a block read the same rows")
         if self.family == "granitemoehybrid":
             self._require_attention_alone()
-        if STATE_KINDS & {*layer_kinds(self.text)}:
+        if STATE_KINDS & {*layer_kinds(self.text)} and not self.layout.has_states:
             raise NotNative("some of its layers keep a state in place of keys and values")
         if self.text.get(SCORE_CAP):
             raise NotNative(f"its {SCORE_CAP} is {self.text[SCORE_CAP]}")

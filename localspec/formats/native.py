@@ -33,6 +33,9 @@ class Layout:
     the root of their width. has_experts: some layers are a mixture. renamed: patterns of
     published names of weights, and transformers' names of the same.
 
+    has_output_gate: attention's result is multiplied by a gate, whose rows stand behind those of
+    each query head. has_states: layers of the kind "linear_attention" are gated delta nets.
+
     experts_kept: how experts are kept beside linear layers in 4 bits: in full precision, in 4 bits
     as well, or at every precision as the files hold them.
 
@@ -71,6 +74,8 @@ class Layout:
     scales_embedding: bool = False
     has_experts: bool = False
     experts_kept: Literal["whole", "4-bit", "stored"] = "whole"
+    has_output_gate: bool = False
+    has_states: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     has_own_sizes: bool = False
     norms_values: bool = False
@@ -206,6 +211,9 @@ LAYOUTS: Mapping[str, Layout] = {
     "gemma3_text": _GEMMA3,
     "gemma4_text": replace(_GEMMA4, has_experts=True),
     "gemma4_unified_text": _GEMMA4,
+    "qwen3_5_text": Layout(
+        head_norms="each", norm_offset=1.0, has_output_gate=True, has_states=True
+    ),
 }
 # Families whose published folders bring code that is not needed, by transformers' name of them.
 KNOWN_AS = {
@@ -229,6 +237,7 @@ OF_IMAGES = {
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5": "qwen3_5_text",
 }
 TOWERS = (
     "vision_tower",

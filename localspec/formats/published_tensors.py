@@ -56,6 +56,16 @@ def state_numbers(text: Mapping[str, Any]) -> tuple[int, int]:
     return count * sums, count * columns * (2 * keys + values)
 
 
+def ingredient_bytes(text: Mapping[str, Any]) -> int:
+    """Return what one token adds to all gated delta nets' states, in fp32: keys, corrections,
+    decays and what the convolutions read."""
+    if "linear_key_head_dim" not in text:
+        return 0
+    keys, values = _state_widths(text)
+    heads = int(text["linear_num_value_heads"])
+    return 4 * qwen_kinds(text).count("linear_attention") * (3 * keys + 2 * values + heads)
+
+
 def _with_ends(text: Mapping[str, Any], inner: Iterator[Tensor]) -> Iterator[Tensor]:
     table = (int(text["vocab_size"]), int(text["hidden_size"]))
     yield "model.embed_tokens.weight", table

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
+from localspec.forward.mixer import LayerAttend, Mixer, Swap, Table, halves_swapped
 from localspec.forward.per_layer_inputs import PerLayerGate, PerLayerInputs
 from localspec.forward.row_attention import Heads
 from localspec.weights.linear import Linear, PlainLinear
@@ -169,24 +170,6 @@ class Experts:
         return made
 
 
-def halves_swapped(rows: torch.Tensor) -> torch.Tensor:
-    """(x1, x2) -> (x2, x1), of halves."""
-    return torch.roll(rows, rows.shape[-1] // 2, -1)
-
-
-def pairs_swapped(rows: torch.Tensor) -> torch.Tensor:
-    """(x1, x2, x3, x4, ...) -> (x2, x1, x4, x3, ...)."""
-    return rows.reshape(*rows.shape[:-1], -1, 2).flip(-1).flatten(-2)
-
-
-# Cosines and sines of the positions of n rows, [n, 1, rotated] each.
-Table = tuple[torch.Tensor, torch.Tensor]
-Swap = Callable[[torch.Tensor], torch.Tensor]
-# The attention of one layer: queries [n, heads, head_dim], keys then values
-# [n, 2 * kv_heads, head_dim] -> [n, heads * head_dim].
-LayerAttend = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
 @dataclass(frozen=True)
 class Attention:
     """Queries, keys and values of one layer, and what is made of what they see.
@@ -226,21 +209,25 @@ class Attention:
     def with_linears(self, change: Callable[[Linear], Linear]) -> Attention:
         return replace(self, qkv=change(self.qkv), output=change(self.output))
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        return (self.window, self.rotation, self.source is None)
+
     def mix(
         self, rows: torch.Tensor, tables: Sequence[Table], swapped: Swap, attend: LayerAttend
     ) -> torch.Tensor:
         """Return what `output` reads, [n, heads * head_dim]. rows: [n, d]. attend: of this layer.
         swapped: see Weights."""
-        return attend(*self.project(rows, tables, swapped))
+        qkv = self.qkv(rows).view(rows.shape[0], -1, self.head_dim)
+        return attend(*self.turned(qkv, tables, swapped))
 
-    def project(
-        self, rows: torch.Tensor, tables: Sequence[Table], swapped: Swap
+    def turned(
+        self, qkv: torch.Tensor, tables: Sequence[Table], swapped: Swap
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries [n, heads, head_dim], and keys then values [n, 2 * kv_heads, head_dim], of
         which there are none where those of another layer are read.
 
-        rows: [n, d]. swapped: see Weights."""
-        qkv = self.qkv(rows).view(rows.shape[0], -1, self.head_dim)
+        qkv: all of these heads before norms and rotation, written to. swapped: see Weights."""
         if self.repeats_keys:
             qkv = torch.cat((qkv, qkv[:, self.num_heads :]), 1)
         turned = qkv[:, : self.num_heads + self.num_kv_heads]  # queries and keys, a view
@@ -265,7 +252,7 @@ class Block:
     third part, which reads inputs of this layer alone. scale: of the rows that leave the layer."""
 
     attention_norm: Norm | None
-    mixer: Attention
+    mixer: Mixer
     feed_forward_norm: Norm | None
     feed_forward: FeedForward
     after_attention: Norm | None = None
@@ -335,7 +322,9 @@ class Weights:
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        return tuple(block.mixer for block in self.blocks)
+        """The mixers that read keys and values, in order."""
+        mixers = (block.mixer for block in self.blocks)
+        return tuple(mixer for mixer in mixers if isinstance(mixer, Attention))
 
     @property
     def windows(self) -> frozenset[int | None]:
@@ -346,8 +335,9 @@ class Weights:
     def first_reader(self) -> int:
         """The first of the last layers that read keys and values of others alone; the number of
         layers where there are none. Only rows whose logits are wanted need these layers."""
-        own = [at for at, block in enumerate(self.blocks) if block.mixer.source is None]
-        return own[-1] + 1
+        mixers = [block.mixer for block in self.blocks]
+        readers = [isinstance(mixer, Attention) and mixer.source is not None for mixer in mixers]
+        return len(readers) - readers[::-1].index(False)
 
     @property
     def kv_layers(self) -> tuple[int, ...]:

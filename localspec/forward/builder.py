@@ -18,6 +18,7 @@ import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
 from localspec.formats.decoder_settings import DecoderSettings, MixtureSettings
+from localspec.formats.delta_settings import DeltaSettings
 from localspec.formats.layer_settings import LayerSettings
 from localspec.forward.block import (
     Activation,
@@ -31,10 +32,11 @@ from localspec.forward.block import (
     Scale,
     Weights,
     WholeNorm,
-    halves_swapped,
-    pairs_swapped,
 )
+from localspec.forward.delta_net import DeltaNet, unit_heads
 from localspec.forward.experts_beside import ExpertsBeside, Normed
+from localspec.forward.gated_attention import GatedAttention
+from localspec.forward.mixer import Mixer, halves_swapped, pairs_swapped
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
 from localspec.forward.per_layer_inputs import PerLayerGate, PerLayerInputs
 from localspec.forward.rotation import rotation_table
@@ -147,33 +149,13 @@ class _Builder:
         return LayerNorm(weight, epsilon, bias)
 
     def _block(self, layer: int) -> Block:
-        settings, layout, begin = self.settings, self.settings.layout, f"layers.{layer}."
-        attention = f"{begin}self_attn."
-        window = settings.windows[layer]
-        own = settings.layers[layer]
-        scale = settings.query_scale
+        layout, begin, mixture = self.settings.layout, f"layers.{layer}.", self.settings.mixture
         return Block(
             attention_norm=self._norm_of(begin, layout.attention_norm),
-            mixer=Attention(
-                qkv=self._linear(
-                    [f"{attention}{part}" for part in qkv_sizes(settings, layer)],
-                    settings.has_qkv_bias,
-                ),
-                output=self._linear([f"{attention}{layout.output}"], settings.has_output_bias),
-                num_heads=settings.num_heads,
-                num_kv_heads=own.num_kv_heads,
-                head_dim=own.head_dim,
-                head_norm=self._head_norm(attention, own),
-                rotation=settings.turns[layer],
-                window=window if window is not None and window < self.capacity else None,
-                query_scale=1.0 if scale is None else scale * own.head_dim**0.5,
-                norms_values=layout.norms_values,
-                repeats_keys=not own.has_values,
-                source=own.source,
-            ),
+            mixer=self._mixer(layer),
             # Experts beside a dense part have norms of their own.
             feed_forward_norm=None
-            if settings.mixture is not None and settings.mixture.is_beside
+            if mixture is not None and mixture.is_beside
             else self._norm_of(begin, layout.feed_forward_norm),
             feed_forward=self._feed_forward(layer),
             after_attention=self._after(begin, layout.after_attention),
@@ -182,6 +164,52 @@ class _Builder:
             per_layer_gate=self._per_layer_gate(begin),
             scale=float(self._dense(f"{begin}layer_scalar")) if layout.scales_layers else 1.0,
         )
+
+    def _mixer(self, layer: int) -> Mixer:
+        delta, begin = self.settings.delta, f"layers.{layer}."
+        if delta is not None and delta.layers[layer]:
+            return self._delta_net(f"{begin}linear_attn.", delta)
+        return self._attention(f"{begin}self_attn.", layer)
+
+    def _attention(self, begin: str, layer: int) -> Attention:
+        settings, layout = self.settings, self.settings.layout
+        window, own, scale = settings.windows[layer], settings.layers[layer], settings.query_scale
+        parts = [f"{begin}{part}" for part in qkv_sizes(settings, layer)]
+        kind = GatedAttention if layout.has_output_gate else Attention
+        return kind(
+            qkv=self._linear(parts, settings.has_qkv_bias),
+            output=self._linear([f"{begin}{layout.output}"], settings.has_output_bias),
+            num_heads=settings.num_heads,
+            num_kv_heads=own.num_kv_heads,
+            head_dim=own.head_dim,
+            head_norm=self._head_norm(begin, own),
+            rotation=settings.turns[layer],
+            window=window if window is not None and window < self.capacity else None,
+            query_scale=1.0 if scale is None else scale * own.head_dim**0.5,
+            norms_values=layout.norms_values,
+            repeats_keys=not own.has_values,
+            source=own.source,
+        )
+
+    def _delta_net(self, begin: str, delta: DeltaSettings) -> DeltaNet:
+        """Its own norm adds nothing to its weight, whatever the other norms do."""
+        inputs = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        return DeltaNet(
+            projection=self._linear([f"{begin}{part}" for part in inputs], has_bias=False),
+            output=self._linear([f"{begin}out_proj"], has_bias=False),
+            shape=delta,
+            convolution=self._whole(f"{begin}conv1d.weight")[:, 0].T.contiguous(),
+            head_norm=unit_heads(delta.num_key_heads, delta.key_size, self.precision.device),
+            log_decay=-torch.exp(self._whole(f"{begin}A_log")),
+            decay_bias=self._whole(f"{begin}dt_bias"),
+            output_norm=RootMeanSquareNorm(
+                self._dense(f"{begin}norm.weight"), self.settings.norm_epsilon
+            ),
+        )
+
+    def _whole(self, name: str) -> torch.Tensor:
+        """In fp32, as recurrences are computed."""
+        return self._weight(name).dense(torch.float32).to(self.precision.device)
 
     def per_layer_inputs(self) -> PerLayerInputs | None:
         settings = self.settings

@@ -20,45 +20,35 @@ from typing import TypeVar
 import torch
 
 from localspec.core.errors import CacheError
+from localspec.core.prefix import common_prefix_length
+from localspec.formats.delta_settings import DeltaSettings
 from localspec.forward.features import Features
+from localspec.forward.states import WIDEST as WIDEST
+from localspec.forward.states import Snapshots, States
 from localspec.forward.upload import indices
 
-WIDEST = 16  # rows of a forward that checks a draft
 STRETCH = 256  # keys that attention on a GPU takes at once
 KEY_BLOCK = 512  # keys that attention on a processor takes at once, as torch's kernel does
+SNAPSHOT_EVERY = 2048  # tokens of a prompt after which states are copied
 
 
 @dataclass(frozen=True)
 class KVShape:
     """What a cache must hold: layers, key/value heads, head size, slots. of_layers: heads and head
-    size of each layer where they differ; the two before are then those of the widest."""
+    size of each layer where they differ; the two before are then those of the widest. num_layers
+    counts those with keys and values; states: of the layers that have a state in their place."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     capacity: int
     of_layers: tuple[tuple[int, int], ...] = ()
+    states: DeltaSettings | None = None
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Heads and head size of each layer."""
         return self.of_layers or ((self.num_kv_heads, self.head_dim),) * self.num_layers
-
-
-def common_prefix_length(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix. Slices compare in C, so this bisects over them."""
-    if type(left) is not type(right):  # a list never equals a tuple
-        left, right = list(left), list(right)
-    low, high = 0, min(len(left), len(right))
-    if left[:high] == right[:high]:
-        return high
-    while high - low > 1:  # equal up to low, different somewhere below high
-        middle = (low + high) // 2
-        if left[low:middle] == right[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KVCache:
@@ -119,6 +109,9 @@ class KVCache:
         self._start = 0
         self._end = 0
         self.features: Features | None = None
+        states = shape.states
+        self.states = None if states is None else States(states, dtype, device)
+        self._snapshots = Snapshots()
 
     @property
     def length(self) -> int:
@@ -127,11 +120,12 @@ class KVCache:
     @property
     def takes_trees(self) -> bool:
         """Whether one forward can check several continuations, with the bits that each has."""
-        return self.piece is None
+        return self.piece is None and self.states is None
 
     @property
     def kv_bytes(self) -> int:
-        return sum(part.nbytes for part in self._parts)
+        slots = sum(part.nbytes for part in self._parts)
+        return slots + (0 if self.states is None else self.states.nbytes)
 
     def another(self) -> KVCache:
         """An empty cache of the same shape, for another sequence."""
@@ -163,10 +157,42 @@ class KVCache:
         return tuple(next(rows[size]) for size in self.shape.sizes)
 
     def reuse(self, tokens: Sequence[int]) -> int:
-        """Shorten to the longest common prefix with `tokens`; returns its length."""
-        length = common_prefix_length(self.tokens, tokens)
+        """Shorten to the longest prefix of `tokens` that is held; returns its length."""
+        length = self._held_length(common_prefix_length(self.tokens, tokens))
         self.rollback(length)
         return length
+
+    def hold(self) -> None:
+        """Hold what later texts may go on from: copies of states. Keys and values stay anyway."""
+        if self.states is not None and self.length in self.states.reach:
+            self._snapshots.add(self.tokens, self.states.saved(self.length))
+
+    def unread(self) -> list[int]:
+        """Drop the last tokens that no state has read, and return them: after a rollback behind
+        the states and their copies they have to be read again."""
+        held = self._held_length(self.length)
+        tokens = self.tokens[held:]
+        del self.tokens[held:]
+        return tokens
+
+    def _held_length(self, length: int) -> int:
+        """The longest prefix of the first `length` tokens after which every layer can go on."""
+        if self.states is None or length in self.states.reach:
+            return length
+        nearest = self._snapshots.longest(self.tokens[:length])
+        reach = self.states.reach
+        return max(nearest, reach[-1]) if reach and reach[-1] < length else nearest
+
+    def _begin(self, states: States, start: int, num_rows: int) -> None:
+        """Bring the states to the tokens that are held."""
+        if start not in states.reach:
+            saved = self._snapshots.at(self.tokens)
+            if saved is None:
+                assert not start, "`unread` went before"
+                states.clear()
+            else:
+                states.restore(saved)
+        states.begin(start, num_rows)
 
     def reuse_read(self, tokens: Sequence[int]) -> int:
         """As `reuse`, of a prompt that is read from there on. Where bits depend on how many rows
@@ -223,10 +249,19 @@ class KVCache:
                 "Start a new chat or load the model with a longer context."
             )
         self._start, self._end = start, end
+        if self.states is not None:
+            self._begin(self.states, start, len(tokens))
         yield start
         self.tokens.extend(tokens)
+        if self.states is not None:
+            self._finish(self.states, end, len(tokens))
         if len(tokens) == self.piece and start == self._num_whole:
             self._num_whole = end
+
+    def _finish(self, states: States, end: int, num_rows: int) -> None:
+        states.finish(end, num_rows)
+        if num_rows > WIDEST and end - self._snapshots.longest(self.tokens) >= SNAPSHOT_EVERY:
+            self.hold()
 
     def write(
         self, layer: int, start: int, end: int, keys_values: torch.Tensor

@@ -22,10 +22,12 @@ from math import prod
 import torch
 
 from localspec.forward.attention import cached_attention, each_its_own
-from localspec.forward.block import Table, Weights
+from localspec.forward.block import Weights
 from localspec.forward.cache import KVCache, KVShape
+from localspec.forward.delta_net import DeltaNet
 from localspec.forward.features import LAST, Features
-from localspec.forward.model import LanguageModel, Rows
+from localspec.forward.mixer import LayerAttend, Table
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
 from localspec.forward.row_attention import Attend
 from localspec.forward.tree import depths
 from localspec.forward.upload import indices
@@ -76,6 +78,11 @@ class Decoder:
         return self.weights.weight_bytes
 
     @property
+    def is_capturable(self) -> bool:
+        """True if its forward can be a graph. Moving states takes a choice on the host."""
+        return not self.weights.reads_host and self.cache.states is None
+
+    @property
     def written_features(self) -> Features | None:
         """The hidden states that its forwards keep."""
         return self.cache.features
@@ -122,6 +129,12 @@ class Decoder:
         """As `forward`, with hidden states. keep: layers whose hidden states are returned, beside
         those that are followed."""
         return run_together([Rows(self, tokens, parents, num_logits)], keep)[0]
+
+    def catch_up(self) -> None:
+        """Read the tokens again that no state has read, after a rollback behind them."""
+        missing = self.cache.unread()
+        for first in range(0, len(missing), PREFILL_CHUNK):
+            self.run(missing[first : first + PREFILL_CHUNK], num_logits=1)
 
     def wanted_layers(self, keep: Sequence[int]) -> frozenset[int]:
         """Those of `keep` and those that are followed."""
@@ -231,7 +244,16 @@ class Decoder:
             for heads, window in dict.fromkeys(kinds)
         }
         pairs = zip(kinds, self.weights.kv_layers, strict=True)
-        of_layers = [partial(found[kind], layer) for kind, layer in pairs]
+        of_attentions = iter([partial(found[kind], layer) for kind, layer in pairs])
+        of_layers, num_states = list[LayerAttend](), 0
+        for block in self.weights.blocks:
+            if isinstance(block.mixer, DeltaNet):
+                states = self.cache.states
+                assert states is not None and parents is None, "a state follows one text"
+                of_layers.append(block.mixer.steps(states, num_states, num_rows))
+                num_states += 1
+            else:
+                of_layers.append(next(of_attentions))
         return lambda layer, queries, keys_values: of_layers[layer](queries, keys_values)
 
     def logits(
@@ -253,9 +275,12 @@ def kv_shape_of(weights: Weights, capacity: int) -> KVShape:
     """Return what a cache must hold for these weights."""
     own = [attention for attention in weights.attentions if attention.source is None]
     sizes = tuple((attention.num_kv_heads, attention.head_dim) for attention in own)
-    widest = max(sizes, key=prod)
+    widest = max(sizes, key=prod, default=(1, 1))
     of_layers = sizes if len(set(sizes)) > 1 else ()
-    return KVShape(len(sizes), *widest, capacity, of_layers)
+    mixers = (block.mixer for block in weights.blocks)
+    nets = [mixer for mixer in mixers if isinstance(mixer, DeltaNet)]
+    states = replace(nets[0].shape, layers=(True,) * len(nets)) if nets else None
+    return KVShape(len(sizes), *widest, capacity, of_layers, states)
 
 
 def forward_together(parts: Sequence[Rows]) -> list[torch.Tensor]:
@@ -279,6 +304,8 @@ def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output
     """`Decoder.run` of each part. parts: of Decoders that share their weights, each with a cache of
     its own."""
     models = [part.model for part in parts if isinstance(part.model, Decoder)]
+    for model in models:
+        model.catch_up()
     wanted = [model.wanted_layers(keep) for model in models]
     first, every = models[0], frozenset[int]().union(*wanted)
     ends = list(accumulate(len(part.tokens) for part in parts))

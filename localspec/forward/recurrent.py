@@ -25,7 +25,12 @@ from typing import Any
 import torch
 
 from localspec.core.errors import ModelError
-from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
+from localspec.formats.attention import (
+    STATES_TAKE_CHAINS,
+    TOKEN_BY_TOKEN,
+    chains_for,
+    no_drafts_for,
+)
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import Features
 from localspec.forward.model import AGREEMENT, PREFILL_CHUNK, LanguageModel, ModuleLM
@@ -162,7 +167,7 @@ def refusal_of(model: LanguageModel, sends_chains: bool = True) -> str | None:
     registry.DrafterInfo."""
     if isinstance(model, RecurrentLM) and not (model.reads_pieces and sends_chains):
         return model.refusal
-    return None
+    return STATES_TAKE_CHAINS if model.cache.states is not None and not sends_chains else None
 
 
 def _copied(state: Any) -> Any:

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.cache import KEY_BLOCK, KVCache, SlotViews, common_prefix_length
+from localspec.core.prefix import common_prefix_length
+from localspec.forward.cache import KEY_BLOCK, KVCache, SlotViews
 from localspec.forward.tree import leaf_paths
 
 # layer, queries [n, heads, head_dim], keys then values [n, 2 * kv_heads, head_dim]

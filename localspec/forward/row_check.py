@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from localspec.forward.block import Block, Weights
+from localspec.forward.block import Attention, Block, Weights
 from localspec.forward.cache import KEY_BLOCK, native_cache
 from localspec.forward.decoder import Decoder, kv_shape_of, run_together
 from localspec.forward.model import PREFILL_CHUNK, Rows
@@ -45,30 +45,32 @@ def has_invariant_rows(model: Decoder) -> bool:
     return (
         torch.equal(_in_pieces(weights, tokens, ends), whole)
         and _is_same_beside(weights, tokens[:PREFILL_CHUNK], whole)
-        and _is_same_in_tree(weights, tokens, whole)
+        and (model.cache.states is not None or _is_same_in_tree(weights, tokens, whole))
         and _is_same_in_head(model, whole[:HEAD_ROWS])
     )
 
 
 def distinct_blocks(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """Return one block for each set of kernels: layer types, weight sizes, window, rotation, and
-    whether it reads keys and values of an earlier layer, which then is among those returned."""
+    """Return one block for each set of kernels: layer types, weight sizes, mixers, and whether it
+    reads keys and values of an earlier layer, which then is among those returned."""
     kinds = [
         (
             tuple((type(linear), linear.weight_bytes) for linear in block.linears),
-            block.mixer.window,
-            block.mixer.rotation,
-            block.mixer.source is None,
+            type(block.mixer),
+            block.mixer.kind,
         )
         for block in blocks
     ]
     distinct, places = dict(zip(kinds, blocks, strict=True)), [*dict.fromkeys(kinds)]
-    return tuple(
-        block
-        if (source := block.mixer.source) is None
-        else replace(block, mixer=replace(block.mixer, source=places.index(kinds[source])))
-        for block in distinct.values()
-    )
+    return tuple(_reading(block, kinds, places) for block in distinct.values())
+
+
+def _reading(block: Block, kinds: Sequence[object], places: Sequence[object]) -> Block:
+    """The block with its source, if it has one, at the place of a block of that kind."""
+    mixer = block.mixer
+    if not isinstance(mixer, Attention) or mixer.source is None:
+        return block
+    return replace(block, mixer=replace(mixer, source=places.index(kinds[mixer.source])))
 
 
 def _probe(weights: Weights, capacity: int) -> Decoder:

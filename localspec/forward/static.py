@@ -117,6 +117,7 @@ class Window:
         self, positions: torch.Tensor, slots: torch.Tensor, block: torch.Tensor
     ) -> Attend:
         attentions, kv_layers = self.weights.attentions, self.weights.kv_layers
+        assert len(attentions) == len(self.weights.blocks), "states are not captured"
         kinds = {(each.window, each.heads.num_groups) for each in attentions}
         masks = {
             (window, groups): grouped_mask(self._mask(positions, slots, block, window), groups)

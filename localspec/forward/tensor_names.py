@@ -106,7 +106,7 @@ def _shapes(settings: DecoderSettings) -> Iterator[tuple[str, tuple[int, ...]]]:
         ):  # fmt: skip
             if norm is not None:
                 yield from _norm_shapes(settings, f"{begin}{norm}", width)
-        for name, shape in (*_attention_shapes(settings, layer), *_ffn_shapes(settings, layer)):
+        for name, shape in (*_mixer_shapes(settings, layer), *_ffn_shapes(settings, layer)):
             yield f"{begin}{name}", shape
         if layout.scales_layers:
             yield f"{begin}layer_scalar", (1,)
@@ -145,6 +145,25 @@ def _linear_shapes(
         yield f"{path}.bias", (num_out,)
 
 
+def _mixer_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    delta, width = settings.delta, settings.hidden_size
+    if delta is None or not delta.layers[layer]:
+        yield from _attention_shapes(settings, layer)
+        return
+    begin, heads = "linear_attn.", delta.num_value_heads
+    values = heads * delta.value_size
+    for part, num_out in (
+        ("in_proj_qkv", delta.num_channels), ("in_proj_z", values),
+        ("in_proj_b", heads), ("in_proj_a", heads),
+    ):  # fmt: skip
+        yield f"{begin}{part}.weight", (num_out, width)
+    yield f"{begin}conv1d.weight", (delta.num_channels, 1, delta.kernel)
+    yield f"{begin}A_log", (heads,)
+    yield f"{begin}dt_bias", (heads,)
+    yield f"{begin}norm.weight", (delta.value_size,)
+    yield f"{begin}out_proj.weight", (width, values)
+
+
 def qkv_sizes(settings: DecoderSettings, layer: int) -> dict[str, int]:
     """Return the layers that give queries, keys and values, in order, and their outputs."""
     own = settings.layers[layer]
@@ -153,6 +172,7 @@ def qkv_sizes(settings: DecoderSettings, layer: int) -> dict[str, int]:
         return {"qkv_proj": queries + 2 * keys}
     if own.source is not None:
         return {"q_proj": queries}
+    queries *= 2 if settings.layout.has_output_gate else 1
     return {"q_proj": queries, "k_proj": keys, **({"v_proj": keys} if own.has_values else {})}
 
 

@@ -215,7 +215,7 @@ def capturable(
     from localspec.forward.graphs import CapturedDecoder
     from localspec.forward.one_width import OneWidthDecoder
 
-    if pool is None or not isinstance(model, Decoder) or model.weights.reads_host:
+    if pool is None or not isinstance(model, Decoder) or not model.is_capturable:
         return model
     if is_fastest or not can_split(model.cache.dtype, model.device):
         return CapturedDecoder(model, pool)

@@ -39,6 +39,7 @@ from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.native import SIZED, TOWERS, why_not_native
 from localspec.formats.published_tensors import (
+    ingredient_bytes,
     is_listed,
     published_tensors,
     qwen_kinds,
@@ -226,6 +227,7 @@ def _shape_of_other(config: Mapping[str, Any], name: str, tensors: Shapes) -> Mo
         not_native="" if is_recurrent(text) else why_not_native(text, named) or "",
         all_kv_width=_with_drafting_layers(shape, tensors),
         state_numbers=state_numbers(text),
+        ingredient_bytes=ingredient_bytes(text),
     )
 
 

@@ -28,7 +28,7 @@ from localspec.core.precisions import Precision
 from localspec.core.speculation import Measurement
 from localspec.core.units import billions, capital, gib
 from localspec.drafters.registry import REGISTRY, planned
-from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
+from localspec.formats.attention import STATES_TAKE_CHAINS, TOKEN_BY_TOKEN, no_drafts_for
 from localspec.machine.memory import (
     CONTEXTS,
     Arrangement,
@@ -121,7 +121,7 @@ def _draft_objection(request: PlanRequest, draft: Model) -> str | None:
             f"{draft.name} cannot draft for {target.name}: {draft.compatibility.reason}. "
             "Another draft of the target's own family would do."
         )
-    if draft.shape.is_recurrent:
+    if draft.shape.is_recurrent and not draft.shape.is_native:
         return (
             f"{draft.name} keeps a state that cannot take back a rejected token, so it cannot "
             f"draft for {target.name}. A draft with full attention would do."
@@ -143,7 +143,7 @@ def _draft_objection(request: PlanRequest, draft: Model) -> str | None:
 def _self_draft_objection(request: PlanRequest) -> str | None:
     name, shape = request.target.name, request.target.shape
     if shape.is_recurrent:
-        return chains_for(shape.family)
+        return STATES_TAKE_CHAINS
     if request.room.device == "mps":
         return (
             "bitsandbytes has no proven path on Apple GPUs, so no quantised copy can be made "

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from localspec.core.errors import ModelError
 from localspec.core.precisions import FULL_BYTES, Precision
 from localspec.formats.attention import (
+    NUM_PENDING,
     NUM_STATES,
     count_key_heads,
     count_key_width,
@@ -77,7 +78,7 @@ class ModelShape:
     `num_experts` of `expert_intermediate_size` replace it, except in `num_dense_layers`.
     context_length: the longest that can be used here. is_recurrent: it has states; state_numbers:
     numbers of all its states in fp32 and of all their convolutions, which are kept in what is
-    computed in. extra_params: weights
+    computed in; ingredient_bytes: of one token that states can go back. extra_params: weights
     beside the decoder (a vision tower), which are fetched with it and not kept. stored_as: how the
     file keeps the weights, where that is another way than they are computed in. kept_as: the
     precision of a model that stays as its files keep it, and kept_bytes, what they take.
@@ -103,6 +104,7 @@ class ModelShape:
     num_dense_layers: int = 0
     is_recurrent: bool = False
     state_numbers: tuple[int, int] = (0, 0)
+    ingredient_bytes: int = 0
     extra_params: int = 0
     stored_as: str = ""
     kept_as: Precision | None = None
@@ -301,6 +303,7 @@ class ModelShape:
         """Bytes of what is held of a text: keys and values, and the states of a recurrent model."""
         forgotten = num_tokens - kept_positions(self.window, num_tokens)
         held = self.kv_bytes_per_token(full) * num_tokens + NUM_STATES * self.state_bytes
+        held += NUM_PENDING * self.ingredient_bytes
         return held - 2 * self.window_kv_width * FULL_BYTES[full] * forgotten
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from localspec.core.errors import CacheError
-from localspec.forward.cache import KEY_BLOCK, KVCache, KVShape, common_prefix_length
+from localspec.core.prefix import common_prefix_length
+from localspec.forward.cache import KEY_BLOCK, KVCache, KVShape
 from tests.kit.tiny import CPU
 
 SHAPE = KVShape(num_layers=2, num_kv_heads=3, head_dim=4, capacity=12)

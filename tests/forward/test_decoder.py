@@ -21,7 +21,15 @@ from localspec.forward.model import CausalLM, kv_shape
 from localspec.weights.dense import PackedLinear
 from localspec.weights.linear import PlainLinear
 from tests.kit.decoders import decoder_of
-from tests.kit.families import LONG, SETTINGS, SHAPE, assert_close, scrambled, small
+from tests.kit.families import (
+    ATTENTION_ALONE,
+    LONG,
+    SETTINGS,
+    SHAPE,
+    assert_close,
+    scrambled,
+    small,
+)
 from tests.kit.tiny import CPU, on_transformers, tiny_llama, with_cache
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23]
@@ -35,7 +43,8 @@ QUICK = ("llama", "phi3", "qwen3_moe", "gemma3_text")  # the others of these tak
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in SETTINGS
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
+        for name in ATTENTION_ALONE
     ],
 )
 def pair(request: pytest.FixtureRequest) -> tuple[CausalLM, Decoder]:

@@ -64,7 +64,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"],
                    "mamba_num_heads": 8, "mamba_head_dim": 8, "ssm_state_size": 8, "n_groups": 1,
                    "chunk_size": 8},
-    "qwen3_5_text": LINEAR,
+    "qwen3_next": {**LINEAR, "num_experts": 2, "num_experts_per_tok": 1,
+                   "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16},
     "minimax": {"layer_types": ["full_attention", "linear_attention"], "num_local_experts": 2,
                 "num_experts_per_tok": 1, "block_size": 4},
 }  # fmt: skip
@@ -149,7 +150,7 @@ def test_a_family_whose_state_cannot_be_held_is_read_token_by_token(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("localspec.forward.recurrent._copied", lambda state: state)
-    model = RecurrentLM(module_of("qwen3_5_text"), 64)
+    model = RecurrentLM(module_of("qwen3_next"), 64)
     assert not model.reads_pieces and not drafters_of(model)
 
 
@@ -167,7 +168,7 @@ def test_only_what_goes_on_from_the_state_is_read_on() -> None:
 
 
 REPLY = 12  # tokens: each of the plans below has a round and more
-DRAFTED = ("lfm2", "granitemoehybrid", "falcon_h1", "qwen3_5_text", "minimax")
+DRAFTED = ("lfm2", "granitemoehybrid", "falcon_h1", "qwen3_next", "minimax")
 
 
 def drafters_of(target: RecurrentLM) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from localspec.forward.cache import WIDEST
 from localspec.forward.decoder import Decoder
 from localspec.forward.static import StaticForward, Window, undisturbed
 from localspec.forward.tree import additive_mask
-from tests.kit.families import SETTINGS, assert_close, small
+from tests.kit.families import ATTENTION_ALONE, SETTINGS, assert_close, small
 from tests.kit.tiny import CPU, with_plain_cache
 
 TEXT = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 23, 11, 2, 40, 41, 6, 19, 30]
@@ -74,7 +74,7 @@ def test_a_chain_of_every_width_gives_the_decoders_logits(width: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(SETTINGS))
+@pytest.mark.parametrize("name", ATTENTION_ALONE)
 def test_every_family(name: str) -> None:
     decoder = native(name)
     decoder.forward(TEXT[:9])

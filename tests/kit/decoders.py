@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from localspec.formats.decoder_settings import DecoderSettings, settings_of
+from localspec.forward.block import Weights
 from localspec.forward.builder import build_weights
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
@@ -33,14 +34,23 @@ def decoder_of(
 ) -> Decoder:
     """A decoder with the weights of `module` over `cache`, on its device. source, dtype: of the
     weights, None for those of the module. Raises NotNative, ModelError."""
-    settings, source = settings_of_module(module), source or TensorSource(module.state_dict())
-    settings.require_length(cache.shape.capacity)
-    names = TensorNames.of(settings, source.names, "a module")
     precision = Precision(dtype or module.dtype, cache.device)
-    weights = build_weights(
-        settings, source, names, precision, cache.shape.capacity, quantises_ends
-    )
+    weights = weights_of(module, precision, cache.shape.capacity, source, quantises_ends)
     return Decoder(weights, cache)
+
+
+def weights_of(
+    module: Any,
+    precision: Precision,
+    capacity: int,
+    source: WeightSource | None = None,
+    quantises_ends: bool = False,
+) -> Weights:
+    """The weights of `module` for contexts of `capacity`. Raises NotNative, ModelError."""
+    settings, source = settings_of_module(module), source or TensorSource(module.state_dict())
+    settings.require_length(capacity)
+    names = TensorNames.of(settings, source.names, "a module")
+    return build_weights(settings, source, names, precision, capacity, quantises_ends)
 
 
 def layers_of(decoder: Decoder) -> list[Linear]:

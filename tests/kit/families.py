@@ -59,6 +59,9 @@ GEMMA4: dict[str, Any] = {
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
     "rope_parameters": PROPORTIONAL, "final_logit_softcapping": 3.0,
 }  # fmt: skip
+QUARTER = {**BY_PARTS, "partial_rotary_factor": 0.5, "mrope_interleaved": True}
+DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+         "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4}  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama, tied, head of its own size": {
@@ -161,7 +164,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
         "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 48,
     },
+    "qwen3_5": {
+        "model_type": "qwen3_5_text", "head_dim": 16, "num_hidden_layers": 4, **DELTA,
+        "rope_parameters": QUARTER,
+    },
 }  # fmt: skip
+WITH_STATES = ("qwen3_5",)  # tests/forward/test_states.py compares them
+ATTENTION_ALONE = tuple(name for name in SETTINGS if name not in WITH_STATES)
 
 
 def scrambled(config: Any) -> Any:

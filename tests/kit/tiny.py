@@ -29,10 +29,11 @@ from localspec.core.decoding import DraftPlan, Outcome, Policy, Proposal, Sampli
 from localspec.engine.engine import Engine
 from localspec.engine.noise import GumbelNoise
 from localspec.forward.cache import KVCache, KVShape, native_cache
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, kv_shape_of
 from localspec.forward.model import CausalLM, kv_shape
 from localspec.weights import nf4
-from tests.kit.decoders import decoder_of
+from localspec.weights.precision import Precision
+from tests.kit.decoders import decoder_of, weights_of
 
 VOCAB_SIZE = 64
 END_ID = 63
@@ -99,8 +100,8 @@ def agreeing_draft(target: Any) -> Any:
 
 def with_cache(module: Any, capacity: int = 256) -> Decoder:
     """The module's weights in the native decoder, with a cache of its own."""
-    shape = kv_shape(module.config, capacity)
-    return decoder_of(module, native_cache(shape, module.dtype, CPU))
+    weights = weights_of(module, Precision(module.dtype, CPU), capacity)
+    return Decoder(weights, native_cache(kv_shape_of(weights, capacity), module.dtype, CPU))
 
 
 def with_plain_cache(module: Any, capacity: int = 256) -> Decoder:

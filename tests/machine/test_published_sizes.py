@@ -55,12 +55,13 @@ def test_the_cache_holds_attention_layers_states_and_windows(
     id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = MODELS[id].shape
-    extra_states = (attention.NUM_STATES - 1) * shape.state_bytes
+    undo = attention.NUM_PENDING * shape.ingredient_bytes
+    extra_states = (attention.NUM_STATES - 1) * shape.state_bytes + undo
     monkeypatch.setattr(attention, "RING_SPARE", 256)
     assert (shape.kv_bytes(16384) - extra_states) / GIB == pytest.approx(SIZES[id][2], rel=0.05)
     monkeypatch.setattr(attention, "RING_SPARE", None)
     states = attention.NUM_STATES * shape.state_bytes
-    assert shape.kv_bytes(16384) == shape.kv_bytes_per_token() * 16384 + states
+    assert shape.kv_bytes(16384) == shape.kv_bytes_per_token() * 16384 + states + undo
 
 
 def test_without_rings_every_position_of_every_layer_is_counted(

@@ -1,0 +1,200 @@
+"""A model with states goes back by what it holds of the last tokens, with the bits of a text that
+was read without going back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from localspec.core.decoding import SamplingParams
+from localspec.engine.engine import Engine
+from localspec.forward import states
+from localspec.forward.decoder import Decoder, forward_together
+from localspec.forward.load import load_model
+from localspec.forward.model import Rows
+from localspec.machine.folder_shapes import shape_from_folder
+from tests.kit.families import SETTINGS, SHAPE, VISION, assert_close, scrambled, small
+from tests.kit.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
+
+VISION_TOWER = {**VISION, "num_position_embeddings": 16}
+VOCAB_SIZE = SHAPE["vocab_size"]
+TEXT = tuple((7 * place + place * place + 3) % VOCAB_SIZE for place in range(80))
+
+
+@cache
+def module() -> Any:
+    made = small("qwen3_5")
+    made.set_attn_implementation("eager")
+    return made
+
+
+def decoder() -> Decoder:
+    return with_cache(module(), 96)
+
+
+def read(model: Decoder, tokens: Sequence[int], widths: Sequence[int]) -> torch.Tensor:
+    rows, first = list[torch.Tensor](), 0
+    for width in widths:
+        rows.append(model.forward(tokens[first : first + width]))
+        first += width
+    return torch.cat(rows)
+
+
+def test_a_prompt_and_single_tokens_give_what_transformers_gives() -> None:
+    with torch.no_grad():
+        wanted = module()(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    assert_close(read(decoder(), TEXT, [60, *[1] * 20]), wanted)
+
+
+@pytest.mark.parametrize("width", range(1, 18))
+def test_rows_of_every_width_have_the_same_bits(width: int) -> None:
+    wanted = decoder().forward(TEXT)
+    widths = [width] * (80 // width)
+    assert torch.equal(read(decoder(), TEXT, widths), wanted[: sum(widths)])
+
+
+@pytest.mark.parametrize("width", [2, 8, 16])
+def test_a_draft_that_is_rejected_at_any_position_leaves_nothing(width: int) -> None:
+    wanted = decoder().forward(TEXT)
+    model = decoder()
+    model.forward(TEXT[:20])
+    for num_accepted in range(1, width + 1):
+        base = model.cache.length
+        draft = [*TEXT[base : base + num_accepted], *[5] * width][:width]
+        if base + num_accepted >= len(TEXT):
+            break
+        model.forward(draft)
+        model.cache.keep(base, range(num_accepted))
+        place = base + num_accepted
+        assert torch.equal(model.forward([TEXT[place]])[0], wanted[place])
+
+
+def test_a_text_is_gone_back_in_token_by_token() -> None:
+    """Within what is held, and behind it, where the text is read again."""
+    wanted = decoder().forward(TEXT)
+    model = decoder()
+    read(model, TEXT, [30, *[1] * 40])
+    for length in (69, 60, 55, 54, 31, 3, 0):
+        model.cache.rollback(length)
+        assert torch.equal(model.forward(TEXT[length : length + 2]), wanted[length : length + 2])
+
+
+def num_rows_read(monkeypatch: pytest.MonkeyPatch, model: Decoder) -> list[int]:
+    """The rows of each forward from now on."""
+    sizes, embed = list[int](), model.embed
+    monkeypatch.setattr(model, "embed", lambda ids: sizes.append(len(ids)) or embed(ids))
+    return sizes
+
+
+def test_a_second_turn_reads_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the reply stands in it in other words, and where the prompt's last tokens do."""
+    model = decoder()
+    sizes, engine = num_rows_read(monkeypatch, model), Engine(model, {})
+    reply = play(engine, TEXT[:40], Plans(("off", 0)), 40).tokens
+    for prompt, num_new in (
+        ((*reply, 4, 8, 1), 3),
+        ((*TEXT[:40], 9, 9, 2, 6), 4),  # the root of the first turn is among them
+        ((*TEXT[:37], 1, 2, 3, 4, 5, 6), 5),
+    ):
+        del sizes[:]
+        engine.prefill(engine.start(prompt, GREEDY, 4, frozenset()), threading.Event())
+        assert sum(sizes) == num_new
+        assert torch.equal(model.forward([prompt[-1]])[0], decoder().forward(prompt)[-1])
+        model.cache.rollback(len(prompt) - 1)
+
+
+def test_a_long_prompt_is_held_at_places_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localspec.forward.cache.SNAPSHOT_EVERY", 20)
+    model = decoder()
+    read(model, TEXT, [20, 20, 20, 20])
+    prompt = (*TEXT[:42], 1, 2, 3)
+    assert model.cache.reuse_read(prompt) == 40
+    assert torch.equal(model.forward(prompt[40:]), decoder().forward(prompt)[40:])
+
+
+def test_only_the_last_copies_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "MOST_SNAPSHOTS", 2)
+    model = decoder()
+    for length in (20, 40, 60):
+        read(model, TEXT[model.cache.length : length], [20])
+        model.cache.hold()
+    assert model.cache.reuse((*TEXT[:20], 1)) == 0
+    assert torch.equal(model.forward(TEXT[:30]), decoder().forward(TEXT[:30]))
+
+
+@pytest.mark.parametrize("width", [4, 20])
+def test_after_a_failed_forward_the_states_are_as_before(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = decoder()
+    model.forward(TEXT[:20])
+    with monkeypatch.context() as patched:
+        patched.setattr("localspec.forward.decoder.last_of", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.forward([5] * width)
+    assert torch.equal(model.forward(TEXT[20:24]), decoder().forward(TEXT)[20:24])
+
+
+def test_sequences_that_run_together_keep_their_states() -> None:
+    first, wanted = decoder(), decoder().forward(TEXT)
+    second = first.beside()
+    parts = [Rows(first, TEXT[:30]), Rows(second, TEXT[:3])]
+    forward_together(parts)
+    after = [Rows(first, TEXT[30:34]), Rows(second, TEXT[3:40])]
+    found = forward_together(after)
+    assert torch.equal(found[0], wanted[30:34]) and torch.equal(found[1], wanted[3:40])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.8, seed=3)], ids=["greedy", "0.8"])
+def test_drafts_change_no_reply(sampling: SamplingParams) -> None:
+    from localspec.drafters.parts import Parts
+    from localspec.loading.drafters import build_drafters
+
+    wanted = play(Engine(decoder(), {}), TEXT[:30], Plans(("off", 0)), 40, sampling).tokens
+    draft, target = with_cache(tiny_llama(vocab_size=VOCAB_SIZE)), decoder()
+    drafters, _ = build_drafters(Parts(target, draft), print)
+    assert {"ngram", "draft_model"} <= drafters.keys() and "self_quant" not in drafters
+    plans = Plans(("ngram", 5), ("draft_model", 4), ("off", 0), ("draft_model", 15))
+    assert play(Engine(target, drafters), TEXT[:30], plans, 40, sampling).tokens == wanted
+    assert any(step.num_draft_tokens for step in plans.steps)
+
+
+def test_a_model_with_states_drafts_for_another() -> None:
+    from localspec.drafters.parts import Parts
+    from localspec.loading.drafters import build_drafters
+
+    target = with_cache(tiny_llama(vocab_size=VOCAB_SIZE))
+    wanted = play(Engine(target, {}), TEXT[:30], Plans(("off", 0)), 20).tokens
+    target.cache.rollback(0)
+    drafters, _ = build_drafters(Parts(target, decoder()), print)
+    plans = Plans(("draft_model", 4), ("draft_model", 15))
+    assert play(Engine(target, drafters), TEXT[:30], plans, 20).tokens == wanted
+
+
+def test_a_published_folder_is_loaded_without_its_images(tmp_path: Path) -> None:
+    """Its tensors stand under model.language_model., those of its drafting head beside them."""
+    text = {**SHAPE, **SETTINGS["qwen3_5"]}
+    config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=VISION_TOWER)
+    published = scrambled(config)
+    published.save_pretrained(str(tmp_path))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["mtp.fc.weight"] = torch.zeros(4, 4)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    opened = load_model(tmp_path, torch.float32, CPU, 96)
+    assert isinstance(opened.model, Decoder) and opened.has_invariant_rows
+    assert (opened.notice, opened.unread) == (None, None)
+    with torch.no_grad():
+        wanted = published(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    assert_close(opened.model.forward(TEXT), wanted)
+    shape = shape_from_folder(tmp_path)
+    states = opened.model.cache.states
+    assert shape.is_native and states is not None and shape.kv_bytes(0) == states.nbytes
+    assert shape.kv_bytes_per_token("fp32") == 2 * 2 * 16 * 4  # one layer of four
