@@ -18,7 +18,8 @@ class Family:
     renamed: its names that differ from LAYER_NAMES. settings: config.json's names of numbers that
     the file holds under another name. fixed: what the file leaves unsaid. norm_shift: what is added
     to the weights of norms in the file; unshifted: the end of the path of norms that are left as
-    they are. parts: names of single tensors of a layer, with their last part; outer: of tensors
+    they are. has_expert_columns: transformers keeps experts as [in, out], gate and up in
+    turn. parts: names of single tensors of a layer, with their last part; outer: of tensors
     outside of the layers."""
 
     model_type: str
@@ -29,6 +30,7 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     norm_shift: float = 0.0
     unshifted: str = ""
+    has_expert_columns: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
     outer: Mapping[str, str] = field(default_factory=dict)
 
@@ -128,6 +130,28 @@ _GEMMA4 = Family(
         "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
     },
 )
+_GPT_OSS = Family(
+    "gpt_oss",
+    "GptOssForCausalLM",
+    renamed={
+        "post_attention_norm": "post_attention_layernorm",
+        "ffn_gate_inp": "mlp.router",
+        "ffn_gate_exps": "mlp.experts.gate_proj",
+        "ffn_up_exps": "mlp.experts.up_proj",
+    },
+    settings={
+        "sliding_window": "attention.sliding_window",
+        "num_local_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "intermediate_size": "expert_feed_forward_length",
+    },
+    has_expert_columns=True,
+    parts={
+        "attn_sinks.weight": "self_attn.sinks",
+        "ffn_down_exps.weight": "mlp.experts.down_proj",
+        "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+    },
+)
 FAMILIES = {
     "llama": Family("llama", "LlamaForCausalLM", is_interleaved=True),  # Mistral's too
     "mistral3": Family("ministral3", "Ministral3ForCausalLM", is_interleaved=True),
@@ -188,6 +212,7 @@ FAMILIES = {
     "qwen35": _QWEN35,
     "qwen35moe": _QWEN35_MOE,
     "gemma4": _GEMMA4,
+    "gpt-oss": _GPT_OSS,
     "olmo2": Family("olmo2", "Olmo2ForCausalLM", renamed=POST_NORMS),
     "granite": Family(
         "granite",

@@ -50,6 +50,12 @@ def qwen35_settings(own: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     }
 
 
+def gpt_oss_settings(own: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
+    """Return the kinds of layers, which files leave unsaid: every other one has a window."""
+    kinds = ("sliding_attention", "full_attention")
+    return {"layer_types": [kinds[layer % 2] for layer in range(count_layers(own))]}
+
+
 def gemma4_settings(own: Mapping[str, Any], tensors: Tensors) -> dict[str, Any]:
     """Return the keys of what layers that see everything have of their own."""
     count = count_layers(own)

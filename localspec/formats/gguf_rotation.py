@@ -23,6 +23,8 @@ LONGROPE_FACTORS = {
 }
 # How much Ministral 3 scales its queries with the length.
 QUERY_SCALE = "attention.temperature_scale"
+# What gpt-oss's config.json says and its files leave unsaid.
+GPT_OSS_YARN = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 YARN = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow",
         "mscale": "rope.scaling.yarn_log_multiplier",
         "mscale_all_dim": "rope.scaling.yarn_log_multiplier",
@@ -87,6 +89,7 @@ def _scaled_rotation(header: GGUFHeader, own: Mapping[str, Any], head_dim: int) 
             "rope_type": "yarn",
             "factor": factor,
             "original_max_position_embeddings": length,
+            **(GPT_OSS_YARN if header.family == "gpt-oss" else {}),
             **{name: float(own[key]) for name, key in YARN.items() if own.get(key)},
         }
     raise refused(header, f"scales its rotation by {kind}, which")

@@ -24,6 +24,7 @@ from localspec.formats.gguf_layers import (
     MTP_PARTS,
     count_layers,
     gemma4_settings,
+    gpt_oss_settings,
     qwen35_settings,
     usual_of,
 )
@@ -74,6 +75,7 @@ DEFAULTS = {"attention.causal": True, "rope.scaling.type": "none",
 # Of families whose layers are of several kinds: the keys of config.json that say so.
 OF_LAYER_KINDS = {
     "qwen35": qwen35_settings, "qwen35moe": qwen35_settings, "gemma4": gemma4_settings,
+    "gpt-oss": gpt_oss_settings,
 }  # fmt: skip
 
 
@@ -117,7 +119,8 @@ def _config(header: GGUFHeader, family: Family) -> dict[str, Any]:
     if lacking:
         raise KeyError(f"{header.family}.{lacking[0]}")
     of_kinds = OF_LAYER_KINDS.get(header.family, lambda own, tensors: {})(own, tensors)
-    if own.get("expert_count") and "num_experts" not in {**family.settings, **of_kinds}:
+    has_experts = {"num_experts", "num_local_experts"} & {*family.settings, *of_kinds}
+    if own.get("expert_count") and not has_experts:
         raise refused(header, f"is a mixture of experts, which of the family {header.family}")
     if family.model_type == "olmo2" and own.get("attention.sliding_window"):
         raise refused(header, "is an OLMo 3, whose attention to windows")

@@ -7,6 +7,7 @@ Source: ggml's kinds; the values by gguf-py's quants.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from localspec.formats.gguf_file import GGUFTensor, read_header
 from localspec.formats.gguf_settings import family_of, tensor_names
 from localspec.weights.stored import Dense, Grouped, Weight
 
+JOINED = re.compile(r"\.experts\.(?:gate|up)_proj\.(weight|bias)$")
 PIECE_BYTES = 2**22  # Stored bytes of a tensor that are unpacked to fp32 at once.
 
 
@@ -37,9 +39,13 @@ class GGUFSource:
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset(self._tensors)
+        if not self._family.has_expert_columns:
+            return frozenset(self._tensors)
+        return frozenset(JOINED.sub(_joined_name, name) for name in self._tensors)
 
     def read(self, name: str) -> Weight:
+        if self._family.has_expert_columns and ".experts." in name:
+            return Dense(self._expert_columns(name))
         if ".linear_attn." in name and self._delta is not None:
             return self._of_delta_net(name, self._delta)
         tensor, layer = self._tensors[name], name.split(".")[-2]
@@ -53,6 +59,19 @@ class GGUFSource:
             shifted = gguf_values(tensor, torch.float32) - self._family.norm_shift
             return Dense(shifted.to(self._dtype))
         return Dense(gguf_values(tensor, self._dtype)[order])
+
+    def _expert_columns(self, name: str) -> torch.Tensor:
+        """Weights [experts, in, out] or biases [experts, out], gate and up in turn. Files hold gate
+        and up apart, and weights as [experts, out, in]."""
+        path, _, part = name.rpartition(".")
+        if part.startswith("gate_up_proj"):
+            kind = "bias" if part.endswith("_bias") else "weight"
+            halves = [self._tensors[f"{path}.{half}_proj.{kind}"] for half in ("gate", "up")]
+            values = torch.stack([gguf_values(half, self._dtype) for half in halves], 2)
+            values = values.flatten(1, 2)
+        else:
+            values = gguf_values(self._tensors[name], self._dtype)
+        return values if part.endswith("_bias") else values.mT.contiguous()
 
     def _of_delta_net(self, name: str, order: DeltaOrder) -> Weight:
         """A tensor of a gated delta net, its value heads in transformers' order."""
@@ -100,6 +119,10 @@ class DeltaOrder:
     def channels(self) -> torch.Tensor:
         """Return the same of queries, keys and values in one."""
         return torch.cat((torch.arange(2 * self.keys), 2 * self.keys + self.heads(self.value_size)))
+
+
+def _joined_name(name: re.Match[str]) -> str:
+    return f".experts.gate_up_proj{'_bias' if name[1] == 'bias' else ''}"
 
 
 def gguf_groups(tensor: GGUFTensor) -> Grouped | None:

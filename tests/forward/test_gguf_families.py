@@ -123,6 +123,14 @@ def of_gemma_4_moe(writer: GGUFWriter) -> None:
     of_qwen(writer)
 
 
+def of_gpt_oss(writer: GGUFWriter) -> None:
+    of_qwen(writer)
+    writer.add_sliding_window(6)
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+    writer.add_rope_scaling_orig_ctx_len(16)
+
+
 QWEN35: dict[str, Any] = {
     "num_hidden_layers": 4, "layer_types": ["linear_attention", "full_attention"] * 2,
     "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6,
@@ -191,6 +199,13 @@ MODELS: dict[str, tuple[str, dict[str, Any], Describe]] = {
         **GEMMA4_WIDE, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
         "moe_intermediate_size": 24,
     }, of_gemma_4_moe),
+    "gpt-oss": ("gpt_oss", {
+        "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24,
+        "sliding_window": 6, "attention_bias": True, "num_hidden_layers": 4, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 16,
+        },
+    }, of_gpt_oss),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1]}, lambda writer: None),
 }  # fmt: skip
 
@@ -279,6 +294,21 @@ def test_factors_that_are_no_proportional_rotation_are_refused(tmp_path: Path) -
     file.write_bytes(data.replace(huge, np.float32(8.0).tobytes(), 1))
     with pytest.raises(ModelError, match="factors of its own"):
         config_of(read_header(file))
+
+
+def test_experts_in_mxfp4_are_read_with_gate_and_up_in_turn(tmp_path: Path) -> None:
+    def describe(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        of_gpt_oss(writer)
+
+    file, in_blocks = tmp_path / "tiny.gguf", {"gate_proj": "MXFP4", "up_proj": "MXFP4"}
+    held = write_gguf(file, module_of("gpt-oss"), "F32", "gpt-oss", describe, in_blocks)
+    source = GGUFSource(check_folder(opened_gguf(file, tmp_path)), torch.float32)
+    begin = "model.layers.1.mlp.experts."
+    values = source.read(f"{begin}gate_up_proj").dense(torch.float32)
+    for first, half in enumerate(("gate", "up")):
+        assert torch.equal(values[:, :, first::2].mT, held[f"{begin}{half}_proj.weight"])
+    assert read_header(file).kinds["MXFP4"] == 4 * 2 * 4 * 24 * 64
 
 
 def test_a_mistral_3_that_scales_no_queries_is_a_llama(tmp_path: Path) -> None:

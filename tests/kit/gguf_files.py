@@ -40,7 +40,9 @@ def published(module: Any) -> dict[str, torch.Tensor]:
     """A module's weights by the names of published files: those of experts apart, no tied head."""
     found = dict[str, torch.Tensor]()
     for name, tensor in module.state_dict().items():
-        if ".layers.experts." in re.sub(r"\.\d+\.", ".", name):  # Gemma 4's stay joined
+        if module.config.model_type == "gpt_oss" and ".experts." in name:
+            found |= _apart_by_columns(name, tensor)
+        elif ".layers.experts." in re.sub(r"\.\d+\.", ".", name):  # Gemma 4's stay joined
             found[name] = tensor
         elif name.endswith("experts.gate_up_proj"):
             gate, up = tensor.chunk(2, 1)
@@ -51,6 +53,17 @@ def published(module: Any) -> dict[str, torch.Tensor]:
         elif name != "lm_head.weight" or not module.config.tie_word_embeddings:
             found[name] = tensor
     return found
+
+
+def _apart_by_columns(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Of gpt-oss's experts, weights [experts, in, out] and biases, gate and up in turn."""
+    kind = "bias" if name.endswith("_bias") else "weight"
+    stem, tensor = name.removesuffix("_bias"), tensor if kind == "bias" else tensor.mT
+    if stem.endswith("down_proj"):
+        return {f"{stem}.{kind}": tensor.contiguous()}
+    stem = stem.removesuffix("gate_up_proj")
+    halves = {"gate": tensor[:, ::2], "up": tensor[:, 1::2]}
+    return {f"{stem}{half}_proj.{kind}": part.contiguous() for half, part in halves.items()}
 
 
 def interleaved(values: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -138,7 +151,8 @@ def write_gguf(
         if tensor.data_ptr() not in stored:
             values = interleaved(tensor, heads[layer]) if is_moved else tensor + shift
             values = of_delta_net(config, name, values) if family in CHANGED else values
-            raw, found = _stored(values.numpy(), others.get(layer, kind), len(dense))
+            wanted = "F32" if name.endswith(".bias") else others.get(layer, kind)
+            raw, found = _stored(values.numpy(), wanted, len(dense))
             if family in CHANGED:
                 stored[tensor.data_ptr()] = (raw, found, tensor)
                 raw, found, dense[name] = stored[tensor.data_ptr()]
@@ -158,6 +172,7 @@ def write_gguf(
 
 # Names that llama.cpp's converter gives by itself, by the end of transformers' names.
 ENDS = {
+    "self_attn.sinks": "attn_sinks.weight",
     "layer_scalar": "layer_output_scale.weight",
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
