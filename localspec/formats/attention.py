@@ -104,6 +104,13 @@ def count_attention_layers(text: Mapping[str, Any], num_layers: int) -> int:
     return num_layers // every if isinstance(every, int) and every > 0 else num_layers
 
 
+def count_dense_layers(text: Mapping[str, Any], num_layers: int) -> int:
+    """Layers of a mixture that hold a plain MLP instead of experts."""
+    dense = set(text.get("mlp_only_layers") or ())
+    stride = int(text.get("decoder_sparse_step") or 1)
+    return sum(1 for i in range(num_layers) if i in dense or (i + 1) % stride != 0)
+
+
 def count_key_heads(text: Mapping[str, Any], num_heads: int) -> int:
     """Heads of keys, and of values, of a layer with num_heads heads of queries."""
     if text.get("multi_query") and not text.get("new_decoder_architecture"):  # Falcon
@@ -147,6 +154,12 @@ def key_heads_of(text: Mapping[str, Any], layer: int) -> tuple[int, int]:
         return heads, size
     few = text.get("attention_k_eq_v") and text.get("num_global_key_value_heads")
     return int(few or heads), int(wide)
+
+
+def count_rotated_width(text: Mapping[str, Any]) -> int:
+    """Return the sizes of the heads of each kind of layers, added up; 0 where nothing says them."""
+    kinds = layer_kinds(text)
+    return sum({kind: key_heads_of(text, at)[1] for at, kind in enumerate(kinds)}.values())
 
 
 def kept_positions(window: int, num_tokens: int) -> int:

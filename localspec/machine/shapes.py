@@ -22,8 +22,10 @@ from localspec.core.precisions import FULL_BYTES, Precision
 from localspec.formats.attention import (
     NUM_PENDING,
     NUM_STATES,
+    count_dense_layers,
     count_key_heads,
     count_key_width,
+    count_rotated_width,
     kept_positions,
 )
 from localspec.formats.native import KNOWN_AS, LAYOUTS, NATIVE, SIZED
@@ -85,6 +87,7 @@ class ModelShape:
     not_native: why the native decoder does not run it, after "because"; empty where it does.
     counted: None where its parameters are estimated. all_kv_width: as `kv_width` of all layers
     together, None where all have the same; window_kv_width: of those that see `window` positions.
+    rotated_width: of all tables of angles together, 0 where they are as wide as a usual head.
     experts_kept: see native.Layout. group_size, num_in_groups: of 4-bit weights in the files that
     can stay as they are (formats.stored). is_published_wide: not held by fp16."""
 
@@ -114,6 +117,7 @@ class ModelShape:
     all_kv_width: int | None = None
     window: int = 0
     window_kv_width: int = 0
+    rotated_width: int = 0
     experts_kept: ExpertsKept = "whole"
     group_size: int = 0
     num_in_groups: int | None = None
@@ -265,8 +269,8 @@ class ModelShape:
             kept_in = "fp32" if computed_in == "fp16" else computed_in
         weights = self.weight_bytes(precision, full, device)
         if self.family in NATIVE and self.is_native:
-            angles = num_tokens * NATIVE[self.family].num_rotations * self.head_dim
-            weights += 2 * angles * FULL_BYTES[computed_in]  # cosines and sines
+            width = self.rotated_width or NATIVE[self.family].num_rotations * self.head_dim
+            weights += 2 * num_tokens * width * FULL_BYTES[computed_in]  # cosines and sines
         return weights, self.kv_bytes(num_slots, kept_in)
 
     def copy_bytes(self, precision: Precision) -> int:
@@ -347,6 +351,8 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
     stored = stored_of(config, name)
     keeps = stored is not None and KNOWN_AS.get(family, family) in LAYOUTS
     num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 0)
+    turns = NATIVE[family].num_rotations if family in NATIVE else 1
+    num_chosen = int(config.get("num_experts_per_tok") or config.get("top_k_experts") or 0)
     intermediate_size = int(config["intermediate_size"])
     widths = count_key_width(config, num_layers), count_key_width(config, num_layers, True)
     num_kv_heads = count_key_heads(config, num_heads)
@@ -364,11 +370,11 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         context_length=longest_context(config, int(config["max_position_embeddings"])),
         is_tied=bool(config.get("tie_word_embeddings", is_tied)),
         num_experts=num_experts,
-        num_experts_per_token=int(config.get("num_experts_per_tok") or 0) if num_experts else 0,
+        num_experts_per_token=num_chosen if num_experts else 0,
         expert_intermediate_size=(
             int(config.get("moe_intermediate_size") or intermediate_size) if num_experts else 0
         ),
-        num_dense_layers=_count_dense_layers(config, num_layers) if num_experts else 0,
+        num_dense_layers=count_dense_layers(config, num_layers) if num_experts else 0,
         stored_as="" if stored is None else stored.title,
         kept_as=None if stored is None else stored.stays,
         group_size=stored.group_size if stored and keeps else 0,
@@ -377,6 +383,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         all_kv_width=None if is_uniform else widths[0],
         window=int(config.get("sliding_window") or 0) if widths[1] else 0,
         window_kv_width=widths[1],
+        rotated_width=count_rotated_width(config) if turns > 1 else 0,
         experts_kept=NATIVE[family].experts_kept if family in NATIVE else "whole",
     )
 
@@ -389,10 +396,3 @@ def longest_context(config: Mapping[str, Any], longest: int) -> int:
         return longest
     original = config.get("original_max_position_embeddings")
     return int(original or rotation.get("original_max_position_embeddings") or longest)
-
-
-def _count_dense_layers(config: Mapping[str, Any], num_layers: int) -> int:
-    """Layers of a mixture that hold a plain MLP instead of experts."""
-    dense = set(config.get("mlp_only_layers") or ())
-    stride = int(config.get("decoder_sparse_step") or 1)
-    return sum(1 for i in range(num_layers) if i in dense or (i + 1) % stride != 0)

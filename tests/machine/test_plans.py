@@ -81,3 +81,20 @@ def test_the_activations_that_are_named_are_those_of_the_decoder() -> None:
 
     assert set(ACTIVATIONS) == builder.ACTIVATIONS.keys()
     assert {"llama", "mimo", "gemma3"} <= NATIVE.keys()
+
+
+def test_layers_of_two_head_sizes_are_planned_to_the_byte() -> None:
+    import torch
+
+    from localspec.machine.folder_shapes import counted_shape
+    from tests.kit.families import small
+    from tests.kit.tiny import with_cache
+
+    module = small("gemma4, values from keys").to(torch.bfloat16)
+    sizes = {name: tuple(each.shape) for name, each in module.state_dict().items()}
+    shape = counted_shape(module.config.to_dict(), sizes, "small")
+    native = with_cache(module, CONTEXT)
+    weights, cache = shape.loaded_bytes("bf16", "bf16", CONTEXT, "cpu")
+    tables = sum(part.nbytes for table in native.weights.tables for part in table)
+    assert weights - shape.weight_bytes("bf16", "bf16", "cpu") == tables
+    assert cache == native.cache.kv_bytes
