@@ -26,6 +26,7 @@ from localspec.formats.layer_settings import (
     per_layer_inputs,
     require_known_gemma4,
 )
+from localspec.formats.mixture_settings import MixtureSettings, mixture_of
 from localspec.formats.native import ACTIVATIONS, LAYOUTS, SCORE_CAP, Layout
 from localspec.formats.noted_settings import NotedSettings
 from localspec.formats.rotation_settings import (
@@ -51,6 +52,7 @@ MUST_SAY: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "qwen3", "qwen2_vl_text", "qwen2_5_vl_text", "smollm3"), (_SWITCH,)),
     **dict.fromkeys(("seed_oss", "glm", "glm4"), (_BIAS,)),
     **dict.fromkeys(("olmoe", "flex_olmo"), ("norm_topk_prob",)),
+    "gpt_oss": (_WINDOW, _BIAS),
     "phi3": ("original_max_position_embeddings",),
     "qwen3_moe": ("norm_topk_prob", "moe_intermediate_size", _SWITCH),
     "qwen3_vl_moe_text": ("moe_intermediate_size",),
@@ -84,21 +86,8 @@ HARMLESS = re.compile(
     r"|rope_interleaved|rotary_pct|rotary_emb_base|use_embedding_sharing|use_gated_activation"
     r"|use_parallel_(block|embedding)|use_flash_attn\w*|model_max_length|seq_length|attn_type"
     r"|rope_local_base_freq|rms_norm|norm_type|vision_\w+|image_\w+|video_\w+|mm_\w+|spatial_\w+"
-    r"|projector_\w+|multimodal_\w+|max_sequence_length"
+    r"|projector_\w+|multimodal_\w+|max_sequence_length|initial_context_length"
 )
-
-
-@dataclass(frozen=True)
-class MixtureSettings:
-    """Experts of the layers that have them. is_normalised: the shares of a row add up to 1.
-    is_beside: the layers have a dense part as well."""
-
-    num_experts: int
-    num_chosen: int
-    ffn_size: int
-    is_normalised: bool
-    layers: tuple[bool, ...]
-    is_beside: bool = False
 
 
 @dataclass(frozen=True)
@@ -237,7 +226,9 @@ class _Reader:
             windows=windows,
             rotations=rotations,
             turns=turns,
-            mixture=self._mixture(num_layers) if layout.has_experts else None,
+            mixture=mixture_of(self.text, self.family, num_layers, self.is_complete)
+            if layout.has_experts
+            else None,
             delta=delta_of(self.text, num_layers, self.is_complete) if layout.has_states else None,
             query_scale=self._query_scale(),
             embedding_scale=hidden_size**0.5
@@ -366,35 +357,3 @@ class _Reader:
             is_turned = [window is not None for window in windows]
         pairs = zip(turns, is_turned, strict=True)
         return rotations, tuple(turn if turned else None for turn, turned in pairs)
-
-    def _mixture(self, num_layers: int) -> MixtureSettings | None:
-        is_beside = self.layout.has_own_sizes
-        if is_beside and not self.text.get("enable_moe_block"):
-            return None
-        count = self.text.get("num_local_experts")
-        if not count:
-            self._need("num_local_experts" if not self.is_complete else "num_hidden_layers")
-            return None
-        size = self.text.get("moe_intermediate_size") or self._need(
-            "moe_intermediate_size" if is_beside else "intermediate_size"
-        )
-        return MixtureSettings(
-            num_experts=int(count),
-            num_chosen=int(self._need("top_k_experts" if is_beside else "num_experts_per_tok")),
-            ffn_size=int(size),
-            is_normalised=self._is_normalised(),
-            layers=self._layers_with_experts(num_layers),
-            is_beside=is_beside,
-        )
-
-    def _is_normalised(self) -> bool:
-        said = self.text.get("norm_topk_prob")
-        return said is None or bool(said)
-
-    def _layers_with_experts(self, num_layers: int) -> tuple[bool, ...]:
-        if kinds := self.text.get("mlp_layer_types"):
-            return tuple(kind == "sparse" for kind in kinds)
-        step, dense = self.text.get("decoder_sparse_step"), self.text.get("mlp_only_layers") or ()
-        return tuple(
-            layer not in dense and not (layer + 1) % int(step or 1) for layer in range(num_layers)
-        )

@@ -30,8 +30,10 @@ class Layout:
     norm_epsilon: the setting of what norms add. has_norm_bias, has_head_bias: whether norms and the
     output head have a bias. qkv_bias, output_bias, ffn_bias: the setting that says whether these
     layers have one, or the answer itself. scales_embedding: rows of the embedding are multiplied by
-    the root of their width. has_experts: some layers are a mixture. renamed: patterns of
-    published names of weights, and transformers' names of the same.
+    the root of their width. has_experts: some layers are a mixture; has_expert_bias:
+    its router and all products of its experts have one; has_expert_columns: its experts are kept as
+    [in, out], gate and up in turn. has_sinks: attention has a further score for each head. renamed:
+    patterns of published names of weights, and transformers' names of the same.
 
     has_output_gate: attention's result is multiplied by a gate, whose rows stand behind those of
     each query head. has_states: layers of the kind "linear_attention" are gated delta nets.
@@ -76,6 +78,9 @@ class Layout:
     experts_kept: Literal["whole", "4-bit", "stored"] = "whole"
     has_output_gate: bool = False
     has_states: bool = False
+    has_expert_bias: bool = False
+    has_expert_columns: bool = False
+    has_sinks: bool = False
     renamed: Mapping[str, str] = field(default_factory=dict)
     has_own_sizes: bool = False
     norms_values: bool = False
@@ -174,6 +179,14 @@ LAYOUTS: Mapping[str, Layout] = {
     "ministral3": Layout(says_sizes=True),
     "internlm3": Layout(),
     "iquestcoder": Layout(),
+    "gpt_oss": Layout(
+        has_experts=True,
+        experts_kept="stored",
+        has_expert_bias=True,
+        has_expert_columns=True,
+        has_sinks=True,
+        renamed={r"mlp\.router\.": "mlp.gate."},
+    ),
     "mellum": Layout(head_norms="each", has_experts=True, num_rotations=2),
     "flex_olmo": replace(_AFTER_ONLY, has_experts=True),
     "arcee": Layout(plain_feed_forward=("up_proj", "down_proj")),

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.forward.cache import WIDEST, KVCache
-from localspec.forward.row_attention import Attend, Heads, RowAttention
+from localspec.forward.row_attention import Attend, CachedAttend, Heads, RowAttention, with_sinks
 from localspec.forward.tree import additive_mask
 
 
@@ -28,7 +28,7 @@ def cached_attention(
     parents: Sequence[int] | None = None,
     window: int | None = None,
     mask: torch.Tensor | None = None,
-) -> Attend:
+) -> CachedAttend:
     """Attention of `num_rows` rows whose keys and values are written from slot `start` on. On a
     processor more rows may come (`weights.linear.padded`), of which nothing is written.
 
@@ -40,9 +40,14 @@ def cached_attention(
         mask = additive_mask(num_rows, parents, start, cache.dtype, cache.device, window)
     grouped = grouped_mask(mask, heads.num_groups)
 
-    def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
+    def attend(
+        layer: int,
+        queries: torch.Tensor,
+        keys_values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         keys, values = cache.write(layer, start, start + num_rows, keys_values)
-        return grouped_attention(queries, keys, values, grouped)
+        return grouped_attention(queries, keys, values, grouped, sinks)
 
     return attend
 
@@ -72,6 +77,7 @@ def grouped_mask(mask: torch.Tensor | None, groups: int) -> torch.Tensor | None:
 SHORTEST_PART = 256  # keys; fewer are not worth a merge
 MOST_PARTS = 16
 KEY_STEP = 64  # of the kernels
+MASK_STEP = 16  # The kernel for CUDA reads so many numbers of a mask at once.
 SPLIT_TOLERANCE = 2e-2  # of the largest number, in bf16
 
 
@@ -108,24 +114,53 @@ WIDEST_LENT_HEAD = 256
 
 
 def grouped_attention(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """queries [n, heads, head_dim], keys and values [1, kv_heads, m, head_dim], mask as
-    `grouped_mask` gives it -> [n, heads * head_dim] in the precision of the queries."""
+    `grouped_mask` gives it, sinks [heads] -> [n, heads * head_dim] in the precision of the
+    queries."""
     rows = _by_key_head(queries, keys)
     kv_heads, num_rows = rows.shape[1], queries.shape[0]
     if mask is None or mask.shape[2] == rows.shape[2]:
-        seen = F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
+        by_row = None if sinks is None else _sinks_by_row(sinks, kv_heads, num_rows)
+        seen = _fused(rows, keys, values, mask, by_row)
     else:  # the query heads of a key head as sequences over the same keys
         apart = rows.view(kv_heads, -1, num_rows, rows.shape[3]).transpose(0, 1)
         num_lent = 1 if rows.shape[3] > WIDEST_LENT_HEAD else apart.shape[0]
         keys, values = (part.expand(num_lent, -1, -1, -1) for part in (keys, values))
+        lent = torch.split(apart, num_lent)
+        of_parts: Sequence[torch.Tensor | None] = [None] * len(lent)
+        if sinks is not None:
+            of_parts = torch.split(sinks.view(kv_heads, -1).T[..., None], num_lent)
         parts = [
-            F.scaled_dot_product_attention(part, keys, values, attn_mask=mask)
-            for part in torch.split(apart, num_lent)
+            _fused(part, keys, values, mask, of_part)
+            for part, of_part in zip(lent, of_parts, strict=True)
         ]
         seen = (parts[0] if len(parts) == 1 else torch.cat(parts)).transpose(0, 1)
     return _by_row(seen, queries)
+
+
+def _sinks_by_row(sinks: torch.Tensor, kv_heads: int, num_rows: int) -> torch.Tensor:
+    """[heads] -> [1, kv_heads, groups * n], as `_by_key_head` lays rows out."""
+    return sinks.view(1, kv_heads, -1, 1).expand(-1, -1, -1, num_rows).flatten(2)
+
+
+def _fused(
+    rows: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
+    """torch's fused attention. sinks: as many as rows, or fewer that are expanded."""
+    if sinks is None:
+        return F.scaled_dot_product_attention(rows, keys, values, attn_mask=mask)
+    seen, log_sum = _with_log_sum(rows, keys, values, mask)
+    return with_sinks(seen, log_sum[..., : rows.shape[2]], sinks)
 
 
 def split_attention(
@@ -134,6 +169,7 @@ def split_attention(
     values: torch.Tensor,
     mask: torch.Tensor,
     parts: int,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As `grouped_attention`, over `parts` equal stretches of the keys at once, merged by the
     logarithm of their sums (as in Flash-Decoding). A GPU gives a key head and a stretch to one of
@@ -153,10 +189,15 @@ def split_attention(
     # Nothing is known of what a kernel makes of rows that see no key of a stretch.
     is_seen = shown.amax(-1, keepdim=True) > float("-inf")  # [parts, 1, r, 1]
     log_sum = log_sum[:, :, :num_rows, None].masked_fill(~is_seen, float("-inf"))
-    weights = torch.exp(log_sum - log_sum.amax(0))  # [parts, kv_heads, r, 1] fp32
+    highest = log_sum.amax(0)
+    weights = torch.exp(log_sum - highest)  # [parts, kv_heads, r, 1] fp32
     weighted = torch.cat((seen.masked_fill(~is_seen, 0.0) * weights, weights), -1)
     merged = _sum_of_pairs(weighted)  # [1, kv_heads, r, head_dim + 1]
-    return _by_row(merged[..., :-1] / merged[..., -1:], queries)
+    sums = merged[..., -1:]
+    if sinks is not None:
+        by_row = _sinks_by_row(sinks, kv_heads, queries.shape[0])
+        sums = sums + torch.exp(by_row[..., None] - highest)
+    return _by_row(merged[..., :-1] / sums, queries)
 
 
 def _sum_of_pairs(parts: torch.Tensor) -> torch.Tensor:
@@ -170,10 +211,16 @@ def _sum_of_pairs(parts: torch.Tensor) -> torch.Tensor:
 
 
 def _with_log_sum(
-    rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+    rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention and the logarithm of each row's sum of exponentials, of at least all rows."""
     kernels: Any = torch.ops.aten
+    if rows.device.type == "mps":  # has no kernel that says the sum
+        scores = (rows @ keys.mT).float() * rows.shape[3] ** -0.5
+        scores = scores if mask is None else scores + mask
+        return torch.softmax(scores, -1).to(values.dtype) @ values, scores.logsumexp(-1)
+    if mask is not None:
+        mask = _aligned(mask).expand(*rows.shape[:3], -1)
     if rows.device.type == "cpu":
         made = kernels._scaled_dot_product_flash_attention_for_cpu(
             rows, keys, values, attn_mask=mask
@@ -182,6 +229,12 @@ def _with_log_sum(
         made = kernels._scaled_dot_product_efficient_attention(rows, keys, values, mask, True)
     seen, log_sum = made[:2]
     return seen, log_sum
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """The mask with rows that begin where CUDA's kernel reads them."""
+    spare = -mask.shape[3] % MASK_STEP
+    return F.pad(mask, (0, spare))[..., : mask.shape[3]] if spare else mask
 
 
 def _by_key_head(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ from localspec.core.errors import ModelError
 from localspec.forward.mixer import LayerAttend, Mixer, Swap, Table, halves_swapped
 from localspec.forward.per_layer_inputs import PerLayerGate, PerLayerInputs
 from localspec.forward.row_attention import Heads
-from localspec.weights.linear import Linear, PlainLinear
+from localspec.weights.linear import Linear, PlainLinear, bytes_of, padded
 from localspec.weights.nf4 import Nf4Embedding
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -118,6 +118,18 @@ class GatedFeedForward(PlainFeedForward):
 
 
 @dataclass(frozen=True)
+class ClampedFeedForward(GatedFeedForward):
+    """down(activation(gate) * (up + 1)), gate at most `limit` and up at most so far from zero."""
+
+    limit: float
+
+    def _inner(self, rows: torch.Tensor) -> torch.Tensor:
+        gate, up = self.up(rows).chunk(2, dim=-1)
+        up = up.clamp(-self.limit, self.limit).add_(1.0)
+        return self.activation(gate.clamp(max=self.limit)).mul_(up)
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture: each row goes through the `num_chosen` experts that the router rates highest. An
     expert reads its weights once for all rows that chose it; a row's sum is in the experts' order,
@@ -166,7 +178,9 @@ class Experts:
             of_rows, ranks = zip(*places[expert], strict=True)
             at = torch.tensor(of_rows, device=rows.device)
             share = shares[at, torch.tensor(ranks, device=rows.device), None]
-            made.index_add_(0, at, self.experts[expert](rows[at]) * share)
+            # A single row of a long sum has other bits than several (`padded`).
+            seen = self.experts[expert](padded(rows[at]))[: len(of_rows)]
+            made.index_add_(0, at, seen * share)
         return made
 
 
@@ -178,7 +192,8 @@ class Attention:
     `norms_values`. rotation: which of the tables turns queries and keys by their position, None for
     none. window: how many positions up to its own a token sees, None for all. query_scale: beside
     the root of head_dim. source: the earlier layer whose keys and values it reads; it then has none
-    of its own. repeats_keys: values are its keys as the product gives them."""
+    of its own. repeats_keys: values are its keys as the product gives them. sinks: a further score
+    of each head, [heads] fp32, which takes its share of the softmax and adds nothing."""
 
     qkv: Linear
     output: Linear
@@ -192,6 +207,7 @@ class Attention:
     norms_values: bool = False
     repeats_keys: bool = False
     source: int | None = None
+    sinks: torch.Tensor | None = None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -200,6 +216,7 @@ class Attention:
     @property
     def weight_bytes(self) -> int:
         held = 0 if self.head_norm is None else self.head_norm.weight_bytes
+        held += bytes_of(self.sinks)
         return held + sum(linear.weight_bytes for linear in self.linears)
 
     @property

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
-from localspec.formats.decoder_settings import DecoderSettings, MixtureSettings
+from localspec.formats.decoder_settings import DecoderSettings
 from localspec.formats.delta_settings import DeltaSettings
 from localspec.formats.layer_settings import LayerSettings
+from localspec.formats.mixture_settings import MixtureSettings
 from localspec.forward.block import (
     Activation,
     Attention,
@@ -33,7 +34,9 @@ from localspec.forward.block import (
     Weights,
     WholeNorm,
 )
+from localspec.forward.completeness import shape_error
 from localspec.forward.delta_net import DeltaNet, unit_heads
+from localspec.forward.expert_builder import ExpertBuilder
 from localspec.forward.experts_beside import ExpertsBeside, Normed
 from localspec.forward.gated_attention import GatedAttention
 from localspec.forward.mixer import Mixer, halves_swapped, pairs_swapped
@@ -189,6 +192,7 @@ class _Builder:
             norms_values=layout.norms_values,
             repeats_keys=not own.has_values,
             source=own.source,
+            sinks=self._dense(f"{begin}sinks").float() if layout.has_sinks else None,
         )
 
     def _delta_net(self, begin: str, delta: DeltaSettings) -> DeltaNet:
@@ -300,40 +304,13 @@ class _Builder:
         gate_up = linear([f"{begin}{part}" for part in parts])
         return GatedFeedForward(gate_up, linear([f"{begin}{layout.down}"]), activation)
 
-    def _experts(self, layer: int, router_path: str, mixture: MixtureSettings) -> Experts:
-        """Experts in full precision, whatever the other layers are kept in."""
-        begin = experts_path(self.settings, layer)
-        activation, whole = ACTIVATIONS[self.settings.activation], self.precision.whole
-        experts = tuple(
-            GatedFeedForward(
-                linear_for([gate_up], [None], whole), linear_for([down], [None], whole), activation
-            )
-            for gate_up, down in self._expert_weights(begin, mixture.num_experts)
+    def _experts(self, layer: int, router: str, mixture: MixtureSettings) -> Experts:
+        """router: its name."""
+        activation = ACTIVATIONS[self.settings.activation]
+        builder = ExpertBuilder(
+            self.settings, mixture, self.names, self.precision, activation, self._weight
         )
-        router = linear_for([self._weight(f"{router_path}.weight")], [None], whole)
-        return Experts(router, experts, mixture.num_chosen, mixture.is_normalised)
-
-    def _expert_weights(self, begin: str, count: int) -> Iterator[tuple[Weight, Weight]]:
-        """Gate and up as one, and down, of each expert: files hold them joined, of all experts or
-        one by one."""
-        if self.names.has(f"{begin}gate_up_proj"):
-            joined = (self._of_all(f"{begin}{part}") for part in ("gate_up_proj", "down_proj"))
-            for gate_up, down in zip(*joined, strict=True):
-                yield Dense(gate_up), Dense(down)
-            return
-        parts = ("gate_proj", "up_proj", "down_proj")
-        if self.names.has(f"{begin}gate_proj.weight"):
-            apart = (self._of_all(f"{begin}{part}.weight") for part in parts)
-            for gate, up, down in zip(*apart, strict=True):
-                yield Dense(torch.cat((gate, up))), Dense(down)
-            return
-        for expert in range(count):
-            gate, up, down = (self._of_all(f"{begin}{expert}.{part}.weight") for part in parts)
-            yield Dense(torch.cat((gate, up))), Dense(down)
-
-    def _of_all(self, name: str) -> torch.Tensor:
-        """A weight of experts on the host, [out, in] or [experts, out, in]."""
-        return self._read(name).dense(self.precision.dtype)
+        return builder.experts(experts_path(self.settings, layer), router)
 
     def _linear(self, paths: list[str], has_bias: bool) -> Linear:
         """Layers of one input as one."""
@@ -375,10 +352,7 @@ class _Builder:
         weight = self._read(name)
         wanted = self.names.shapes.get(name)
         if wanted is not None and weight.shape != wanted:
-            raise ModelError(
-                f"The weights of {self.names.model} have another shape than its config.json says, "
-                f"first {name}: {list(weight.shape)}, not {list(wanted)}. Fetch the model again."
-            )
+            raise shape_error(self.names.model, name, weight.shape, wanted)
         return weight
 
     def _read(self, name: str) -> Weight:

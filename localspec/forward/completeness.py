@@ -32,6 +32,15 @@ def weights_missing(name: str, names: list[str]) -> ModelError:
     )
 
 
+def shape_error(
+    name: str, tensor: str, shape: tuple[int, ...], wanted: tuple[int, ...]
+) -> ModelError:
+    return ModelError(
+        f"The weights of {name} have another shape than its config.json says, first {tensor}: "
+        f"{list(shape)}, not {list(wanted)}. Fetch the model again."
+    )
+
+
 def unread_of_module(found: ModelFolder, module: Any, info: Mapping[str, Any]) -> str | None:
     """Return what `unread_notice` says of a module that transformers loaded.
 

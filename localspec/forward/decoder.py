@@ -238,13 +238,18 @@ class Decoder:
         return self.weights.tables_at(places), attend
 
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:
-        kinds = [(attention.heads, attention.window) for attention in self.weights.attentions]
+        attentions = self.weights.attentions
+        kinds = [(attention.heads, attention.window) for attention in attentions]
         found = {
             (heads, window): cached_attention(self.cache, start, num_rows, heads, parents, window)
             for heads, window in dict.fromkeys(kinds)
         }
-        pairs = zip(kinds, self.weights.kv_layers, strict=True)
-        of_attentions = iter([partial(found[kind], layer) for kind, layer in pairs])
+        of_attentions = iter(
+            [
+                partial(found[attention.heads, attention.window], layer, sinks=attention.sinks)
+                for attention, layer in zip(attentions, self.weights.kv_layers, strict=True)
+            ]
+        )
         of_layers, num_states = list[LayerAttend](), 0
         for block in self.weights.blocks:
             if isinstance(block.mixer, DeltaNet):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,18 @@ from localspec.forward.tree import leaf_paths
 # layer, queries [n, heads, head_dim], keys then values [n, 2 * kv_heads, head_dim]
 # -> [n, heads * head_dim]
 Attend = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class CachedAttend(Protocol):
+    """An `Attend` for any layer of a cache. sinks: a further score of each head, [heads] fp32."""
+
+    def __call__(
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys_values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -80,12 +92,14 @@ class _Part:
 
     rows: a view of them all, [1, kv_heads, n, head_dim], filled up by the rows behind them, whose
     results are dropped. size: how many count. keys_values: views of the slots that they may see, by
-    layer. mask: as `fused_attention` takes it. path: what is written before, None for nothing."""
+    layer. mask: as `fused_attention` takes it. groups: of each row the query head among those that
+    share a key head. path: what is written before, None for nothing."""
 
     rows: torch.Tensor
     size: int
     keys_values: SlotViews
     mask: torch.Tensor
+    groups: torch.Tensor
     path: _Path | None
 
 
@@ -122,7 +136,11 @@ class RowAttention:
         self._parts = self._tree_parts(parents) if parents is not None else self._chain_parts()
 
     def __call__(
-        self, layer: int, queries: torch.Tensor, keys_values: torch.Tensor
+        self,
+        layer: int,
+        queries: torch.Tensor,
+        keys_values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows beyond `num_rows` only fill a forward up; of them nothing is written."""
         size, heads, head_dim = self._num_rows, queries.shape[1], queries.shape[2]
@@ -135,7 +153,7 @@ class RowAttention:
         if is_written and not self._is_tree:
             _write(self._new_slots[layer], keys_values[:size])
         moved = keys_values.index_select(0, self._moves) if self._is_tree else keys_values
-        parts = [self._seen(layer, part, moved) for part in self._parts]
+        parts = [self._seen(layer, part, moved, sinks) for part in self._parts]
         seen = parts[0] if len(parts) == 1 else torch.cat(parts)  # [n * groups, kv_heads, head_dim]
         result = seen.view(size, self._groups, self._kv_heads, head_dim).transpose(1, 2)
         result = result.reshape(size, heads * head_dim).to(queries.dtype)
@@ -144,11 +162,15 @@ class RowAttention:
             result = torch.empty_like(result).index_copy_(0, self._order, result)
         return F.pad(result, (0, 0, 0, queries.shape[0] - size)) if len(queries) > size else result
 
-    def _seen(self, layer: int, part: _Part, moved: torch.Tensor) -> torch.Tensor:
+    def _seen(
+        self, layer: int, part: _Part, moved: torch.Tensor, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return the results of a part, [size, kv_heads, head_dim]."""
         if part.path is not None:
             _write(part.path.slots[layer], moved[part.path.moved])
-        seen = fused_attention(part.rows, *part.keys_values[layer], part.mask)
+        if sinks is not None:
+            sinks = sinks.view(self._kv_heads, -1).index_select(1, part.groups).T
+        seen = fused_attention(part.rows, *part.keys_values[layer], part.mask, sinks)
         return seen if seen.shape[0] == part.size else seen[: part.size]
 
     def _chain_parts(self) -> list[_Part]:
@@ -182,7 +204,7 @@ class RowAttention:
             first, end = self._keys_seen(int(positions[0]), int(positions[-1]))
             rows = self._rows.narrow(2, place * groups + at, len(filled))
             mask = mask_of_heads(self._row_mask(positions, first, end), self._kv_heads)
-            yield _Part(rows, size, self._views(first, end), mask, path)
+            yield _Part(rows, size, self._views(first, end), mask, filled % groups, path)
             path = None  # it stays where it is
 
     def _keys_seen(self, first: int, last: int) -> tuple[int, int]:
@@ -227,26 +249,42 @@ def mask_of_heads(mask: torch.Tensor, kv_heads: int) -> torch.Tensor:
 
 
 def fused_attention(
-    rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
+    rows: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return attention by torch's kernel, [n, kv_heads, head_dim].
 
     rows: [1, kv_heads, n, head_dim]. keys, values: [1, kv_heads, m, head_dim]. mask: as
-    `mask_of_heads` returns it."""
+    `mask_of_heads` returns it. sinks: [n, kv_heads]."""
     _, kv_heads, num_rows, head_dim = rows.shape
     parts = _spread(kv_heads)
     if parts > 1:
         rows = rows.view(1, parts, -1, head_dim)
         keys, values = keys.expand(-1, parts, -1, -1), values.expand(-1, parts, -1, -1)
-    result = _kernel(rows, keys, values, mask)
-    return result.reshape(kv_heads, num_rows, head_dim).transpose(0, 1)
+    result, log_sum = _kernel(rows, keys, values, mask)
+    result = result.reshape(kv_heads, num_rows, head_dim).transpose(0, 1)
+    return result if sinks is None else with_sinks(result, log_sum.reshape(kv_heads, -1).T, sinks)
+
+
+def with_sinks(seen: torch.Tensor, log_sum: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Return attention that leaves the sinks their share of each row's softmax.
+
+    seen: without them, [..., head_dim]. log_sum: the logarithm of each row's sum of exponentials,
+    [...]. A softmax over two numbers has the same bits wherever a row stands; torch's sigmoid has
+    other bits in the last numbers of a tensor."""
+    scores = torch.stack((log_sum, sinks.expand_as(log_sum)), -1)
+    return (seen * torch.softmax(scores, -1)[..., :1]).to(seen.dtype)
 
 
 def _kernel(
     rows: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return attention, and the logarithm of each row's sum of exponentials."""
     kernel: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    result: torch.Tensor = kernel(rows, keys, values, attn_mask=mask)[0]
+    result: tuple[torch.Tensor, torch.Tensor] = kernel(rows, keys, values, attn_mask=mask)
     return result
 
 
@@ -270,7 +308,9 @@ def _holds(tile: Tile, dtype: torch.dtype, head_dim: int) -> bool:
         pieces = rows.narrow(0, first, count * size).view(count, size, 2, head_dim).transpose(1, 2)
         keys, values = (part.expand(count, -1, -1, -1) for part in keys_values)
         mask = torch.zeros(size, keys.shape[2], dtype=dtype)
-        return _kernel(pieces.contiguous(), keys, values, mask).transpose(1, 2).flatten(0, 1)
+        seen, log_sum = _kernel(pieces.contiguous(), keys, values, mask)
+        both = torch.cat((seen, log_sum[..., None]), -1)  # [pieces, 2, size, head_dim + 1]
+        return both.transpose(1, 2).flatten(0, 1)
 
     whole = results(0, tile.most)
     for size in (*range(tile.multiple, min(tile.most, KERNEL_ROWS) + 1, tile.multiple), tile.most):

@@ -133,10 +133,10 @@ class Window:
                 keys.index_copy_(2, slots, new[:1])
                 values.index_copy_(2, slots, new[1:])
             held = (keys[:, :, : self.bucket], values[:, :, : self.bucket])
-            mask = of_layers[layer]
+            mask, sinks = of_layers[layer], attentions[layer].sinks
             if self._parts == 1 or mask is None:
-                return grouped_attention(queries, *held, mask)
-            return split_attention(queries, *held, mask, self._parts)
+                return grouped_attention(queries, *held, mask, sinks)
+            return split_attention(queries, *held, mask, self._parts, sinks)
 
         return attend
 

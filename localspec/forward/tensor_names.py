@@ -188,6 +188,8 @@ def _attention_shapes(
     yield from _linear_shapes(
         f"self_attn.{layout.output}", settings.hidden_size, queries, settings.has_output_bias
     )
+    if layout.has_sinks:
+        yield "self_attn.sinks", (settings.num_heads,)
     if layout.head_norms is not None:
         is_whole = layout.head_norms == "whole"
         yield "self_attn.q_norm.weight", (queries if is_whole else own.head_dim,)
@@ -202,7 +204,11 @@ def _ffn_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, tu
     if mixture is not None and mixture.is_beside:
         yield from _router_shapes(mixture.num_experts, width)
     elif mixture is not None and mixture.layers[layer]:
-        yield f"{begin}gate.weight", (mixture.num_experts, width)
+        has_bias = layout.has_expert_bias
+        yield from _linear_shapes(f"{begin}gate", mixture.num_experts, width, has_bias)
+        if has_bias:
+            yield f"{begin}experts.gate_up_proj_bias", (mixture.num_experts, 2 * mixture.ffn_size)
+            yield f"{begin}experts.down_proj_bias", (mixture.num_experts, width)
         return
     up, down = layout.plain_feed_forward or (None, layout.down)
     ups = {up: inner} if up else {"gate_proj": inner, "up_proj": inner}
@@ -246,6 +252,7 @@ def _missing_experts(settings: DecoderSettings, actual: Mapping[str, str]) -> li
             for expert in range(settings.mixture.num_experts)
             for part in parts
         ]
-        if not any(all(name in actual for name in form) for form in (joined, of_all, apart)):
-            missing += [name for name in apart if name not in actual][:1]
+        forms = [joined] if settings.layout.has_expert_columns else [apart, joined, of_all]
+        if not any(all(name in actual for name in form) for form in forms):
+            missing += [name for name in forms[0] if name not in actual][:1]
     return missing

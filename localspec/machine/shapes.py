@@ -229,6 +229,8 @@ class ModelShape:
         if not self.is_native or self.experts_kept == "whole":
             return 0, 0
         if self.experts_kept == "stored":
+            if self.stored_as != MXFP4:  # a dense folder
+                return 0, 0
             return self.expert_params, int(MXFP4_BYTES * self.expert_params)
         count = self.expert_params if precision in ("4-bit", "4-bit-head") else 0
         return count, int(NF4_BYTES * count)

@@ -19,8 +19,19 @@ from localspec.weights.dense import dense_linear
 from localspec.weights.int4 import MOST_REPACKING_ERROR, Int4Linear
 from localspec.weights.int8 import RoundedRowsLinear, has_fbgemm
 from localspec.weights.linear import Linear, SideBySide
+from localspec.weights.mxfp4 import Mxfp4Linear
 from localspec.weights.nf4 import Nf4Linear
-from localspec.weights.stored import INT4_ROWS, Dense, Grouped, Int8, Nf4, Weight, joined
+from localspec.weights.stored import (
+    INT4_ROWS,
+    Dense,
+    Grouped,
+    Int8,
+    Mxfp4,
+    Mxfp4Tables,
+    Nf4,
+    Weight,
+    joined,
+)
 
 Bits = Literal[4, 8]
 Kind = Literal["nf4", "int8", "int4"]  # of a copy that drafts
@@ -94,7 +105,7 @@ def suits(shape: Sequence[int]) -> bool:
 
 def _held(weight: Weight, precision: Precision) -> Weight:
     """The weight itself where it stays in its format, else dense on the device."""
-    if isinstance(weight, Nf4 | Int8):
+    if isinstance(weight, Nf4 | Int8 | Mxfp4):
         return weight.to(precision.device)
     if isinstance(weight, Grouped) and precision.keeps_groups and weight.is_kept:
         return weight
@@ -137,6 +148,9 @@ def _linear(weight: Weight, bias: torch.Tensor | None, precision: Precision) -> 
         return nf4.stored_linear(weight, bias)
     if isinstance(weight, Int8):
         return int8.stored_linear(weight, bias)
+    if isinstance(weight, Mxfp4):
+        tables = Mxfp4Tables.of(precision.dtype, precision.device)
+        return Mxfp4Linear(weight, bias, tables)
     if isinstance(weight, Grouped):
         return _int4(weight, bias, precision.device)
     values = weight.values  # [out, in]

@@ -16,6 +16,7 @@ from localspec.formats.folder_files import ModelFolder
 from localspec.weights.bitsandbytes_folder import BitsAndBytesSource
 from localspec.weights.files import places_in, read_tensor
 from localspec.weights.gguf import GGUFSource
+from localspec.weights.mxfp4 import Mxfp4Source
 from localspec.weights.packed import READERS, PackedSource
 from localspec.weights.stored import Dense, Weight
 
@@ -63,6 +64,7 @@ class TensorSource:
 SOURCES: Mapping[str, Callable[[ModelFolder, torch.dtype], WeightSource]] = {
     "gguf": GGUFSource,
     "bitsandbytes": BitsAndBytesSource,
+    "mxfp4": Mxfp4Source,
     **dict.fromkeys(READERS, PackedSource),
 }
 

@@ -1,8 +1,9 @@
 """Weights as files keep them, before a linear layer is made of them.
 
-Each type is a matrix [out, in]: `dense` gives its values, `rows` puts its outputs into another
-order, and `joined` puts several of one input below each other. Nothing here computes a product.
-Source: QuantState and Int8Params of bitsandbytes 0.50 for `Nf4` and `Int8`.
+Each type is a matrix [out, in], `Dense` and `Mxfp4` also a stack of them: `dense` gives its values,
+`rows` puts its outputs into another order, and `joined` puts several of one input below each other.
+Nothing here computes a product. Source: QuantState and Int8Params of bitsandbytes 0.50 for `Nf4`
+and `Int8`; Microscaling Formats 1.0 of the Open Compute Project for `Mxfp4`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,33 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from localspec.formats.stored import GROUP_SIZES
 from localspec.weights.library import bitsandbytes
 
 PIECE_VALUES = 2**22  # Values that are computed in fp32 at once, so that 16 MiB are in use.
 INT8_STEPS = 127  # Steps of an 8-bit weight from zero to the largest weight of its output.
+# Values of the 4 bits of MXFP4; bit 3 is the sign. Two weights share a byte, the lower half first.
+FP4_VALUES = (
+    0.0,
+    0.5,
+    1.0,
+    1.5,
+    2.0,
+    3.0,
+    4.0,
+    6.0,
+    -0.0,
+    -0.5,
+    -1.0,
+    -1.5,
+    -2.0,
+    -3.0,
+    -4.0,
+    -6.0,
+)
+MXFP4_BLOCK = 32  # Weights that share one scale.
 INT4_ROWS = 64  # Outputs of a whole block in the layouts of the kernels for 4 bits in groups.
 
 
@@ -214,7 +236,60 @@ class Int8:
         return Int8(self.numbers.to(device), self.largest.to(device))
 
 
-Weight = Dense | Grouped | Nf4 | Int8
+@dataclass(frozen=True)
+class Mxfp4Tables:
+    """What bytes stand for: pairs, [256, 2], the weights of a byte; scales, [256, 1], powers of two
+    by their exponent."""
+
+    pairs: torch.Tensor
+    scales: torch.Tensor
+
+    @classmethod
+    def of(cls, dtype: torch.dtype, device: torch.device) -> Mxfp4Tables:
+        pairs = [(FP4_VALUES[byte & 15], FP4_VALUES[byte >> 4]) for byte in range(256)]
+        scales = [[2.0 ** (exponent - 127)] for exponent in range(255)] + [[float("nan")]]
+        return cls(
+            torch.tensor(pairs, dtype=dtype, device=device),
+            torch.tensor(scales, dtype=dtype, device=device),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Mxfp4:
+    """Weights of 4 bits by a table, each block of 32 along the inputs times a power of two.
+
+    blocks: [..., out, in / 32, 16] uint8. scales: [..., out, in / 32] uint8, exponents + 127."""
+
+    blocks: torch.Tensor
+    scales: torch.Tensor
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for parts that do not belong together."""
+        if self.blocks.shape != (*self.scales.shape, MXFP4_BLOCK // 2):
+            raise ValueError(f"scales {[*self.scales.shape]} of blocks {[*self.blocks.shape]}")
+        if {self.blocks.dtype, self.scales.dtype} != {torch.uint8}:
+            raise ValueError(f"blocks of {self.blocks.dtype}, scales of {self.scales.dtype}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.scales.shape[:-1], self.scales.shape[-1] * MXFP4_BLOCK)
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        return self.unpacked(Mxfp4Tables.of(dtype, self.blocks.device))
+
+    def unpacked(self, tables: Mxfp4Tables) -> torch.Tensor:
+        """Return the values in the precision of the tables, exactly where it holds them."""
+        values = F.embedding(self.blocks.int(), tables.pairs).flatten(-2)  # [..., in / 32, 32]
+        return values.mul_(F.embedding(self.scales.int(), tables.scales)).flatten(-2)
+
+    def rows(self, order: torch.Tensor | slice | int) -> Mxfp4:
+        return Mxfp4(self.blocks[order], self.scales[order])
+
+    def to(self, device: torch.device) -> Mxfp4:
+        return Mxfp4(self.blocks.to(device), self.scales.to(device))
+
+
+Weight = Dense | Grouped | Nf4 | Int8 | Mxfp4
 
 
 def joined(weights: Sequence[Weight]) -> Weight | None:
@@ -236,6 +311,10 @@ def joined(weights: Sequence[Weight]) -> Weight | None:
     if len(int8) == len(weights):
         numbers, largest = ([each.numbers for each in int8], [each.largest for each in int8])
         return Int8(torch.cat(numbers), torch.cat(largest))
+    mxfp4 = [each for each in weights if isinstance(each, Mxfp4)]
+    if len(mxfp4) == len(weights):
+        blocks, scales = ([each.blocks for each in mxfp4], [each.scales for each in mxfp4])
+        return Mxfp4(torch.cat(blocks), torch.cat(scales))
     return None
 
 

@@ -16,7 +16,7 @@ GATED = (f"{LAYER}mlp.gate_proj.weight", f"{LAYER}self_attn.q_proj.weight")
     ("settings", "names", "told"),
     [
         ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, (), "soft-capped scores"),
-        ({"model_type": "gpt_oss"}, (f"{LAYER}self_attn.sinks",), "attention sinks"),
+        ({"model_type": "unheard_of"}, (f"{LAYER}self_attn.sinks",), "attention sinks"),
         (
             {"model_type": "gpt_neox"},
             (f"{LAYER}query_key_value.weight",),

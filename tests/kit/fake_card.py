@@ -35,7 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from localspec.forward.heads import files
-from localspec.weights import bitsandbytes_folder, packed
+from localspec.weights import bitsandbytes_folder, mxfp4, packed
 from localspec.weights import source as source_of_folders
 
 CUDA, OTHER_CUDA = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -116,7 +116,7 @@ def _patches(traffic: Traffic, number: float) -> Iterator[tuple[Any, str, Any]]:
     yield torch, "equal", lambda left, right: filled((left == right).all())
     yield torch, "tensor", _tensor_of(torch.tensor)
     yield files, "load_file", _read_by(files.load_file)
-    for source in (bitsandbytes_folder, packed, source_of_folders):
+    for source in (bitsandbytes_folder, mxfp4, packed, source_of_folders):
         yield source, "read_tensor", _read_by(source.read_tensor)
 
 

@@ -62,6 +62,10 @@ GEMMA4: dict[str, Any] = {
 QUARTER = {**BY_PARTS, "partial_rotary_factor": 0.5, "mrope_interleaved": True}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
          "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 150000.0, "factor": 3.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "truncate": False, "original_max_position_embeddings": 32,
+}  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
     "llama, tied, head of its own size": {
@@ -124,6 +128,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24, "sliding_window": 6, "rope_parameters": TWO_ROTATIONS,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "gpt_oss": {
+        "model_type": "gpt_oss", "head_dim": 16, "sliding_window": 6, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "swiglu_limit": 0.5, "rope_parameters": YARN,
+    },
     "flex_olmo": {"model_type": "flex_olmo", "num_experts": 4, "num_experts_per_tok": 2},
     "arcee": {"model_type": "arcee", "head_dim": 16, "mlp_bias": True},
     "jais2": {"model_type": "jais2", "head_dim": 8},
@@ -176,7 +184,9 @@ ATTENTION_ALONE = tuple(name for name in SETTINGS if name not in WITH_STATES)
 def scrambled(config: Any) -> Any:
     """A module whose every parameter is noise: norms and biases too, which start as 1 and 0."""
     auto: Any = AutoModelForCausalLM if config is config.get_text_config() else OfImages
-    module: Any = auto.from_config(config, attn_implementation="sdpa").eval()
+    has_sdpa = config.model_type != "gpt_oss"
+    attention = "sdpa" if has_sdpa else "eager"
+    module: Any = auto.from_config(config, attn_implementation=attention).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, tensor in module.named_parameters():

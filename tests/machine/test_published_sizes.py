@@ -76,6 +76,8 @@ def test_mxfp4_experts_stay_as_published_at_every_precision() -> None:
     shape = native(MODELS["openai/gpt-oss-20b"].shape)
     assert shape.weight_bytes("bf16") / GIB == pytest.approx(12.8, rel=0.01)
     assert shape.published_bytes / GIB == pytest.approx(12.8, rel=0.01)
+    dense = replace(shape, stored_as="")
+    assert dense.weight_bytes("bf16") / GIB == pytest.approx(38.9, rel=0.01)
 
 
 def test_looked_up_tables_are_on_the_device_unless_the_native_decoder_runs_them() -> None:

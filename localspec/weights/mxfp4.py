@@ -1,0 +1,93 @@
+"""MXFP4: folders whose experts are kept in it, and the layer that multiplies with it.
+
+No kernel of torch multiplies with MXFP4 and no other format of 4 bits holds its values, so the
+layer unpacks its weight for every product by a table of bytes. The weight itself stays as the file
+holds it: 4.25 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from localspec.core.errors import ModelError
+from localspec.formats.folder_files import ModelFolder
+from localspec.weights.dense import PACKED_DTYPES
+from localspec.weights.files import places_in, read_tensor
+from localspec.weights.linear import QuantisedLinear, bytes_of
+from localspec.weights.stored import Dense, Mxfp4, Mxfp4Tables, Weight
+
+BLOCKS, SCALES = "_blocks", "_scales"  # end the names of the two parts of a weight
+# Rows, a weight [out, in] and a bias, or none.
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+
+
+class Mxfp4Linear(QuantisedLinear):
+    """The product with the unpacked weight. On a processor it has the bits of the same weight in a
+    packed layer of full precision, from two rows on."""
+
+    has_invariant_rows = False
+
+    def __init__(self, weight: Mxfp4, bias: torch.Tensor | None, tables: Mxfp4Tables) -> None:
+        """weight: [out, in]. tables: on its device, in the precision of the rows."""
+        self.weight = weight
+        self.bias = bias
+        self._tables = tables
+        self._product = _product_of(tables.pairs.dtype, tables.pairs.device.type)
+        self.weight_bytes = bytes_of(weight.blocks, weight.scales, bias)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._product(rows, self.weight.unpacked(self._tables), self.bias)
+
+
+@cache
+def _product_of(dtype: torch.dtype, device_type: str) -> Product:
+    """Return the kernel of packed layers (weights.dense) where it runs: torch's own product gives a
+    row other bits at other numbers of rows."""
+    kernel: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if device_type != "cpu" or dtype not in PACKED_DTYPES or kernel is None:
+        return F.linear
+
+    def product(
+        rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        result: torch.Tensor = kernel(rows, weight, bias, "none", [], "")
+        return result
+
+    try:
+        ones = torch.ones(2, 2, dtype=dtype)
+        is_right = bool((product(ones, ones, None) == 2.0).all())
+    except RuntimeError:  # a processor without these kernels
+        return F.linear
+    return product if is_right else F.linear
+
+
+class Mxfp4Source:
+    """The tensors of a folder, with those in MXFP4 under the name of the whole weight."""
+
+    def __init__(self, found: ModelFolder, dtype: torch.dtype) -> None:
+        self._name, self._places = found.name, places_in(found.files)
+        begins = (each.removesuffix(BLOCKS) for each in self._places if each.endswith(BLOCKS))
+        self._packed = {each for each in begins if f"{each}{SCALES}" in self._places}
+
+    @property
+    def names(self) -> frozenset[str]:
+        parts = {f"{each}{part}" for each in self._packed for part in (BLOCKS, SCALES)}
+        return frozenset((self._places.keys() - parts) | self._packed)
+
+    def read(self, name: str) -> Weight:
+        """Raises ModelError for parts that are no weight in MXFP4."""
+        if name not in self._packed:
+            return Dense(read_tensor(self._places[name]))
+        parts = (read_tensor(self._places[f"{name}{part}"]) for part in (BLOCKS, SCALES))
+        try:
+            return Mxfp4(*parts)
+        except ValueError as error:
+            raise ModelError(
+                f"The packed weight {name} in {self._name} is not laid out as MXFP4 is ({error}). "
+                "Fetch the model again, or choose another copy of it."
+            ) from error
