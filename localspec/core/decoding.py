@@ -235,19 +235,18 @@ class Growth:
     chance(confidence): estimated chance that a token of this confidence is accepted, given that
     its parent was; a node's worth is the product along its path. node_prices[i]: expected tokens
     that node i (from 0) must bring to pay for its place in the target's forward. step_price: what
-    one more step of the drafter must bring. fixed_price: what a draft of any size must bring
-    besides, where a forward of several tokens costs more than their places.
-    """
+    one more step of the drafter must bring, fixed_price any draft. is_chain: nothing branches."""
 
     chance: Callable[[float], float]
     node_prices: tuple[float, ...]
     step_price: float
     fixed_price: float = 0.0
+    is_chain: bool = False
 
     def pays(self, worths: Iterable[float]) -> bool:
         """Whether nodes of these worths pay for themselves."""
-        found = list(worths)
-        return sum(found) > self.fixed_price + sum(self.node_prices[: len(found)])
+        own = list(worths)
+        return sum(own) > self.fixed_price + sum(self.node_prices[: len(own)])
 
 
 @dataclass(frozen=True)
@@ -257,9 +256,8 @@ class DraftPlan:
     keep_drafting(i, confidence): asked after draft token i (from 0) was made, with the drafter's
     confidence in it; False ends the draft after that token. None: always num_draft_tokens.
     growth: prices for a drafter that shapes a tree of at most num_draft_tokens nodes, None when
-    none are known: it then makes its usual shape.
-    off: why the policy decided against drafting; None where it did not.
-    """
+    none are known: it then makes its usual shape. is_chain: see Growth. off: why the policy decided
+    against drafting; None where it did not."""
 
     drafter: str
     num_draft_tokens: int
@@ -268,7 +266,12 @@ class DraftPlan:
     signal: Hashable = None
     keep_drafting: Callable[[int, float], bool] | None = None
     growth: Growth | None = None
+    is_chain: bool = False
     off: OffCode | None = None
+
+    def growth_or(self, usual: Growth) -> Growth:
+        """Return the prices of this plan, or `usual` where it has none."""
+        return replace(self.growth or usual, is_chain=self.is_chain)
 
     def shortened(self, limit: int) -> DraftPlan:
         """The same plan with at most `limit` draft tokens."""
@@ -295,8 +298,7 @@ class Step:
     (rollback, the target's forward, acceptance). context_length: tokens in the target's cache
     before it. policy_ms: planning, and learning once the engine yields the round; a part of
     verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). plain_ms: plain
-    decoding for the same tokens, known after a turn that drafted. others: in the same forward.
-    """
+    decoding for the same tokens, known after a turn that drafted. others: in the same forward."""
 
     drafter: str
     num_draft_tokens: int
@@ -385,8 +387,8 @@ class Drafter(Protocol):
         ...
 
     def signal(self, sequence: Sequence) -> Hashable:
-        """What is known before drafting and predicts acceptance (such as a match length);
-        None when there is nothing to propose. Costs microseconds."""
+        """Return what is known before drafting and predicts acceptance, such as a match length;
+        None where there is nothing to propose. Costs microseconds."""
         ...
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:

@@ -76,7 +76,7 @@ class DraftTreeDrafter(DraftModelDrafter):
         if size == 0:
             return Proposal()
         catch_up(self.model, sequence.tokens)
-        growth = plan.growth or USUAL
+        growth = plan.growth_or(USUAL)
         if self.chunks is not None and sequence.grammar is None:
             return self._beside_a_chain(sequence, growth, size, self.chunks)
         ends, forced = sequence.end_ids, sequence.forced_after

@@ -63,7 +63,7 @@ class EagleDrafter(HeadDrafter):
             self._head.forget(len(tokens) - 1)
 
     def _whole(self, sequence: Sequence, plan: DraftPlan, root: torch.Tensor) -> Proposal:
-        growth, most = plan.growth or USUAL, min(plan.num_draft_tokens, self._head.room // WIDTH)
+        growth, most = plan.growth_or(USUAL), min(plan.num_draft_tokens, self._head.room // WIDTH)
         num_steps = steps_that_pay(self._typical, growth, most)
         children = _known(_beam(self._head, sequence, root, num_steps), growth)
         tree = TreeGrowth(growth, plan.num_draft_tokens, children, end_ids=sequence.end_ids)
@@ -81,7 +81,7 @@ class _Draft:
         self._sequence = sequence
         self._plan = plan
         self._head = head
-        self._growth = plan.growth or USUAL
+        self._growth = plan.growth_or(USUAL)
         self._tree = TreeGrowth(
             self._growth, plan.num_draft_tokens, max_opened=WIDTH, end_ids=sequence.end_ids
         )

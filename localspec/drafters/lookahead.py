@@ -145,7 +145,7 @@ class LookaheadDrafter(DrafterBase):
         self._turn_to(tokens)
         width = min(WIDTH, int(size * WINDOW_SHARE) // LEVELS)
         columns = self._columns(tokens, width)
-        growth = plan.growth or usual_growth(LEAST_WORTH, 0.0, size)
+        growth = plan.growth_or(usual_growth(LEAST_WORTH, 0.0, size))
         branches = Branches(self._pool, tuple(tokens[1 - GRAM :]), growth.chance)
         tree = TreeGrowth(growth, size, branches, end_ids=sequence.end_ids)
         tree.grow(size - width * LEVELS)

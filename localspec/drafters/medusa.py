@@ -65,7 +65,8 @@ class MedusaDrafter(DrafterBase):
         row = self._features.rows(LAST, newest, newest + 1)  # [1, d]
         logits = self._heads.logits(row, self._target.head)  # [K, V]
         size = plan.num_draft_tokens
-        return grown(guesses(logits, sequence, size), size, plan.growth, sequence.end_ids)
+        growth = plan.growth_or(usual_growth(0.0, 0.0, size))
+        return grown(guesses(logits, sequence, size), size, growth, sequence.end_ids)
 
 
 @torch.inference_mode()
@@ -81,14 +82,13 @@ def guesses(logits: torch.Tensor, sequence: Sequence, max_nodes: int) -> list[Le
 def grown(
     levels: Several[Level],
     max_nodes: int,
-    growth: Growth | None,
+    growth: Growth,
     end_ids: frozenset[int] = frozenset(),
 ) -> Proposal:
     """The most valuable tree of at most `max_nodes` nodes. levels[k]: guesses for depth k + 1.
     end_ids: tokens that end a text."""
-    prices = growth or usual_growth(0.0, 0.0, max_nodes)
-    root = HeadGuesses(levels, prices.chance)
-    tree = TreeGrowth(prices, max_nodes, root, end_ids=end_ids)
+    root = HeadGuesses(levels, growth.chance)
+    tree = TreeGrowth(growth, max_nodes, root, end_ids=end_ids)
     tree.grow()
     return tree.proposal(num_steps=1)
 

@@ -81,8 +81,9 @@ class NgramDrafter(DrafterBase):
         place = self._lookup.follow(sequence.tokens, sequence.prediction)
         if plan.growth is None:
             return replace(best_chain(self._lookup, place, size, end_ids), num_steps=1)
-        root = Continuations(self._lookup, place, plan.growth.chance)
-        tree = TreeGrowth(plan.growth, size, root, end_ids=end_ids)
+        growth = plan.growth_or(plan.growth)
+        root = Continuations(self._lookup, place, growth.chance)
+        tree = TreeGrowth(growth, size, root, end_ids=end_ids)
         tree.grow()
         return tree.proposal(num_steps=1)
 

@@ -183,7 +183,8 @@ class TreeGrowth:
             heappop(self._candidates)
             children = self._open[parent]
             confidence, token = children.confidence, children.take()
-            self._offer(parent)
+            if token is None or not self._growth.is_chain:
+                self._offer(parent)
             if token is None:
                 continue
             node = self._add(parent, token, confidence, -minus_worth)

@@ -200,9 +200,7 @@ class Engine:
         """No draft for the last token of a reply, nor past the end of the context."""
         context_room = self.target.cache.shape.capacity - len(sequence.tokens)
         limit = max(0, min(plan.num_draft_tokens, sequence.num_remaining - 1, context_room))
-        if not self.target.cache.takes_trees:
-            plan = replace(plan, growth=None)
-        return plan.shortened(limit)
+        return replace(plan, is_chain=self.target.cache.prefers_chains).shortened(limit)
 
     def _propose(
         self, sequence: Sequence, plan: DraftPlan

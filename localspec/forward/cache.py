@@ -123,6 +123,12 @@ class KVCache:
         return self.piece is None and self.states is None
 
     @property
+    def prefers_chains(self) -> bool:
+        """Whether a draft is better a chain. Attention on a processor runs once for each leaf of a
+        tree (row_attention)."""
+        return self.has_key_blocks or not self.takes_trees
+
+    @property
     def kv_bytes(self) -> int:
         slots = sum(part.nbytes for part in self._parts)
         return slots + (0 if self.states is None else self.states.nbytes)

@@ -15,7 +15,17 @@ from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_tree import NUM_CHILDREN, DraftTreeDrafter
 from localspec.drafters.drafting import chances
 from localspec.drafters.parts import Parts
-from tests.kit.tiny import TableModel, remembered, tiny_llama, turn_of, with_cache
+from localspec.engine.engine import Engine
+from tests.kit.tiny import (
+    Plans,
+    TableModel,
+    play,
+    remembered,
+    tiny_llama,
+    turn_of,
+    with_cache,
+    with_plain_cache,
+)
 from tests.kit.tracing import TracingPool
 
 PROMPT = (5, 9, 12, 30, 7)
@@ -200,3 +210,14 @@ def test_an_id_that_the_target_does_not_know_is_never_named() -> None:
 def test_without_a_draft_model_the_reason_is_passed_on() -> None:
     with pytest.raises(ModelError, match="none fits"):
         DraftTreeDrafter.build(Parts(with_cache(tiny_llama()), None, "none fits."))
+
+
+def test_a_target_on_a_processor_is_sent_a_chain() -> None:
+    """Its attention runs once for each leaf; on a device without blocks of keys a tree is sent."""
+    for make, is_chain in ((with_cache, True), (with_plain_cache, False)):
+        target, draft = make(tiny_llama()), make(tiny_llama(seed=3))
+        drafter = DraftTreeDrafter.build(Parts(target, draft))
+        policy = Plans(("draft_tree", 12))
+        play(Engine(target, {"draft_tree": drafter}), (5, 9, 12, 5, 9), policy, 12)
+        shapes = {proposal.is_chain for proposal in policy.proposals if len(proposal.tokens) > 1}
+        assert shapes == {True} if is_chain else False in shapes

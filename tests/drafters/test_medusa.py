@@ -14,6 +14,7 @@ from localspec.core.errors import ModelError
 from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.medusa import Level, MedusaDrafter, grown, guesses
 from localspec.drafters.parts import Parts
+from localspec.drafters.tree_growth import usual_growth
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import choices, scores
 from localspec.forward.decoder import Decoder
@@ -21,7 +22,7 @@ from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads
 from localspec.forward.tree import depths
 from tests.kit.random_medusa import write_random
-from tests.kit.tiny import HIDDEN_SIZE, tiny_llama, turn_of, with_cache
+from tests.kit.tiny import HIDDEN_SIZE, tiny_llama, turn_of, with_cache, with_plain_cache
 
 PROMPT = (5, 9, 12, 30, 7)
 SEED = 11
@@ -70,7 +71,7 @@ def test_the_tree_holds_the_most_valuable_nodes_in_order(max_nodes: int) -> None
     torch.manual_seed(SEED)
     rows = torch.rand(3, 5).sort(descending=True).values.tolist()
     levels = [level(*row) for row in rows]
-    proposal = grown(levels, max_nodes, None)
+    proposal = grown(levels, max_nodes, usual_growth(0.0, 0.0, max_nodes))
     assert proposal.confidences is not None
     found = worths_of(proposal.parents, proposal.confidences)
     assert found == pytest.approx(worths_of_all(levels)[:max_nodes])
@@ -78,7 +79,7 @@ def test_the_tree_holds_the_most_valuable_nodes_in_order(max_nodes: int) -> None
 
 def test_a_node_holds_a_token_of_its_own_depth() -> None:
     levels = [level(0.9, 0.8, first=10), level(0.7, 0.6, first=20), level(0.5, first=30)]
-    proposal = grown(levels, 20, None)
+    proposal = grown(levels, 20, usual_growth(0.0, 0.0, 20))
     assert len(proposal.tokens) == 2 + 4 + 4
     for token, depth in zip(proposal.tokens, depths(proposal.parents), strict=True):
         assert token // 10 == depth + 1
@@ -104,7 +105,7 @@ def test_siblings_stand_in_the_order_of_their_calibrated_chance() -> None:
 
 def test_heads_that_say_nan_propose_nothing() -> None:
     damaged = guesses(torch.full((2, 4), float("nan")), sequence_of(*PROMPT), 5)
-    assert grown(damaged, 5, None).tokens == ()
+    assert grown(damaged, 5, usual_growth(0.0, 0.0, 5)).tokens == ()
 
 
 def drafter_of(target: Decoder, num_heads: int = 2) -> MedusaDrafter:
@@ -130,7 +131,7 @@ def test_it_reads_the_state_that_predicted_the_root() -> None:
 @pytest.mark.slow
 def test_after_a_tree_was_judged_the_state_is_that_of_the_kept_path(tmp_path: Path) -> None:
     """Compaction moves the states with the keys: each row equals that of a fresh forward."""
-    target = with_cache(tiny_llama())
+    target = with_plain_cache(tiny_llama())
     write_random(tmp_path, target)
     drafter = MedusaDrafter.build(Parts(target, heads={"medusa": tmp_path}))
     engine = Engine(target, {"medusa": drafter})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from localspec.core.decoding import Growth
@@ -88,6 +90,17 @@ def test_a_token_is_not_added_twice_below_one_parent() -> None:
 
 def test_a_path_leads_from_the_roots_child_to_the_node() -> None:
     assert free(growth_of(*[0.0] * 4)).path(3) == [0, 3]
+
+
+@pytest.mark.parametrize("root", [Free, Bounded])
+def test_a_growth_of_chains_never_branches(root: type[Free]) -> None:
+    prices = growth_of(*[0.0] * 8)
+    for growth, parents in ((prices, {-1, 0}), (replace(prices, is_chain=True), {-1, 0})):
+        tree = TreeGrowth(growth, 8, root())
+        tree.grow()
+        proposal = tree.proposal(1)
+        assert proposal.is_chain == growth.is_chain and set(proposal.parents) <= parents
+    assert proposal.tokens == (10, 12)
 
 
 def test_children_stand_in_the_order_of_their_chance() -> None:

@@ -177,12 +177,13 @@ def test_attention_gives_heads_of_usual_sizes_the_same_bits(
     """The library has other kernels for few rows, and more rows are few for larger heads."""
     torch.manual_seed(0)
     cache = KVCache(KVShape(1, 2, head_dim, 1024), dtype, torch.device("cpu"), has_key_blocks=True)
+    heads = row_attention.Heads(2, 2, head_dim)
     queries = torch.randn(100, 2, head_dim).to(dtype)
     keys_values = torch.randn(100, 4, head_dim).to(dtype)
-    whole = row_attention.RowAttention(cache, 480, 100, 2)(0, queries, keys_values)
+    whole = row_attention.RowAttention(cache, 480, 100, heads)(0, queries, keys_values)
     for size in (*range(1, 12), 24, *range(31, 41), 63, 65, 97):
         rows = slice(50 - size // 2, 50 - size // 2 + size)
-        attend = row_attention.RowAttention(cache, 480 + rows.start, size, 2)
+        attend = row_attention.RowAttention(cache, 480 + rows.start, size, heads)
         assert torch.equal(attend(0, queries[rows], keys_values[rows]), whole[rows]), size
 
 
