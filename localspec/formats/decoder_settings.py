@@ -55,7 +55,7 @@ MUST_SAY: Mapping[str, tuple[str, ...]] = {
     "gpt_oss": (_WINDOW, _BIAS),
     "phi3": ("original_max_position_embeddings",),
     "qwen3_moe": ("norm_topk_prob", "moe_intermediate_size", _SWITCH),
-    "qwen3_vl_moe_text": ("moe_intermediate_size",),
+    **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_5_moe_text"), ("moe_intermediate_size",)),
     "mellum": (_WINDOW, "moe_intermediate_size", "norm_topk_prob"),
     "cohere": ("logit_scale",),
     "cohere2": ("logit_scale", _WINDOW),
@@ -258,10 +258,8 @@ class _Reader:
         return bool(self.text.get(said))
 
     def _ffn_size(self) -> int:
-        if self.layout.feed_forward == "shared_mlp":
-            self.text.get("intermediate_size")  # of experts, which are none
-            return int(self._need("shared_intermediate_size"))
-        return int(self._need("intermediate_size"))
+        self.text.get("intermediate_size")  # of experts where the layout names another setting
+        return int(self._need(self.layout.ffn_size))
 
     def _activation(self) -> str:
         name = str(self.text.get("hidden_act") or self._need("hidden_activation"))

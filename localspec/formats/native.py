@@ -35,6 +35,9 @@ class Layout:
     [in, out], gate and up in turn. has_sinks: attention has a further score for each head. renamed:
     patterns of published names of weights, and transformers' names of the same.
 
+    ffn_size: the setting of the width of that part. has_shared_expert: every token goes through a
+    part of that width beside the experts.
+
     has_output_gate: attention's result is multiplied by a gate, whose rows stand behind those of
     each query head. has_states: layers of the kind "linear_attention" are gated delta nets.
 
@@ -76,6 +79,8 @@ class Layout:
     scales_embedding: bool = False
     has_experts: bool = False
     experts_kept: Literal["whole", "4-bit", "stored"] = "whole"
+    ffn_size: str = "intermediate_size"
+    has_shared_expert: bool = False
     has_output_gate: bool = False
     has_states: bool = False
     has_expert_bias: bool = False
@@ -89,6 +94,11 @@ class Layout:
     num_rotations: int = 1
     says_sizes: bool = False
     is_tied: bool = False
+
+    @property
+    def dense_part(self) -> str:
+        """The path of the part that every token goes through."""
+        return f"{self.feed_forward}.shared_expert" if self.has_shared_expert else self.feed_forward
 
 
 _AFTER_ONLY = Layout(
@@ -131,6 +141,7 @@ _GEMMA4 = replace(
 _LAYER_NORMS = Layout(has_layer_norms=True, has_norm_bias=True, norm_epsilon="layer_norm_eps")
 _QWEN2 = Layout(qkv_bias=True, output_bias=False)
 _QWEN3_MOE = Layout(head_norms="each", has_experts=True)
+_QWEN3_5 = Layout(head_norms="each", norm_offset=1.0, has_output_gate=True, has_states=True)
 _GLM = Layout(is_gate_up_joined=True, is_interleaved=True, output_bias=False)
 # Of a mixture whose router and experts have other names in published folders.
 _MIXTRAL_NAMES = {
@@ -167,6 +178,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "granitemoehybrid": Layout(  # those with attention alone
         is_gate_up_joined=True,
         feed_forward="shared_mlp",
+        ffn_size="shared_intermediate_size",
         gate_up="input_linear",
         down="output_linear",
     ),
@@ -224,8 +236,12 @@ LAYOUTS: Mapping[str, Layout] = {
     "gemma3_text": _GEMMA3,
     "gemma4_text": replace(_GEMMA4, has_experts=True),
     "gemma4_unified_text": _GEMMA4,
-    "qwen3_5_text": Layout(
-        head_norms="each", norm_offset=1.0, has_output_gate=True, has_states=True
+    "qwen3_5_text": _QWEN3_5,
+    "qwen3_5_moe_text": replace(
+        _QWEN3_5,
+        has_experts=True,
+        has_shared_expert=True,
+        ffn_size="shared_expert_intermediate_size",
     ),
 }
 # Families whose published folders bring code that is not needed, by transformers' name of them.
@@ -251,6 +267,7 @@ OF_IMAGES = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 TOWERS = (
     "vision_tower",

@@ -37,7 +37,7 @@ from localspec.forward.block import (
 from localspec.forward.completeness import shape_error
 from localspec.forward.delta_net import DeltaNet, unit_heads
 from localspec.forward.expert_builder import ExpertBuilder
-from localspec.forward.experts_beside import ExpertsBeside, Normed
+from localspec.forward.experts_beside import ExpertsBeside, Normed, SharedExpert
 from localspec.forward.gated_attention import GatedAttention
 from localspec.forward.mixer import Mixer, halves_swapped, pairs_swapped
 from localspec.forward.norm import LayerNorm, RootMeanSquareNorm
@@ -274,7 +274,11 @@ class _Builder:
         if mixture.is_beside:
             return self._experts_beside(f"layers.{layer}.", layer, mixture)
         router = f"layers.{layer}.{self.settings.layout.feed_forward}.gate"
-        return self._experts(layer, router, mixture)
+        experts = self._experts(layer, router, mixture)
+        if not self.settings.layout.has_shared_expert:
+            return experts
+        gate = self._whole(f"layers.{layer}.{self.settings.layout.dense_part}_gate.weight")[0]
+        return SharedExpert(experts, self._dense_part(layer), gate)
 
     def _experts_beside(self, begin: str, layer: int, mixture: MixtureSettings) -> ExpertsBeside:
         scales = self._dense(f"{begin}router.per_expert_scale")
@@ -294,7 +298,7 @@ class _Builder:
 
     def _dense_part(self, layer: int) -> FeedForward:
         settings, layout = self.settings, self.settings.layout
-        begin = f"layers.{layer}.{layout.feed_forward}."
+        begin = f"layers.{layer}.{layout.dense_part}."
         linear = partial(self._linear, has_bias=settings.has_ffn_bias)
         activation = ACTIVATIONS[settings.activation]
         if layout.plain_feed_forward is not None:

@@ -21,10 +21,9 @@ from localspec.forward.block import Norm
 from localspec.forward.mixer import LayerAttend, Swap, Table
 from localspec.forward.norm import RootMeanSquareNorm
 from localspec.forward.states import WIDEST, States, advance, by_value_head
-from localspec.weights.linear import Linear, bytes_of
+from localspec.weights.linear import GATE_MULTIPLE, Linear, bytes_of
 
 UNIT_EPSILON = 1e-6  # Added to the sum of squares of a head.
-GATE_MULTIPLE = 64  # Numbers of a row of gates: whole steps of a processor's kernels.
 
 
 @dataclass(frozen=True)

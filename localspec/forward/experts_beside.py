@@ -1,7 +1,8 @@
-"""A mixture of experts beside a dense part, over the same rows, as in Gemma 4 26B-A4B.
+"""A mixture of experts beside a dense part, over the same rows.
 
-Both parts have norms of their own before and after; the router reads the rows under a third norm.
-Source: Gemma 4, and the modelling file of transformers.
+In Gemma 4 26B-A4B both parts have norms of their own before and after; the router reads the rows
+under a third norm. In Qwen3.5-35B-A3B the dense part is an expert that every row goes through.
+Source: Gemma 4, Qwen3.5, and the modelling files of transformers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from localspec.forward.block import Experts, FeedForward, Norm
-from localspec.weights.linear import Linear
+from localspec.weights.linear import GATE_MULTIPLE, Linear
 
 
 @dataclass(frozen=True)
@@ -53,3 +54,32 @@ class ExpertsBeside:
         routed = self.router_norm(rows) * self.router_scale
         mixed = self.experts.mixed(self.expert_norms.before(rows), routed)
         return dense + self.expert_norms.after(mixed)
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """Experts, and one that every row goes through, times the sigmoid of a gate. gate: [d] fp32; a
+    row's sum with it does not depend on the other rows."""
+
+    experts: Experts
+    shared: FeedForward
+    gate: torch.Tensor
+    reads_host = True
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return (*self.experts.linears, *self.shared.linears)
+
+    def with_linears(self, change: Callable[[Linear], Linear]) -> SharedExpert:
+        """Raises ModelError: no copy of a mixture is made."""
+        self.experts.with_linears(change)
+        raise AssertionError("a mixture has refused")
+
+    def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return residual + self(rows)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        opened = (rows * self.gate).sum(-1, keepdim=True)  # [n, 1]
+        # Whole steps of a processor's kernel: the rest of a row of them rounds otherwise.
+        share = torch.sigmoid(opened.repeat(1, GATE_MULTIPLE))[:, :1].to(rows.dtype)
+        return self.experts(rows) + share * self.shared(rows)

@@ -209,7 +209,10 @@ def _ffn_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, tu
         if has_bias:
             yield f"{begin}experts.gate_up_proj_bias", (mixture.num_experts, 2 * mixture.ffn_size)
             yield f"{begin}experts.down_proj_bias", (mixture.num_experts, width)
-        return
+        if not layout.has_shared_expert:
+            return
+        yield f"{begin}shared_expert_gate.weight", (1, width)
+        begin = f"{layout.dense_part}."
     up, down = layout.plain_feed_forward or (None, layout.down)
     ups = {up: inner} if up else {"gate_proj": inner, "up_proj": inner}
     if layout.is_gate_up_joined:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+GATE_MULTIPLE = 64  # Numbers of a row of gates: whole steps of a processor's kernels.
 ROW_MULTIPLE = 4  # Rows that a forward on a processor has at least (`padded`).
 
 

@@ -21,23 +21,24 @@ from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.load import load_model
 from localspec.forward.model import Rows
 from localspec.machine.folder_shapes import shape_from_folder
-from tests.kit.families import SETTINGS, SHAPE, VISION, assert_close, scrambled, small
+from tests.kit.families import SETTINGS, SHAPE, VISION, WITH_STATES, assert_close, scrambled, small
 from tests.kit.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
 
 VISION_TOWER = {**VISION, "num_position_embeddings": 16}
 VOCAB_SIZE = SHAPE["vocab_size"]
+SAMPLED = SamplingParams(0.8, seed=3)
 TEXT = tuple((7 * place + place * place + 3) % VOCAB_SIZE for place in range(80))
 
 
 @cache
-def module() -> Any:
-    made = small("qwen3_5")
+def module(family: str = "qwen3_5") -> Any:
+    made = small(family)
     made.set_attn_implementation("eager")
     return made
 
 
-def decoder() -> Decoder:
-    return with_cache(module(), 96)
+def decoder(family: str = "qwen3_5") -> Decoder:
+    return with_cache(module(family), 96)
 
 
 def read(model: Decoder, tokens: Sequence[int], widths: Sequence[int]) -> torch.Tensor:
@@ -48,10 +49,19 @@ def read(model: Decoder, tokens: Sequence[int], widths: Sequence[int]) -> torch.
     return torch.cat(rows)
 
 
-def test_a_prompt_and_single_tokens_give_what_transformers_gives() -> None:
+@pytest.mark.parametrize("family", WITH_STATES)
+def test_a_prompt_and_single_tokens_give_what_transformers_gives(family: str) -> None:
     with torch.no_grad():
-        wanted = module()(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
-    assert_close(read(decoder(), TEXT, [60, *[1] * 20]), wanted)
+        wanted = module(family)(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    assert_close(read(decoder(family), TEXT, [60, *[1] * 20]), wanted)
+
+
+def test_a_mixture_has_the_same_bits_at_every_width_and_after_a_rejection() -> None:
+    wanted, model = decoder("qwen3_5_moe").forward(TEXT), decoder("qwen3_5_moe")
+    assert torch.equal(read(model, TEXT, [20, 1, 2, 5, 16]), wanted[:44])
+    model.forward([5] * 8)
+    model.cache.rollback(30)
+    assert torch.equal(model.forward(TEXT[30:40]), wanted[30:40])
 
 
 @pytest.mark.parametrize("width", range(1, 18))
@@ -153,13 +163,17 @@ def test_sequences_that_run_together_keep_their_states() -> None:
     assert torch.equal(found[0], wanted[30:34]) and torch.equal(found[1], wanted[3:40])
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.8, seed=3)], ids=["greedy", "0.8"])
-def test_drafts_change_no_reply(sampling: SamplingParams) -> None:
+@pytest.mark.parametrize(
+    ("family", "sampling"),
+    [("qwen3_5", GREEDY), ("qwen3_5", SAMPLED), ("qwen3_5_moe", SAMPLED)],
+    ids=["greedy", "0.8", "mixture"],
+)
+def test_drafts_change_no_reply(family: str, sampling: SamplingParams) -> None:
     from localspec.drafters.parts import Parts
     from localspec.loading.drafters import build_drafters
 
-    wanted = play(Engine(decoder(), {}), TEXT[:30], Plans(("off", 0)), 40, sampling).tokens
-    draft, target = with_cache(tiny_llama(vocab_size=VOCAB_SIZE)), decoder()
+    wanted = play(Engine(decoder(family), {}), TEXT[:30], Plans(("off", 0)), 40, sampling).tokens
+    draft, target = with_cache(tiny_llama(vocab_size=VOCAB_SIZE)), decoder(family)
     drafters, _ = build_drafters(Parts(target, draft), print)
     assert {"ngram", "draft_model"} <= drafters.keys() and "self_quant" not in drafters
     plans = Plans(("ngram", 5), ("draft_model", 4), ("off", 0), ("draft_model", 15))
@@ -179,10 +193,11 @@ def test_a_model_with_states_drafts_for_another() -> None:
     assert play(Engine(target, drafters), TEXT[:30], plans, 20).tokens == wanted
 
 
-def test_a_published_folder_is_loaded_without_its_images(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", WITH_STATES)
+def test_a_published_folder_is_loaded_without_its_images(family: str, tmp_path: Path) -> None:
     """Its tensors stand under model.language_model., those of its drafting head beside them."""
-    text = {**SHAPE, **SETTINGS["qwen3_5"]}
-    config = AutoConfig.for_model("qwen3_5", text_config=text, vision_config=VISION_TOWER)
+    text = {**SHAPE, **SETTINGS[family]}
+    config = AutoConfig.for_model(family, text_config=text, vision_config=VISION_TOWER)
     published = scrambled(config)
     published.save_pretrained(str(tmp_path))
     tensors = load_file(tmp_path / "model.safetensors")
