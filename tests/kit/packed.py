@@ -197,8 +197,25 @@ LAYOUTS: dict[str, tuple[Pack, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
+PACKED_STATES = ("in_proj_qkv.weight", "in_proj_z.weight")  # of gated delta nets
+
+
+def _packed_experts(name: str, stack: torch.Tensor, pack: Pack) -> tuple[Tensors, torch.Tensor]:
+    """stack: [experts, out, in], gate and up as one."""
+    begin, _, part = name.rpartition(".")
+    halves = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+    tensors, unpacked = Tensors(), list[torch.Tensor]()
+    for number, weight in enumerate(stack):
+        packed = [pack(each.contiguous()) for each in weight.chunk(len(halves))]
+        unpacked.append(torch.cat([values for _, values in packed]))
+        for half, (parts, _) in zip(halves, packed, strict=True):
+            tensors |= {f"{begin}.{number}.{half}.{key}": held for key, held in parts.items()}
+    return tensors, torch.stack(unpacked)
+
+
 def packed_folder(folder: Path, pack: Pack, settings: dict[str, Any], module: Any = None) -> Any:
-    """A model, else a tiny Llama, whose linear layers but the head are packed; gives it dense."""
+    """A model, else a tiny Llama, whose linear layers but the head are packed, experts one by one;
+    gives it dense."""
     module = module or tiny_llama()
     module.config.save_pretrained(str(folder))
     path = folder / "config.json"
@@ -206,7 +223,13 @@ def packed_folder(folder: Path, pack: Pack, settings: dict[str, Any], module: An
     path.write_text(json.dumps({**config, "quantization_config": settings}))
     tensors, state = Tensors(), module.state_dict()
     for name, tensor in list(state.items()):
-        if "_proj." not in name:
+        if tensor.ndim == 3 and ".experts." in name:
+            of_experts, state[name] = _packed_experts(name, tensor, pack)
+            tensors |= of_experts
+            continue
+        if "_proj." not in name and not name.endswith(PACKED_STATES):
+            if name == "lm_head.weight" and module.config.tie_word_embeddings:
+                continue
             tensors[name] = tensor.clone()
             continue
         parts, state[name] = pack(tensor)

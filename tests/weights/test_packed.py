@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from localspec.core.errors import ModelError
 from localspec.forward.decoder import Decoder
@@ -70,6 +71,46 @@ def test_a_packed_folder_answers_as_its_dense_weights_do(layout: str, tmp_path: 
     down = module.model.layers[1].mlp.down_proj.weight
     held = model.weights.blocks[1].linears[-1].dense()
     assert held is not None and torch.equal(held.weight, down)
+
+
+SMALL = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 4,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+         "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+DELTA = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+         "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+         "layer_types": ["linear_attention", "full_attention"] * 2}  # fmt: skip
+EXPERTS = {"num_experts": 4, "moe_intermediate_size": 32}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": DELTA,
+    "gemma4_text": {
+        **EXPERTS, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True, "sliding_window": 6, "enable_moe_block": True, "top_k_experts": 2,
+        "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    },
+    "qwen3_moe": {**EXPERTS, "head_dim": 16, "num_experts_per_tok": 2, "norm_topk_prob": True},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["awq", "gptq", "compressed int4", "FP8, rows"])
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_packed_hybrid_or_mixture_answers_as_its_dense_weights_do(
+    family: str, layout: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SMALL, **HYBRIDS[family])
+    module = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    pack, settings, title = LAYOUTS[layout]
+    packed_folder(tmp_path, pack, settings, module)
+    opened = load_model(tmp_path, torch.float32, CPU, 64)
+    assert opened.notice is None, "it runs natively"
+    with torch.inference_mode():
+        wanted = module(input_ids=torch.tensor([TOKENS])).logits[0]
+    rows = opened.model.forward(TOKENS)
+    assert torch.allclose(rows, wanted, atol=1e-4 * float(wanted.abs().max()))
+    shape = shape_from_folder(tmp_path)
+    assert shape.stored_as == title and shape.is_native
 
 
 KEPT = ["awq", "gptq", "gptq, version 2", "compressed int4", "compressed int4, zero points"]
