@@ -208,7 +208,8 @@ def worth_of(plan: Plan, device: str, is_here: bool) -> tuple[bool, float]:
     counted = target.shape.counted
     size = target.shape.num_params - (0 if counted is None else counted.table_params)
     worth = (DRAFT_WORTH if is_pair else 1.0) * float(f"{size:.1e}")
-    is_whole = not target.shape.stored_as and not is_here
+    # No 4-bit copy of a model of the newest generation is known, so none is offered before it.
+    is_whole = not (target.shape.stored_as or is_here or target.is_current)
     return target.is_current, worth * WHOLE_FILES_WORTH if is_whole else worth
 
 
