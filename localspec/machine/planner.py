@@ -366,7 +366,7 @@ def _concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str
 
 def _done(request: PlanRequest, arrangement: Arrangement) -> str:
     """What is done to weights that the files keep in another way than they are computed in."""
-    if arrangement.target.shape.kept_as is not None:
+    if arrangement.target.shape.kept_as is not None or arrangement.target.shape.keeps_mxfp4:
         return "loaded as they are"
     if arrangement.precision == arrangement.full:
         return "unpacked while loading"

@@ -47,7 +47,6 @@ MXFP4_BYTES = 0.5 + 1 / 32
 # int8: one byte, and for each output row at most a scale, a zero point, an offset and a bias.
 INT8_ROW_BYTES = 16
 ExpertsKept = Literal["whole", "4-bit", "stored"]
-MXFP4 = "MXFP4"  # as formats.stored names it
 MATRICES_PER_LAYER = 7
 LARGEST_SIZE = 2**31  # more is damage, and its products are no numbers of bytes
 SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
@@ -128,15 +127,19 @@ class ModelShape:
         """Of its weights on the hub: 16 bits each, but for those that are kept in groups of 4 bits,
         each group with a scale of 16 bits and a zero of 4."""
         packed = self.linear_params if self.group_size else 0
-        in_blocks = self.expert_params if self.stored_as == MXFP4 else 0
+        in_blocks = self.expert_params if self.stored_as == "MXFP4" else 0
         whole = FULL_BYTES["bf16"] * (self.num_params - packed - in_blocks)
-        whole += int(MXFP4_BYTES * in_blocks)
-        return whole + int(packed * (0.5 + 2.5 / (self.group_size or 1)))
+        return whole + int(packed * (0.5 + 2.5 / (self.group_size or 1)) + MXFP4_BYTES * in_blocks)
 
     @property
     def is_native(self) -> bool:
         """Whether the native decoder runs it."""
         return not self.not_native and (not self.is_recurrent or self.family in NATIVE)
+
+    @property
+    def keeps_mxfp4(self) -> bool:
+        """True if its experts stay in MXFP4; those of a dense folder are none."""
+        return self.is_native and self.experts_kept == "stored" and self.stored_as == "MXFP4"
 
     @property
     def query_width(self) -> int:
@@ -226,14 +229,11 @@ class ModelShape:
 
     def _kept_experts(self, precision: Precision) -> tuple[int, int]:
         """How many weights of experts are kept in fewer bits, and their bytes."""
-        if not self.is_native or self.experts_kept == "whole":
-            return 0, 0
-        if self.experts_kept == "stored":
-            if self.stored_as != MXFP4:  # a dense folder
-                return 0, 0
+        if self.keeps_mxfp4:
             return self.expert_params, int(MXFP4_BYTES * self.expert_params)
-        count = self.expert_params if precision in ("4-bit", "4-bit-head") else 0
-        return count, int(NF4_BYTES * count)
+        if not self.is_native or self.experts_kept != "4-bit" or not precision.startswith("4"):
+            return 0, 0
+        return self.expert_params, int(NF4_BYTES * self.expert_params)
 
     def _layer_bytes(self, full: Precision, device: str) -> int:
         """Of a weight in a layer that is not quantised."""

@@ -11,6 +11,9 @@ from localspec.core.config import SHIPPED_PROFILES
 from localspec.formats import attention
 from localspec.formats.native import NATIVE
 from localspec.formats.published_tensors import published_tensors
+from localspec.machine.memory import Room
+from localspec.machine.planner import plan
+from localspec.machine.plans import PlanRequest
 from localspec.machine.profiles import load_profiles
 from localspec.machine.shapes import ModelShape
 
@@ -76,6 +79,9 @@ def test_mxfp4_experts_stay_as_published_at_every_precision() -> None:
     shape = native(MODELS["openai/gpt-oss-20b"].shape)
     assert shape.weight_bytes("bf16") / GIB == pytest.approx(12.8, rel=0.01)
     assert shape.published_bytes / GIB == pytest.approx(12.8, rel=0.01)
+    target = replace(MODELS["openai/gpt-oss-20b"], drafts=(), packed=None)
+    report = plan(PlanRequest(target, Room("cuda", 15 * GIB)))
+    assert "kept as MXFP4, and loaded as they are" in report.plans[0].reason
     dense = replace(shape, stored_as="")
     assert dense.weight_bytes("bf16") / GIB == pytest.approx(38.9, rel=0.01)
 
