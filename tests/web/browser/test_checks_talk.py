@@ -142,12 +142,27 @@ def test_check_13_a_message_beyond_the_context_is_asked_about(page: Visit, site:
     ask(page, "echo short", "echo short")
 
 
+COUNT_REFUSED = """() => {
+  window.numRefused = 0;
+  addEventListener("ls-signal", ({ detail }) => {
+    const signal = typeof detail === "string" ? JSON.parse(detail) : detail;
+    window.numRefused += signal.unsent ? 1 : 0;
+  }, true);
+}"""
+
+
 def test_check_13_nothing_is_sent_of_an_empty_message(page: Visit, site: Site) -> None:
-    num_before = len(site.backend.requests)
+    num_before, num_refused = len(site.backend.requests), 0
+    page.page.evaluate(COUNT_REFUSED)
     for text in ("", "   ", "\n\n", "\u200b \u00a0"[1:]):
         page.page.fill("#ls-message textarea", text)
-        page.page.press("#ls-message textarea", "Enter")
-        page.page.click("#ls-message .submit-button", force=True)
+        for send in (
+            lambda: page.page.press("#ls-message textarea", "Enter"),
+            lambda: page.page.click("#ls-message .submit-button", force=True),
+        ):
+            send()
+            num_refused += 1  # until it is refused, the page takes no other message
+            page.page.wait_for_function("n => window.numRefused >= n", arg=num_refused)
     ask(page, "echo some words", "echo some words")
     assert len(site.backend.requests) == num_before + 1, "only what came after them was sent"
     assert bubbles(page, "user") == ["echo some words"]
