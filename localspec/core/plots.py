@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 WIDTH, HEIGHT = 640, 280
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 70, 44
 COLOURS = ("#0d9488", "#8b5cf6", "#d97706", "#2d5aff", "#db2777", "#65a30d", "#879696")
-GREY = COLOURS[-1]
 LOST = "#dc2626"  # of a bar that is below the level to compare with, to two digits
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "12 4", "4 6", "1 4")
 MAX_TICKS = 6

@@ -15,14 +15,13 @@ import torch
 import torch.nn.functional as F
 
 from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
-from localspec.weights.linear import QuantisedLinear, bytes_of
+from localspec.weights.linear import FEW_ROWS, QuantisedLinear, bytes_of
 from localspec.weights.stored import INT4_ROWS, Grouped
-from localspec.weights.tiles import TILE, TILES, nibble_order, unpacked_numbers
+from localspec.weights.tiles import TILE, TILE_ROWS, TILES, nibble_order, unpacked_numbers
 
 CPU = torch.device("cpu")
 MIDDLE = 8  # the number that the kernels take for zero
 MOST_REPACKING_ERROR = 0.05  # of a layer's output, by its norm: rounded scales are near 0.002
-FEW_ROWS = 16  # rows of a product for which a GPU's kernel for 4 bits is the faster one
 PACKED_AT_ONCE = 2**20  # numbers that are laid out at once, 4 bytes each
 
 
@@ -83,11 +82,11 @@ class Int4Linear(QuantisedLinear):
     def _wide_product(self, rows: torch.Tensor) -> torch.Tensor:
         """The product with the unpacked weight, as many outputs at a time as fit the bound."""
         assert self._order is not None
-        step = max(1, UNPACKED_AT_ONCE // (8 * rows.shape[1]))  # tiles of 8 outputs
+        step = max(1, UNPACKED_AT_ONCE // (TILE_ROWS * rows.shape[1]))  # tiles
         parts = list[torch.Tensor]()
         for start in range(0, self._packed.shape[0], step):
             numbers = unpacked_numbers(self._packed[start : start + step], self._order)
-            outputs = slice(8 * start, 8 * start + numbers.shape[0])
+            outputs = slice(TILE_ROWS * start, TILE_ROWS * start + numbers.shape[0])
             scales, middles = self._scales_and_zeros[:, outputs].transpose(0, 1).unbind(-1)
             groups = (numbers - MIDDLE).view(*scales.shape, self.group_size).to(rows.dtype)
             weight = groups * scales[..., None].to(rows.dtype) + middles[..., None].to(rows.dtype)

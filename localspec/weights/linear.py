@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 GATE_MULTIPLE = 64  # Numbers of a row of gates: whole steps of a processor's kernels.
+FEW_ROWS = 16  # Rows up to which a GPU's kernels for 4 bits are faster than an unpacked product.
 ROW_MULTIPLE = 4  # Rows that a forward on a processor has at least (`padded`).
 
 

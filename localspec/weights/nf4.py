@@ -20,10 +20,9 @@ import torch.nn.functional as F
 
 from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
 from localspec.weights.library import bitsandbytes
-from localspec.weights.linear import QuantisedLinear, bytes_of
+from localspec.weights.linear import FEW_ROWS, QuantisedLinear, bytes_of
 from localspec.weights.stored import Nf4
 
-FEW_ROWS = 16  # rows of a product for which the library's kernel on a GPU is the faster one
 BLOCK = 64  # inputs that share one scale
 ROWS = 32  # outputs that the processor's kernel takes at a time
 KERNEL = "gemv_4bit_inference_cpu_nf4_bf16"  # of bitsandbytes' library, for any number of rows

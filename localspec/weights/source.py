@@ -46,20 +46,6 @@ class PlainSource:
         return Dense(read_tensor(self._places[name]))
 
 
-class TensorSource:
-    """Tensors that are in memory already."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._tensors)
-
-    def read(self, name: str) -> Weight:
-        return Dense(self._tensors[name].detach())
-
-
 # By the method in quantization_config.
 SOURCES: Mapping[str, Callable[[ModelFolder, torch.dtype], WeightSource]] = {
     "gguf": GGUFSource,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,22 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.tensor_names import TensorNames
 from localspec.weights.linear import Linear, SideBySide
 from localspec.weights.precision import Precision
-from localspec.weights.source import TensorSource, WeightSource
+from localspec.weights.source import WeightSource
+from localspec.weights.stored import Dense, Weight
+
+
+class TensorSource:
+    """Tensors that are in memory already."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._tensors)
+
+    def read(self, name: str) -> Weight:
+        return Dense(self._tensors[name].detach())
 
 
 def settings_of_module(module: Any) -> DecoderSettings:
