@@ -21,9 +21,9 @@ cancel reaches a server that says nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any
@@ -247,7 +247,7 @@ class ServerBackend:
             with anyio.fail_after(most_s):
                 with anyio.fail_after(SILENT_S):
                     stream = await asked.create(**fields)
-                async with stream:
+                async with _ended(stream):
                     event: _Event = {}
                     while event is not None:
                         await self._put(events, event)
@@ -274,6 +274,26 @@ class ServerBackend:
                 return events.put_nowait(event)
             await anyio.sleep(CANCEL_LOOK_S)
         raise LocalspecError(CLOSED)
+
+
+@asynccontextmanager
+async def _ended(stream: Any) -> AsyncIterator[None]:
+    """Close `stream` and end its generators on exit.
+
+    A reply that is left early leaves nested generators suspended. Reading a closed answer
+    raises, which ends them here, in the task that ran them. Otherwise the garbage collector ends
+    them in any order and in any thread, and fails at a generator that another is just ending.
+    """
+    import anyio
+
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            await stream.close()
+            with suppress(Exception):  # which error a closed answer raises is of no interest
+                async for _ in stream:
+                    pass
 
 
 _Event = Any  # of OpenAI's package, or an error; None at the end

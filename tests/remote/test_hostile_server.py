@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
@@ -10,6 +11,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import count
+from types import AsyncGeneratorType
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from localspec.core.options import RemoteServer
 from localspec.remote import counters, remote_turn, server, servers
 from localspec.remote.server import ServerBackend
 from tests.kit.stub_server import Stub, reset
-from tests.kit.waiting import WAIT_S
+from tests.kit.waiting import WAIT_S, until
 
 Send = Callable[[bytes], None]
 Write = Callable[[Send], None]
@@ -54,6 +56,15 @@ def backend_of_file(stub_of_module: Stub) -> Iterator[ServerBackend]:
 @pytest.fixture
 def remote_backend(stub: Stub, backend_of_file: ServerBackend) -> ServerBackend:
     return backend_of_file
+
+
+def suspended_generators() -> list[object]:
+    """The asynchronous generators of a reply that wait for somebody to end them."""
+    return [
+        thing
+        for thing in gc.get_objects()
+        if isinstance(thing, AsyncGeneratorType) and thing.ag_frame is not None
+    ]
 
 
 def body(content: bytes, headers: bytes = b"") -> Write:
@@ -236,6 +247,23 @@ def test_a_server_that_ignores_the_most_tokens_is_stopped_here(
         assert found[-1].finish_reason == "length" and found[-1].error is None
         assert least <= sum(bool(chunk.text) for chunk in found) <= most
         assert stub.closed.wait(WAIT_S), "the server was told"
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_reader_ends_its_generators_without_the_garbage_collector(
+    stub: Stub, no_collector: None
+) -> None:
+    stub.writes = {CHAT: endless(EVENTS, word())}
+    with closing(ServerBackend(RemoteServer(stub.url))) as backend:
+        reply(backend, max_tokens=9)
+        until(lambda: not suspended_generators(), 10)
 
 
 def test_a_server_that_counts_its_tokens_is_stopped_at_the_last_one(
