@@ -33,11 +33,11 @@ from localspec.forward.graphs import CapturedDecoder, Work, shapes
 from localspec.forward.load import load_model
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
+from localspec.machine.config_shapes import shape_from_config
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
 from localspec.machine.memory import CUBLAS_WORKSPACE_BYTES, Arrangement, Room, bytes_of
 from localspec.machine.model import Model
-from localspec.machine.shapes import shape_from_config
 from localspec.weights import precision
 from localspec.weights.int4 import Int4Linear
 from localspec.weights.library import bitsandbytes

@@ -1,10 +1,10 @@
 """The shape of the model in a folder: sizes by its config.json, parameters by its files' headers.
 
 `counted_shape` is the one count of parameters, for every family and every format of weights. Of a
-family that shapes.py knows and whose weights are not all here, `shape_from_folder` estimates them
-by the sizes; ModelError where these do not say enough. `shape_to_load` is what plans and the Models
-tab ask, so that they refuse what loading refuses. What a layer's activations need is taken as of a
-Llama of the same width.
+family that config_shapes knows and whose weights are not all here, `shape_from_folder` estimates
+them by the sizes; ModelError where these do not say enough. `shape_to_load` is what plans and the
+Models tab ask, so that they refuse what loading refuses. What a layer's activations need is taken
+as of a Llama of the same width.
 
 Not here: the arithmetic (shapes), whether the model can run (forward.model).
 """
@@ -47,12 +47,8 @@ from localspec.formats.published_tensors import (
 )
 from localspec.formats.safetensors_file import PACKED_PARTS, tensor_bytes, tensor_shapes
 from localspec.formats.stored import stored_of
-from localspec.machine.shapes import (
-    Counted,
-    ModelShape,
-    decoder_shape,
-    shape_from_config,
-)
+from localspec.machine.config_shapes import decoder_shape, shape_from_config
+from localspec.machine.shapes import Counted, ModelShape
 
 NAMES: Mapping[str, Sequence[str]] = {
     "num_hidden_layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -200,7 +196,7 @@ def _with_drafting_layers(shape: ModelShape, tensors: Shapes) -> int | None:
 
 
 def _shape_of_other(config: Mapping[str, Any], name: str, tensors: Shapes) -> ModelShape:
-    """The sizes of a family that shapes.py does not know, and what its layers hold."""
+    """The sizes of a family that config_shapes does not know, and what its layers hold."""
     text = {**config, **(config.get("text_config") or {})}
     fault = attention_fault(text)
     if fault is not None and not is_recurrent(text):

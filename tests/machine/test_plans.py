@@ -8,9 +8,10 @@ import pytest
 
 from localspec.core.precisions import Precision
 from localspec.formats.native import ACTIVATIONS, NATIVE
+from localspec.machine.config_shapes import shape_from_config
 from localspec.machine.memory import Arrangement, Room, bytes_of
 from localspec.machine.model import Model
-from localspec.machine.shapes import PACKS_BF16, shape_from_config
+from localspec.machine.shapes import PACKS_BF16
 from tests.kit.tiny import KINDS
 
 pytestmark = pytest.mark.slow  # imports transformers

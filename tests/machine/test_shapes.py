@@ -19,9 +19,10 @@ from localspec.core.errors import ModelError
 from localspec.formats.native import LAYOUTS, SIZED
 from localspec.formats.published_tensors import is_listed
 from localspec.forward.model import kv_shape
+from localspec.machine.config_shapes import shape_from_config
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.profiles import load_profiles
-from localspec.machine.shapes import PACKS_BF16, ModelShape, shape_from_config
+from localspec.machine.shapes import PACKS_BF16, ModelShape
 from tests.kit.model_folders import llama_shapes, save_header
 from tests.kit.shapes import LLAMA_8B
 

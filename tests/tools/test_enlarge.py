@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from localspec.core.errors import ConfigError, ModelError
-from localspec.machine.shapes import ModelShape, shape_from_config
+from localspec.machine.config_shapes import shape_from_config
+from localspec.machine.shapes import ModelShape
 from tools.inflate.enlarge import Axis, Enlargement
 
 CONFIGS = {
