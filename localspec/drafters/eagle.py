@@ -39,7 +39,7 @@ WIDTH = 8  # nodes that get children in one step
 USUAL = usual_growth(0.02, 0.05)  # where nothing was measured
 
 
-class EagleDrafter(HeadDrafter):
+class EagleDrafter(HeadDrafter[AutoregressiveHead]):
     name = KIND
     shapes_itself = True
     _typical = USUAL_TYPICAL
@@ -47,7 +47,8 @@ class EagleDrafter(HeadDrafter):
     @classmethod
     def build(cls, parts: Parts) -> EagleDrafter:
         folder = parts.head(KIND, "EAGLE head")
-        return cls(parts.target, parts.once(KIND, lambda: read_eagle(folder, parts.target)))
+        network = parts.once(KIND, lambda: read_eagle(folder, parts.target))
+        return cls(parts.target, AutoregressiveHead(network, parts.target.cache.shape.capacity))
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         if self.signal(sequence) is None or plan.num_draft_tokens < 1:

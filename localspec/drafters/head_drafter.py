@@ -1,31 +1,71 @@
-"""What the drafters with an autoregressive head share: EAGLE and multi-token prediction.
+"""What the drafters share that draft with a head on the target's hidden states.
 
-Contract: the head reads pairs of neighbouring tokens with the states that the target left beside
-its cache, and catches up with the sequence by longest common prefix. So rejection, edit and the
-next turn need nothing more.
+A head follows the text by the states that the target left beside its cache, or by the target's own
+keys and values. So rejection, edit and the next turn need nothing more.
 
-Not here: the shape of a draft (eagle, mtp), the head (forward.heads.autoregressive).
+`ChainDrafter` is a drafter whose head gives one token after the other. Where the host would wait
+for each token it reads them when all are made, under a stop rule a few at a time. How a token is
+taken and when the draft ends is `drafting.Drafting`'s.
 """
 
 from __future__ import annotations
 
-from localspec.core.decoding import Sequence
+from collections.abc import Sequence as Tokens
+from typing import Generic, Protocol, TypeVar
+
+import torch
+
+from localspec.core.decoding import DraftPlan, Proposal, Sequence
+from localspec.drafters.drafting import HEAD_SHARE, Drafting, Unread
 from localspec.drafters.parts import DrafterBase
-from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadParts
+from localspec.forward.features import Features
 from localspec.forward.model import LanguageModel
 
 
-class HeadDrafter(DrafterBase):
-    """Drafts with a head that reads the hidden states of `target`. reads_once: whether the host
-    reads a draft when it is whole, None for where each read would be a wait."""
+class DraftingHead(Protocol):
+    """A head over one text. layers: whose hidden states of the target it reads. kv_bytes: of a
+    cache of its own."""
 
-    def __init__(
-        self, target: LanguageModel, parts: HeadParts, reads_once: bool | None = None
-    ) -> None:
+    @property
+    def layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def memory_bytes(self) -> int: ...
+
+    @property
+    def kv_bytes(self) -> int: ...
+
+    def start(self, tokens: Tokens[int], features: Features) -> torch.Tensor:
+        """Return the output that a draft after `tokens` starts from, [1, d]; the target has read
+        all but the last of them."""
+        ...
+
+    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Return the output after one more token, [1, d]. rows: the output before it. token: a
+        tensor is [1]."""
+        ...
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, V] fp32 of outputs [n, d]."""
+        ...
+
+    def forget(self, num_pairs: int) -> None:
+        """Erase what was kept after so many pairs of tokens."""
+        ...
+
+
+Head = TypeVar("Head", bound=DraftingHead)
+
+
+class HeadDrafter(DrafterBase, Generic[Head]):
+    """Drafts with a head on the hidden states of `target`. reads_once: whether the host reads a
+    draft when it is whole, None for where each read would be a wait."""
+
+    def __init__(self, target: LanguageModel, head: Head, reads_once: bool | None = None) -> None:
         self._reads_once = target.device.type != "cpu" if reads_once is None else reads_once
         self._target = target
-        self._head = AutoregressiveHead(parts, target.cache.shape.capacity)
-        self._features = target.follow(self._head.layers)
+        self._head = head
+        self._features = target.follow(head.layers)
 
     @property
     def memory_bytes(self) -> int:
@@ -33,7 +73,7 @@ class HeadDrafter(DrafterBase):
 
     @property
     def beside_bytes(self) -> int:
-        return self._head.cache.kv_bytes + self._features_bytes
+        return self._head.kv_bytes + self._features_bytes
 
     @property
     def _features_bytes(self) -> int:
@@ -41,3 +81,42 @@ class HeadDrafter(DrafterBase):
 
     def signal(self, sequence: Sequence) -> str | None:
         return "head" if len(sequence.tokens) > 1 else None  # the first pair is of two tokens
+
+
+class ChainDrafter(HeadDrafter[DraftingHead]):
+    """Drafts chains with a head."""
+
+    shapes_itself = False
+
+    @torch.inference_mode()
+    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+        draft = Drafting(sequence, plan, self._target.vocab_size, HEAD_SHARE)
+        if draft.is_full or self.signal(sequence) is None:
+            return Proposal()
+        state = self._head.start(sequence.tokens, self._features)  # [1, d]
+        try:
+            if self._reads_once and sequence.grammar is None:
+                self._draft_unread(draft, state)
+                return draft.proposal()
+            while draft.take(draft.row(self._head.logits(state)[0])):
+                state = self._head.extend(draft.tokens[-1], state)
+        finally:
+            self._head.forget(len(sequence.tokens) - 1)
+        return draft.proposal()
+
+    def _draft_unread(self, draft: Drafting, state: torch.Tensor) -> None:
+        """Draft until the draft ends, with tokens that the host reads later."""
+        size, device = self._target.vocab_size, self._target.device
+        unread = Unread(draft.sequence, size, device, HEAD_SHARE)
+        same = torch.zeros(1, dtype=torch.int64, device=device)
+        token: torch.Tensor | None = None
+        goes_on = True
+        while goes_on:
+            made = list[torch.Tensor]()
+            for depth in range(len(draft.tokens), len(draft.tokens) + draft.num_unread):
+                if token is not None:
+                    unread.follow(token, same)
+                    state = self._head.extend(token, state)
+                confidence, token = unread.chances(self._head.logits(state), depth).max(dim=-1)
+                made.append(torch.stack((token.to(confidence.dtype), confidence)))
+            goes_on = draft.take_all(*torch.cat(made, dim=-1).tolist())

@@ -13,6 +13,7 @@ from localspec.core.errors import ModelError
 from localspec.drafters.eagle import EagleDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
+from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import CONFIG, WEIGHTS
 from localspec.forward.tree import depths
@@ -27,7 +28,11 @@ def engine_with_head(
 ) -> tuple[Engine, EagleDrafter]:
     target = make(tiny_llama())
     write_random(folder, target)
-    drafter = EagleDrafter(target, read_eagle(folder, target), reads_once)
+    drafter = EagleDrafter(
+        target,
+        AutoregressiveHead(read_eagle(folder, target), target.cache.shape.capacity),
+        reads_once,
+    )
     return Engine(target, {"eagle": drafter}), drafter
 
 

@@ -39,7 +39,11 @@ def sequence_of(*tokens: int, sampling: SamplingParams | None = None) -> Sequenc
 
 def built(folder: Path, reads_once: bool = False) -> tuple[MtpDrafter, Decoder]:
     target = with_cache(tiny_llama())
-    return MtpDrafter(target, read_mtp(folder, target), reads_once), target
+    return MtpDrafter(
+        target,
+        AutoregressiveHead(read_mtp(folder, target), target.cache.shape.capacity),
+        reads_once,
+    ), target
 
 
 def at_root(target: Decoder, sequence: Sequence) -> None:

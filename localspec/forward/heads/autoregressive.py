@@ -178,6 +178,10 @@ class AutoregressiveHead:
         return self._parts.held_bytes + self._rotation.table_bytes + self.cache.kv_bytes
 
     @property
+    def kv_bytes(self) -> int:
+        return self.cache.kv_bytes
+
+    @property
     def room(self) -> int:
         """Rows that still fit."""
         return self.cache.shape.capacity - self.cache.length
