@@ -25,6 +25,7 @@ from typing import Self
 import torch
 
 from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
+from localspec.core.errors import ModelError
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import (
@@ -62,7 +63,13 @@ class DraftTreeDrafter(DraftModelDrafter):
 
     @classmethod
     def build(cls, parts: Parts) -> Self:
+        """Raises ModelError for a draft model that cannot run a tree."""
         model = parts.loaded_draft()
+        if not model.cache.takes_trees:
+            raise ModelError(
+                "the small model follows one text in each of its forwards, so it cannot draft a "
+                "tree. Its chain of tokens (draft_model) it can draft."
+            )
         chunks = parts.chunks(model, NUM_CHILDREN)
         return cls(model, parts.target.vocab_size, chunks)
 

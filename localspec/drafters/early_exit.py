@@ -57,7 +57,7 @@ class EarlyExit(Decoder):
     def __init__(self, whole: Decoder, depth: int) -> None:
         assert 0 < depth < len(whole.weights.blocks), "an exit lies between first and last block"
         weights = replace(whole.weights, blocks=whole.weights.blocks[:depth])
-        super().__init__(weights, whole.cache, whole.is_fastest)
+        super().__init__(weights, whole.cache, whole.is_fastest, reader=whole)
 
     @property
     def written_features(self) -> None:
@@ -88,7 +88,7 @@ class EarlyExitDrafter(DraftModelDrafter):
                 "other. Leaving early needs a model of Llama's shape that is not quantised by "
                 "bitsandbytes; use another drafter."
             )
-        if not candidates(target.cache.shape.num_layers):
+        if not candidates(target.num_layers):
             raise ModelError("a target of one layer has no earlier exit. Use another drafter.")
         exits = parts.once(cls.name, lambda: Exits.measured(target, _text(parts, target)))
         return cls(target, exits.of(target), parts.chunks(target))
@@ -164,7 +164,7 @@ class Exits:
         """Time the candidates after `text`, and score them on it; the cache is emptied."""
         target.cache.rollback(0)
         target.forward(text, num_logits=1)
-        depths = candidates(target.cache.shape.num_layers)
+        depths = candidates(target.num_layers)
         times = {depth: _step_ms(EarlyExit(target, depth), text[-1]) for depth in depths}
         uncaptured = Decoder(target.weights, target.cache, target.is_fastest)
         found = cls(target, times, _step_ms(uncaptured, text[-1]))
@@ -187,7 +187,7 @@ class Exits:
     def score(self) -> None:
         """Count how often the exits agree on the newest cached tokens, which are run again."""
         cache = self._target.cache
-        tokens = cache.tokens[-SCORED_TOKENS:]
+        tokens = cache.tokens[max(cache.earliest, cache.length - SCORED_TOKENS) :]
         if len(tokens) < FEWEST_TOKENS:
             return
         cache.rollback(cache.length - len(tokens))

@@ -39,8 +39,7 @@ class DrafterInfo:
     reads_nothing: its first round of a reply takes no longer than others, since it drafts on what
     the target has read. The first layers do too, but compare their exits first.
     plan_rank: its place among the planner's plans while nothing is measured; None: not planned.
-    sends_chains: it makes do with chains and the target's logits alone, all that a model with a
-    recurrent state can check.
+    needs_trees: it is of no use for a target that checks one chain of tokens at a time.
     """
 
     name: str
@@ -54,7 +53,12 @@ class DrafterInfo:
     shares: str | None = None
     reads_nothing: bool = False
     plan_rank: int | None = None
-    sends_chains: bool = False
+    needs_trees: bool = False
+
+    @property
+    def reads_layers(self) -> bool:
+        """True if it runs layers of the target or reads their hidden states."""
+        return self.family in ("self", "head")
 
 
 REGISTRY: dict[str, DrafterInfo] = {
@@ -69,7 +73,6 @@ REGISTRY: dict[str, DrafterInfo] = {
             colour="#a500ff",
             token_kind="ngram",
             plan_rank=1,  # waits for repetition
-            sends_chains=True,
         ),
         DrafterInfo(
             name="lookahead",
@@ -79,6 +82,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             family="lookup",
             colour="#b478f0",
             token_kind="self",
+            needs_trees=True,
         ),
         DrafterInfo(
             name="draft_model",
@@ -90,7 +94,6 @@ REGISTRY: dict[str, DrafterInfo] = {
             needs="draft",
             shares="draft model",
             plan_rank=0,  # guesses most text well
-            sends_chains=True,
         ),
         DrafterInfo(
             name="chained",
@@ -101,7 +104,6 @@ REGISTRY: dict[str, DrafterInfo] = {
             colour="#00a500",
             needs="draft",
             shares="draft model",
-            sends_chains=True,
         ),
         DrafterInfo(
             name="draft_tree",
@@ -112,6 +114,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             colour="#2d5aff",
             needs="draft",
             shares="draft model",
+            needs_trees=True,
         ),
         DrafterInfo(
             name="self_quant",
@@ -173,7 +176,6 @@ REGISTRY: dict[str, DrafterInfo] = {
             family="foreign",
             colour="#ff00ff",
             needs="foreign",
-            sends_chains=True,
         ),
     )
 }

@@ -43,7 +43,10 @@ class SelfQuantDrafter(DraftModelDrafter):
         twin = parts.once(cls.name, lambda: quantised_twin(parts.target))
         model = twin.model
         if isinstance(model, Decoder):  # one copy, over each sequence's own cache
-            model = Decoder(model.weights, parts.target.cache, model.is_fastest)
+            assert isinstance(parts.target, Decoder)
+            model = Decoder(
+                model.weights, parts.target.cache, model.is_fastest, reader=parts.target
+            )
         return cls(model, twin.weight_bytes, parts.chunks(model))
 
     @property

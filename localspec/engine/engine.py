@@ -197,10 +197,12 @@ class Engine:
         )
 
     def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
-        """No draft for the last token of a reply, nor past the end of the context."""
-        context_room = self.target.cache.shape.capacity - len(sequence.tokens)
-        limit = max(0, min(plan.num_draft_tokens, sequence.num_remaining - 1, context_room))
-        return replace(plan, is_chain=self.target.cache.prefers_chains).shortened(limit)
+        """No draft for the last token of a reply, past the end of the context, or of more tokens
+        than the cache can take back."""
+        cache = self.target.cache
+        room = min(cache.shape.capacity - len(sequence.tokens), cache.most_rows - 1)
+        limit = max(0, min(plan.num_draft_tokens, sequence.num_remaining - 1, room))
+        return replace(plan, is_chain=cache.prefers_chains).shortened(limit)
 
     def _propose(
         self, sequence: Sequence, plan: DraftPlan

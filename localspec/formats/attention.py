@@ -74,9 +74,11 @@ def chains_for(family: str) -> str:
     )
 
 
-STATES_TAKE_CHAINS = (
-    "Some of its layers read the text into a state. It checks a draft that is one chain of tokens; "
-    "trees, heads and drafts by its own layers need a model with full attention."
+# Why a drafter that sends trees is not offered.
+TAKES_CHAINS = (
+    "Each of its forwards follows one text, so it checks a draft that is one chain of tokens, and "
+    "this drafter sends trees. Choose a drafter that sends chains, such as word lookup or the "
+    "small model."
 )
 
 

@@ -162,6 +162,19 @@ class KVCache:
         rows = dict(zip(dict.fromkeys(self.shape.sizes), map(iter, parts), strict=True))
         return tuple(next(rows[size]) for size in self.shape.sizes)
 
+    @property
+    def earliest(self) -> int:
+        """The shortest length that it can return to without a token being read again."""
+        if self.states is None:
+            return 0
+        reach = self.states.reach
+        return reach[0] if self.length in reach else self.length
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of one forward that can all be taken back without a token being read again."""
+        return self.shape.capacity if self.states is None else WIDEST
+
     def reuse(self, tokens: Sequence[int]) -> int:
         """Shorten to the longest prefix of `tokens` that is held; returns its length."""
         length = self._held_length(common_prefix_length(self.tokens, tokens))

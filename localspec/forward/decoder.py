@@ -59,11 +59,19 @@ class Decoder:
     is_fastest: a few rows run as they are, which is faster for one of them and rounds differently
     from several; always so off a processor. Otherwise a row's bits depend on its
     text alone (weights.dense). shares_forwards: whether its rows may run beside those of other
-    sequences."""
+    sequences. reader: the decoder that owns the cache, None for this one. What the cache has to
+    read again, the owner reads, never the layers of a drafter."""
 
     shares_forwards = True
 
-    def __init__(self, weights: Weights, cache: KVCache, is_fastest: bool = False) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        cache: KVCache,
+        is_fastest: bool = False,
+        reader: Decoder | None = None,
+    ) -> None:
+        self._reader = reader or self
         self.weights = weights
         self.cache = cache
         self.is_fastest = is_fastest or not cache.has_key_blocks
@@ -72,6 +80,10 @@ class Decoder:
         self._pads_head = not self.is_fastest and not _are_invariant([weights.head])
         self.device = weights.embedding.device
         self.vocab_size = weights.embedding.shape[0]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.weights.blocks)
 
     @property
     def weight_bytes(self) -> int:
@@ -103,7 +115,7 @@ class Decoder:
         as it can be: what it is for is drafting."""
         blocks = tuple(block.with_linears(change) for block in self.weights.blocks)
         weights = replace(self.weights, blocks=blocks, head=change(self.weights.head))
-        return Decoder(weights, self.cache, is_fastest=True)
+        return Decoder(weights, self.cache, is_fastest=True, reader=self)
 
     def beside(self) -> Decoder:
         """The same model over a cache of its own, for another sequence."""
@@ -134,7 +146,7 @@ class Decoder:
         """Read the tokens again that no state has read, after a rollback behind them."""
         missing = self.cache.unread()
         for first in range(0, len(missing), PREFILL_CHUNK):
-            self.run(missing[first : first + PREFILL_CHUNK], num_logits=1)
+            self._reader.run(missing[first : first + PREFILL_CHUNK], num_logits=1)
 
     def wanted_layers(self, keep: Sequence[int]) -> frozenset[int]:
         """Those of `keep` and those that are followed."""

@@ -56,6 +56,9 @@ class LanguageModel(Protocol):
         ...
 
     @property
+    def num_layers(self) -> int: ...
+
+    @property
     def weight_bytes(self) -> int: ...
 
 
@@ -80,6 +83,10 @@ class ModuleLM:
         self.cache = cache
         self.device: torch.device = module.device
         self.vocab_size: int = module.get_output_embeddings().out_features
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.module.config.get_text_config().num_hidden_layers)
 
     @property
     def weight_bytes(self) -> int:

@@ -26,7 +26,7 @@ import torch
 
 from localspec.core.errors import ModelError
 from localspec.formats.attention import (
-    STATES_TAKE_CHAINS,
+    TAKES_CHAINS,
     TOKEN_BY_TOKEN,
     chains_for,
     no_drafts_for,
@@ -162,12 +162,15 @@ class RecurrentLM(ModuleLM):
         raise ModelError(self.refusal)
 
 
-def refusal_of(model: LanguageModel, sends_chains: bool = True) -> str | None:
-    """Why no drafter can draft for this model; None where one can. sends_chains: of a drafter, see
-    registry.DrafterInfo."""
-    if isinstance(model, RecurrentLM) and not (model.reads_pieces and sends_chains):
-        return model.refusal
-    return STATES_TAKE_CHAINS if model.cache.states is not None and not sends_chains else None
+def refusal_of(
+    model: LanguageModel, needs_trees: bool = False, reads_layers: bool = False
+) -> str | None:
+    """Return why a drafter cannot draft for this model, None if it can. needs_trees, reads_layers:
+    of the drafter, see registry.DrafterInfo."""
+    if isinstance(model, RecurrentLM):
+        is_refused = needs_trees or reads_layers or not model.reads_pieces
+        return model.refusal if is_refused else None
+    return TAKES_CHAINS if needs_trees and not model.cache.takes_trees else None
 
 
 def _copied(state: Any) -> Any:

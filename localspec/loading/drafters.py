@@ -124,7 +124,8 @@ def build_drafters(
 
     built, statuses = dict[str, Drafter](), list[DrafterStatus]()
     for name, info in REGISTRY.items():
-        if (why := refusal_of(parts.target, info.sends_chains)) is not None:
+        why = refusal_of(parts.target, info.needs_trees, info.reads_layers)
+        if why is not None:
             statuses.append(DrafterStatus(name, False, why, code=parts.draft_code))
             continue
         report(f"preparing {info.label}")

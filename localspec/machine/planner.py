@@ -28,7 +28,7 @@ from localspec.core.precisions import Precision
 from localspec.core.speculation import Measurement
 from localspec.core.units import billions, capital, gib
 from localspec.drafters.registry import REGISTRY, planned
-from localspec.formats.attention import STATES_TAKE_CHAINS, TOKEN_BY_TOKEN, no_drafts_for
+from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.machine.memory import (
     CONTEXTS,
     Arrangement,
@@ -142,8 +142,8 @@ def _draft_objection(request: PlanRequest, draft: Model) -> str | None:
 
 def _self_draft_objection(request: PlanRequest) -> str | None:
     name, shape = request.target.name, request.target.shape
-    if shape.is_recurrent:
-        return STATES_TAKE_CHAINS
+    if shape.is_recurrent and not shape.is_native:
+        return chains_for(shape.family)
     if request.room.device == "mps":
         return (
             "bitsandbytes has no proven path on Apple GPUs, so no quantised copy can be made "

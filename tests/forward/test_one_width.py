@@ -26,6 +26,7 @@ from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.model import PREFILL_CHUNK, Rows, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
+from localspec.loading.drafters import build_drafters
 from tests.kit.decoders import decoder_of
 from tests.kit.tiny import CPU, Plans, play, with_plain_cache
 from tests.kit.tracing import TracingPool
@@ -170,5 +171,7 @@ def test_sequences_beside_each_other_have_the_bits_that_they_have_alone() -> Non
     assert torch.equal(found[1], alone[1])
 
 
-def test_trees_are_not_drafted() -> None:
-    assert not decoder().cache.takes_trees
+def test_what_drafts_trees_alone_is_refused() -> None:
+    _, statuses = build_drafters(Parts(decoder()), lambda phrase: None)
+    refused = {each.name for each in statuses if "chain of tokens" in each.reason}
+    assert refused == {"lookahead", "draft_tree"}

@@ -14,7 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from localspec.core.decoding import SamplingParams
+from localspec.core.decoding import DraftPlan, Proposal, SamplingParams, chain
+from localspec.core.decoding import Sequence as Turn
+from localspec.drafters.early_exit import EarlyExit
+from localspec.drafters.parts import DrafterBase
 from localspec.engine.engine import Engine
 from localspec.forward import states
 from localspec.forward.decoder import Decoder, forward_together
@@ -35,6 +38,19 @@ def module(family: str = "qwen3_5") -> Any:
     made = small(family)
     made.set_attn_implementation("eager")
     return made
+
+
+class Wrong(DrafterBase):
+    """Drafts what no reply here holds, as much as it may."""
+
+    name = "wrong"
+    shapes_itself = False
+
+    def signal(self, sequence: Turn) -> str:
+        return "always"
+
+    def propose(self, sequence: Turn, plan: DraftPlan) -> Proposal:
+        return chain((0,) * plan.num_draft_tokens)
 
 
 def decoder(family: str = "qwen3_5") -> Decoder:
@@ -175,10 +191,49 @@ def test_drafts_change_no_reply(family: str, sampling: SamplingParams) -> None:
     wanted = play(Engine(decoder(family), {}), TEXT[:30], Plans(("off", 0)), 40, sampling).tokens
     draft, target = with_cache(tiny_llama(vocab_size=VOCAB_SIZE)), decoder(family)
     drafters, _ = build_drafters(Parts(target, draft), print)
-    assert {"ngram", "draft_model"} <= drafters.keys() and "self_quant" not in drafters
     plans = Plans(("ngram", 5), ("draft_model", 4), ("off", 0), ("draft_model", 15))
     assert play(Engine(target, drafters), TEXT[:30], plans, 40, sampling).tokens == wanted
     assert any(step.num_draft_tokens for step in plans.steps)
+
+
+def test_a_draft_is_no_longer_than_the_states_can_take_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that a rejection never costs the reading of a text."""
+    target = decoder()
+    engine, plans = Engine(target, {"wrong": Wrong()}), Plans(("wrong", 64))
+    prefilled = engine.start(TEXT[:30], GREEDY, 40, frozenset())
+    engine.prefill(prefilled, threading.Event())
+    sizes = num_rows_read(monkeypatch, target)
+    play(engine, TEXT[:30], plans, 40)
+    assert max(step.num_draft_tokens for step in plans.steps) == 15
+    assert len(sizes) == len(plans.steps), "a text was read again"
+
+
+def test_what_was_not_kept_is_read_again_by_the_model_and_not_by_its_copy() -> None:
+    """A drafter over the target's cache may be the first that needs it."""
+    target, wanted = decoder(), decoder().forward(TEXT)
+    target.forward(TEXT[:40])
+    target.cache.rollback(20)
+    EarlyExit(target, 1).forward([5])
+    target.cache.rollback(20)
+    assert torch.equal(target.forward(TEXT[20:24]), wanted[20:24])
+
+
+def test_what_needs_a_tree_is_refused_with_what_would_do() -> None:
+    from localspec.drafters.parts import Parts
+    from localspec.loading.drafters import build_drafters
+
+    small = with_cache(tiny_llama(vocab_size=VOCAB_SIZE))
+    for target, draft, refused in (
+        (decoder(), small, {"lookahead", "draft_tree"}),
+        (small, decoder(), {"draft_tree"}),
+    ):
+        _, statuses = build_drafters(Parts(target, draft), lambda said: None)
+        reasons = {each.name: each.reason for each in statuses if not each.is_available}
+        of_trees = {name: why for name, why in reasons.items() if " tree" in why}
+        assert of_trees.keys() == refused
+        assert all("chain" in why for why in of_trees.values())
 
 
 def test_a_model_with_states_drafts_for_another() -> None:

@@ -50,7 +50,7 @@ class TargetSizes:
     @classmethod
     def of(cls, target: LanguageModel) -> TargetSizes:
         hidden_size = target.embed([0]).shape[1]
-        return cls(hidden_size, target.vocab_size, target.cache.shape.num_layers)
+        return cls(hidden_size, target.vocab_size, target.num_layers)
 
 
 @dataclass(frozen=True)
