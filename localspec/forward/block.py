@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from localspec.core.errors import ModelError
 from localspec.forward.mixer import LayerAttend, Mixer, Swap, Table, halves_swapped
 from localspec.forward.per_layer_inputs import PerLayerGate, PerLayerInputs
+from localspec.forward.router import Router
 from localspec.forward.row_attention import Heads
 from localspec.weights.linear import Linear, PlainLinear, bytes_of, padded
 from localspec.weights.nf4 import Nf4Embedding
@@ -131,21 +132,17 @@ class ClampedFeedForward(GatedFeedForward):
 
 @dataclass(frozen=True)
 class Experts:
-    """A mixture: each row goes through the `num_chosen` experts that the router rates highest. An
-    expert reads its weights once for all rows that chose it; a row's sum is in the experts' order,
-    whatever other rows chose. is_normalised: whether the shares of a row add up to 1. scales: what
-    the share of each expert is then multiplied by, [experts]."""
+    """A mixture: each row goes through the experts that the router chooses. An expert reads its
+    weights once for all rows that chose it; a row's sum is in the experts' order, whatever other
+    rows chose."""
 
-    router: Linear
+    router: Router
     experts: tuple[GatedFeedForward, ...]
-    num_chosen: int
-    is_normalised: bool
-    scales: torch.Tensor | None = None
     reads_host = True
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        return (self.router, *(linear for each in self.experts for linear in each.linears))
+        return (self.router.linear, *(linear for each in self.experts for linear in each.linears))
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Experts:
         """Raises ModelError: no copy of a mixture is made."""
@@ -163,12 +160,7 @@ class Experts:
     def mixed(self, rows: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
         """Return what the experts make of rows, [n, d]. routed: the same rows as the router reads
         them."""
-        shares, chosen = torch.softmax(self.router(routed), -1, torch.float32).topk(self.num_chosen)
-        if self.is_normalised:
-            shares = shares / shares.sum(-1, keepdim=True)
-        if self.scales is not None:
-            shares = shares * self.scales[chosen]
-        shares = shares.to(rows.dtype)
+        shares, chosen = self.router(routed)
         places = dict[int, list[tuple[int, int]]]()  # expert -> rows, and its rank there
         for row, experts in enumerate(chosen.tolist()):
             for rank, expert in enumerate(experts):

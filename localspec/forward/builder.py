@@ -282,7 +282,7 @@ class _Builder:
 
     def _experts_beside(self, begin: str, layer: int, mixture: MixtureSettings) -> ExpertsBeside:
         scales = self._dense(f"{begin}router.per_expert_scale")
-        experts = self._experts(layer, f"{begin}router.proj", mixture)
+        experts = self._experts(layer, f"{begin}router.proj", mixture, scales)
         scale = RootMeanSquareNorm(self._dense(f"{begin}router.scale"), self.settings.norm_epsilon)
         before, after = "pre_feedforward_layernorm", "post_feedforward_layernorm"
         norms = [self.norm(f"{begin}{name}") for name in (before, f"{after}_1")]
@@ -290,7 +290,7 @@ class _Builder:
         return ExpertsBeside(
             dense=self._dense_part(layer),
             dense_norms=Normed(*norms),
-            experts=replace(experts, scales=scales),
+            experts=experts,
             expert_norms=Normed(*more),
             router_norm=scale,
             router_scale=self.settings.hidden_size**-0.5,
@@ -308,13 +308,15 @@ class _Builder:
         gate_up = linear([f"{begin}{part}" for part in parts])
         return GatedFeedForward(gate_up, linear([f"{begin}{layout.down}"]), activation)
 
-    def _experts(self, layer: int, router: str, mixture: MixtureSettings) -> Experts:
-        """router: its name."""
+    def _experts(
+        self, layer: int, router: str, mixture: MixtureSettings, scales: torch.Tensor | None = None
+    ) -> Experts:
+        """router: its name. scales: see Router."""
         activation = ACTIVATIONS[self.settings.activation]
         builder = ExpertBuilder(
             self.settings, mixture, self.names, self.precision, activation, self._weight
         )
-        return builder.experts(experts_path(self.settings, layer), router)
+        return builder.experts(experts_path(self.settings, layer), router, scales)
 
     def _linear(self, paths: list[str], has_bias: bool) -> Linear:
         """Layers of one input as one."""

@@ -12,6 +12,7 @@ from localspec.formats.decoder_settings import DecoderSettings
 from localspec.formats.mixture_settings import MixtureSettings
 from localspec.forward.block import Activation, ClampedFeedForward, Experts, GatedFeedForward
 from localspec.forward.completeness import shape_error
+from localspec.forward.router import Router
 from localspec.forward.tensor_names import TensorNames
 from localspec.weights.linear import Linear
 from localspec.weights.precision import Precision, linear_for
@@ -31,9 +32,9 @@ class ExpertBuilder:
     activation: Activation
     read: Callable[[str], Weight]
 
-    def experts(self, begin: str, router: str) -> Experts:
+    def experts(self, begin: str, router: str, scales: torch.Tensor | None = None) -> Experts:
         """Return experts in full precision or as the files hold them, whatever the other layers are
-        kept in. begin, router: of their names. Raises ModelError."""
+        kept in. begin, router: of their names. scales: see Router. Raises ModelError."""
         mixture, whole, make = self.mixture, self.precision.whole, self._maker()
         experts = tuple(
             make(linear_for([gate_up], [up_bias], whole), linear_for([down], [down_bias], whole))
@@ -43,7 +44,7 @@ class ExpertBuilder:
         )
         bias = self._dense(f"{router}.bias") if self.settings.layout.has_expert_bias else None
         layer = linear_for([self.read(f"{router}.weight")], [bias], whole)
-        return Experts(layer, experts, mixture.num_chosen, mixture.is_normalised)
+        return Experts(Router(layer, mixture.num_chosen, mixture.is_normalised, scales), experts)
 
     def _maker(self) -> Callable[[Linear, Linear], GatedFeedForward]:
         if self.mixture.limit is None:
