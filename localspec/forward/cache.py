@@ -23,13 +23,14 @@ from localspec.core.errors import CacheError
 from localspec.core.prefix import common_prefix_length
 from localspec.formats.delta_settings import DeltaSettings
 from localspec.forward.features import Features
+from localspec.forward.snapshots import Memory, Snapshots
 from localspec.forward.states import WIDEST as WIDEST
-from localspec.forward.states import Snapshots, States
+from localspec.forward.states import States
 from localspec.forward.upload import indices
 
 STRETCH = 256  # keys that attention on a GPU takes at once
 KEY_BLOCK = 512  # keys that attention on a processor takes at once, as torch's kernel does
-SNAPSHOT_EVERY = 2048  # tokens of a prompt after which states are copied
+SNAPSHOT_EVERY = 2048  # tokens of a prompt after which a snapshot is taken
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class KVCache:
         self.features: Features | None = None
         states = shape.states
         self.states = None if states is None else States(states, dtype, device)
+        self._memories: tuple[Memory, ...] = () if self.states is None else (self.states,)
         self._snapshots = Snapshots()
 
     @property
@@ -182,36 +184,44 @@ class KVCache:
         return length
 
     def hold(self) -> None:
-        """Hold what later texts may go on from: copies of states. Keys and values stay anyway."""
-        if self.states is not None and self.length in self.states.reach:
-            self._snapshots.add(self.tokens, self.states.saved(self.length))
+        """Hold what later texts may go on from: copies of what exists at few lengths only."""
+        if self._memories and self.length in self._reach:
+            copies = [memory.saved(self.length) for memory in self._memories]
+            self._snapshots.add(self.tokens, copies)
 
     def unread(self) -> list[int]:
-        """Drop the last tokens that no state has read, and return them: after a rollback behind
-        the states and their copies they have to be read again."""
+        """Drop the last tokens that some memory cannot go to, and return them: after a rollback
+        behind all snapshots' reach they have to be read again."""
         held = self._held_length(self.length)
         tokens = self.tokens[held:]
         del self.tokens[held:]
         return tokens
 
+    @property
+    def _reach(self) -> range:
+        """The lengths that every memory can go to without a snapshot."""
+        reaches = [memory.reach for memory in self._memories]
+        return range(max(each.start for each in reaches), min(each.stop for each in reaches))
+
     def _held_length(self, length: int) -> int:
         """The longest prefix of the first `length` tokens after which every layer can go on."""
-        if self.states is None or length in self.states.reach:
+        if not self._memories or length in self._reach:
             return length
         nearest = self._snapshots.longest(self.tokens[:length])
-        reach = self.states.reach
+        reach = self._reach
         return max(nearest, reach[-1]) if reach and reach[-1] < length else nearest
 
-    def _begin(self, states: States, start: int, num_rows: int) -> None:
-        """Bring the states to the tokens that are held."""
-        if start not in states.reach:
-            saved = self._snapshots.at(self.tokens)
-            if saved is None:
-                assert not start, "`unread` went before"
-                states.clear()
+    def _go_to(self, length: int) -> None:
+        """Bring every memory to the tokens that are held, of which there are so many."""
+        if not self._memories or length in self._reach:
+            return
+        copies = self._snapshots.at(self.tokens)
+        assert copies is not None or not length, "`unread` went before"
+        for place, memory in enumerate(self._memories):
+            if copies is None:
+                memory.clear()
             else:
-                states.restore(saved)
-        states.begin(start, num_rows)
+                memory.restore(copies[place])
 
     def reuse_read(self, tokens: Sequence[int]) -> int:
         """As `reuse`, of a prompt that is read from there on. Where bits depend on how many rows
@@ -268,18 +278,21 @@ class KVCache:
                 "Start a new chat or load the model with a longer context."
             )
         self._start, self._end = start, end
+        self._go_to(start)
         if self.states is not None:
-            self._begin(self.states, start, len(tokens))
+            self.states.begin(start, len(tokens))
         yield start
         self.tokens.extend(tokens)
         if self.states is not None:
-            self._finish(self.states, end, len(tokens))
+            self.states.finish(end, len(tokens))
+        self._hold_seldom(end, len(tokens))
         if len(tokens) == self.piece and start == self._num_whole:
             self._num_whole = end
 
-    def _finish(self, states: States, end: int, num_rows: int) -> None:
-        states.finish(end, num_rows)
-        if num_rows > WIDEST and end - self._snapshots.longest(self.tokens) >= SNAPSHOT_EVERY:
+    def _hold_seldom(self, end: int, num_rows: int) -> None:
+        """Hold a long prompt every SNAPSHOT_EVERY tokens."""
+        is_read = self._memories and num_rows > WIDEST
+        if is_read and end - self._snapshots.longest(self.tokens) >= SNAPSHOT_EVERY:
             self.hold()
 
     def write(

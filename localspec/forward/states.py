@@ -7,38 +7,19 @@ of which the state after any of these tokens is made by the very operations that
 same bits. Every length from the settled one on can therefore be returned to; at least the last
 WIDEST tokens where so many were read since a state was restored.
 
-`Snapshots` are copies at earlier lengths of a text. `KVCache` goes back to the nearest one and
-reads on from there.
+`snapshots` holds copies at earlier lengths of a text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 
-from localspec.core.prefix import common_prefix_length
 from localspec.formats.attention import NUM_PENDING
 from localspec.formats.delta_settings import DeltaSettings
+from localspec.forward.snapshots import Saved
 
 WIDEST = 16  # Rows of a forward that checks a draft.
 assert NUM_PENDING == 2 * WIDEST, "one forward's rows, and as many before them"
-MOST_SNAPSHOTS = 8  # Copies of states of one sequence. Each takes 50 to 150 MiB of host memory.
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A copy of the settled states at `length` and of the ingredients of `num_pending` tokens after
-    it, on the host."""
-
-    length: int
-    num_pending: int
-    parts: tuple[torch.Tensor, ...]
-
-    @property
-    def end(self) -> int:
-        return self.length + self.num_pending
 
 
 class States:
@@ -189,44 +170,3 @@ def advance(
     state: written to, [value_heads, key_size, value_size]. key: [value_heads, key_size, 1]. delta:
     [value_heads, 1, value_size]. decay: [value_heads, 1, 1]."""
     state.mul_(decay).addcmul_(key, delta)
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """What was saved after these tokens of a text."""
-
-    tokens: tuple[int, ...]
-    saved: Saved
-
-    def longest(self, text: Sequence[int]) -> int | None:
-        """The longest prefix of a text that it can go to."""
-        length = common_prefix_length(self.tokens, tuple(text))
-        return length if length >= self.saved.length else None
-
-
-class Snapshots:
-    """Copies of states by the tokens before them, the last used ones."""
-
-    def __init__(self) -> None:
-        self._held = list[_Snapshot]()
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for each in self._held for part in each.saved.parts)
-
-    def add(self, tokens: Sequence[int], saved: Saved) -> None:
-        key = tuple(tokens)
-        self._held = [each for each in self._held if each.tokens != key]
-        self._held = [*self._held, _Snapshot(key, saved)][-MOST_SNAPSHOTS:]
-
-    def longest(self, text: Sequence[int]) -> int:
-        """Return the length of the longest prefix of `text` that a snapshot can go to, or 0."""
-        return max((each.longest(text) or 0 for each in self._held), default=0)
-
-    def at(self, tokens: Sequence[int]) -> Saved | None:
-        """Return what goes to exactly these tokens, and count it as used."""
-        for each in reversed(self._held):
-            if each.longest(tokens) == len(tokens):
-                self._held = [*(other for other in self._held if other is not each), each]
-                return each.saved
-        return None

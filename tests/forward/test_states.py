@@ -19,7 +19,7 @@ from localspec.core.decoding import Sequence as Turn
 from localspec.drafters.early_exit import EarlyExit
 from localspec.drafters.parts import DrafterBase
 from localspec.engine.engine import Engine
-from localspec.forward import states
+from localspec.forward import snapshots
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.load import load_model
 from localspec.forward.model import Rows
@@ -147,7 +147,7 @@ def test_a_long_prompt_is_held_at_places_between(monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_the_last_copies_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "MOST_SNAPSHOTS", 2)
+    monkeypatch.setattr(snapshots, "MOST_SNAPSHOTS", 2)
     model = decoder()
     for length in (20, 40, 60):
         read(model, TEXT[model.cache.length : length], [20])
