@@ -17,15 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
-from localspec.forward.mixer import LayerAttend, Mixer, Swap, Table, halves_swapped
-from localspec.forward.per_layer_inputs import PerLayerGate, PerLayerInputs
+from localspec.forward.mixer import LayerAttend, Mixer, Swap, Table
+from localspec.forward.per_layer_inputs import PerLayerGate
 from localspec.forward.router import Router
 from localspec.forward.row_attention import Heads
-from localspec.weights.linear import Linear, PlainLinear, bytes_of, padded
-from localspec.weights.nf4 import Nf4Embedding
+from localspec.weights.linear import Linear, bytes_of, padded
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -284,6 +282,46 @@ class Block:
         held += 0 if self.per_layer_gate is None else self.per_layer_gate.weight_bytes
         return held + self.mixer.weight_bytes
 
+    def __call__(
+        self,
+        rows: torch.Tensor,
+        tables: Sequence[Table],
+        swapped: Swap,
+        attend: LayerAttend,
+        inputs: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the rows that leave the layer, [n, d]. inputs: those of this layer alone, where
+        it has any."""
+        read = rows if self.attention_norm is None else self.attention_norm(rows)
+        return self.add_to(read, rows, tables, swapped, attend, inputs)
+
+    def add_to(
+        self,
+        read: torch.Tensor,
+        rows: torch.Tensor,
+        tables: Sequence[Table],
+        swapped: Swap,
+        attend: LayerAttend,
+        inputs: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The same, where attention reads `read`, [n, d], whatever norm it has."""
+        before, seen = rows, self.mixer.mix(read, tables, swapped, attend)
+        if self.after_attention is None:
+            rows = self.mixer.output.add_to(seen, rows)
+        else:
+            rows = rows + self.after_attention(self.mixer.output(seen))
+        read = before if self.is_parallel else rows
+        if self.feed_forward_norm is not None:
+            read = self.feed_forward_norm(read)
+        if self.after_feed_forward is None:
+            rows = self.feed_forward.add_to(read, rows)
+        else:
+            rows = rows + self.after_feed_forward(self.feed_forward(read))
+        if self.per_layer_gate is not None:
+            assert inputs is not None, "a layer with a gate has inputs"
+            rows = self.per_layer_gate.add_to(rows, inputs)
+        return rows if self.scale == 1.0 else rows * self.scale
+
     def with_linears(self, change: Callable[[Linear], Linear]) -> Block:
         gate = self.per_layer_gate
         return replace(
@@ -292,94 +330,3 @@ class Block:
             feed_forward=self.feed_forward.with_linears(change),
             per_layer_gate=None if gate is None else gate.with_linears(change),
         )
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A whole model. embedding: [V, d], or one in NF4. tables: cosines and sines of every position,
-    [capacity, rotated] each, of the first `rotated` numbers of each head; a sine has the sign of
-    the rotation, so that `swapped` is all that is left to do. logit_cap: the bound that logits tend
-    to, None for none."""
-
-    embedding: torch.Tensor | Nf4Embedding
-    blocks: tuple[Block, ...]
-    final_norm: Norm
-    head: Linear
-    tables: tuple[Table, ...]
-    swapped: Swap = halves_swapped
-    embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_cap: float | None = None
-    per_layer_inputs: PerLayerInputs | None = None
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """Every product of a step, the output head last."""
-        inputs = () if self.per_layer_inputs is None else (self.per_layer_inputs.projection,)
-        return (*inputs, *(linear for block in self.blocks for linear in block.linears), self.head)
-
-    @property
-    def weight_bytes(self) -> int:
-        tables = self.embedding.nbytes
-        tables += sum(part.nbytes for table in self.tables for part in table)
-        blocks = sum(block.weight_bytes for block in self.blocks)
-        own = self.head.weight if isinstance(self.head, PlainLinear) else self.head
-        is_tied = own is getattr(self.embedding, "layer", self.embedding)
-        head = 0 if is_tied else self.head.weight_bytes
-        inputs = 0 if self.per_layer_inputs is None else self.per_layer_inputs.device_bytes
-        return tables + blocks + self.final_norm.weight_bytes + head + inputs
-
-    @property
-    def attentions(self) -> tuple[Attention, ...]:
-        """The mixers that read keys and values, in order."""
-        mixers = (block.mixer for block in self.blocks)
-        return tuple(mixer for mixer in mixers if isinstance(mixer, Attention))
-
-    @property
-    def windows(self) -> frozenset[int | None]:
-        """How far back its layers see."""
-        return frozenset(attention.window for attention in self.attentions)
-
-    @property
-    def first_reader(self) -> int:
-        """The first of the last layers that read keys and values of others alone; the number of
-        layers where there are none. Only rows whose logits are wanted need these layers."""
-        mixers = [block.mixer for block in self.blocks]
-        readers = [isinstance(mixer, Attention) and mixer.source is not None for mixer in mixers]
-        return len(readers) - readers[::-1].index(False)
-
-    @property
-    def kv_layers(self) -> tuple[int, ...]:
-        """Of each attention, which of the layers that have keys and values it reads."""
-        sources = [attention.source for attention in self.attentions]
-        own = [layer for layer, source in enumerate(sources) if source is None]
-        return tuple(
-            own.index(layer if source is None else source) for layer, source in enumerate(sources)
-        )
-
-    @property
-    def reads_host(self) -> bool:
-        is_waiting = any(block.feed_forward.reads_host for block in self.blocks)
-        return is_waiting or any(linear.reads_host for linear in self.linears)
-
-    def tables_at(self, positions: slice | torch.Tensor) -> tuple[Table, ...]:
-        """Return the tables of some positions, [n, 1, rotated] each."""
-        return tuple((_at(cos, positions), _at(sin, positions)) for cos, sin in self.tables)
-
-    def embed(self, ids: torch.Tensor) -> torch.Tensor:
-        table = self.embedding
-        rows = table.rows(ids) if isinstance(table, Nf4Embedding) else F.embedding(ids, table)
-        return rows if self.embedding_scale == 1.0 else rows * self.embedding_scale  # [n, d]
-
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Normalised rows [n, d] -> [n, V], in their own precision."""
-        made = self.head(rows)
-        made = made if self.logit_scale == 1.0 else made * self.logit_scale
-        cap = self.logit_cap
-        return made if cap is None else torch.tanh(made / cap) * cap
-
-
-def _at(table: torch.Tensor, positions: slice | torch.Tensor) -> torch.Tensor:
-    if isinstance(positions, slice):
-        return table[positions, None]
-    return table.index_select(0, positions)[:, None]

@@ -31,10 +31,10 @@ from localspec.forward.block import (
     Norm,
     PlainFeedForward,
     Scale,
-    Weights,
     WholeNorm,
 )
 from localspec.forward.completeness import shape_error
+from localspec.forward.decoder_weights import Weights
 from localspec.forward.delta_net import DeltaNet, unit_heads
 from localspec.forward.expert_builder import ExpertBuilder
 from localspec.forward.experts_beside import ExpertsBeside, Normed, SharedExpert

@@ -22,8 +22,8 @@ from math import prod
 import torch
 
 from localspec.forward.attention import cached_attention, each_its_own
-from localspec.forward.block import Weights
 from localspec.forward.cache import KVCache, KVShape
+from localspec.forward.decoder_weights import Weights
 from localspec.forward.delta_net import DeltaNet
 from localspec.forward.features import LAST, Features
 from localspec.forward.mixer import LayerAttend, Table
@@ -186,24 +186,9 @@ class Decoder:
             if last is not None and layer == last.layer:
                 rows, inputs, attend = rows[-last.size :], inputs[-last.size :], last.attend
                 tables = [(cos[-last.size :], sin[-last.size :]) for cos, sin in tables]
-            mixer, before = block.mixer, rows
-            read = rows if block.attention_norm is None else block.attention_norm(rows)
-            seen = mixer.mix(read, tables, self.weights.swapped, partial(attend, layer))
-            if block.after_attention is None:
-                rows = mixer.output.add_to(seen, rows)
-            else:
-                rows = rows + block.after_attention(mixer.output(seen))
-            read = before if block.is_parallel else rows
-            if block.feed_forward_norm is not None:
-                read = block.feed_forward_norm(read)
-            if block.after_feed_forward is None:
-                rows = block.feed_forward.add_to(read, rows)
-            else:
-                rows = rows + block.after_feed_forward(block.feed_forward(read))
-            if block.per_layer_gate is not None:
-                rows = block.per_layer_gate.add_to(rows, inputs[:, layer])
-            if block.scale != 1.0:
-                rows = rows * block.scale
+            own_inputs = None if block.per_layer_gate is None else inputs[:, layer]
+            swapped = self.weights.swapped
+            rows = block(rows, tables, swapped, partial(attend, layer), own_inputs)
             if layer in keep:
                 hidden[layer] = rows
         return rows, hidden

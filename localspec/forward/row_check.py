@@ -15,9 +15,10 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from localspec.forward.block import Attention, Block, Weights
+from localspec.forward.block import Attention, Block
 from localspec.forward.cache import KEY_BLOCK, native_cache
 from localspec.forward.decoder import Decoder, kv_shape_of, run_together
+from localspec.forward.decoder_weights import Weights
 from localspec.forward.model import PREFILL_CHUNK, Rows
 
 # Rows of the forwards that are compared with one forward of all rows. Libraries change kernels at

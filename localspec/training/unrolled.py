@@ -21,6 +21,7 @@ from torch.nn import functional
 from localspec.forward.heads.autoregressive import HeadShape, Network
 from localspec.forward.heads.files import Shapes
 from localspec.forward.heads.layer import (
+    DecoderLayer,
     Rotation,
     plain_frequencies,
     trainable_parts,
@@ -72,7 +73,8 @@ def unrolled_plan(
     def build(generator: torch.Generator) -> tuple[nn.Module, Unrolled]:
         module = trainable_parts(shapes, shape.layer.norm_epsilon, generator)
         initialise(module, shape)
-        return module, Unrolled(network(shape.layer, dict(module.items())), shape)
+        parts = dict(module.items())
+        return module, Unrolled(network(DecoderLayer(shape.layer, parts), parts), shape)
 
     return HeadPlan(kind, shape.layers, settings, shapes, build, num_steps, NUM_JUDGED)
 
@@ -85,8 +87,10 @@ class UnrolledAttention:
         self._keys = list[Tensor]()
         self._values = list[Tensor]()
 
-    def __call__(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """queries [B, n, heads, size], keys and values [B, n, kv_heads, size] -> [B, n, out]."""
+    def __call__(self, queries: Tensor, keys_values: Tensor) -> Tensor:
+        """queries [B, n, heads, size], keys then values [B, n, 2 * kv_heads, size]
+        -> [B, n, out]."""
+        keys, values = keys_values.chunk(2, dim=-2)
         self._keys.append(keys.transpose(1, 2))
         self._values.append(values.transpose(1, 2))
         mixed = functional.scaled_dot_product_attention(

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from localspec.formats.decoder_settings import DecoderSettings, settings_of
-from localspec.forward.block import Weights
 from localspec.forward.builder import build_weights
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
+from localspec.forward.decoder_weights import Weights
 from localspec.forward.tensor_names import TensorNames
 from localspec.weights.linear import Linear, SideBySide
 from localspec.weights.precision import Precision

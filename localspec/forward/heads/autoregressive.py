@@ -20,6 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -29,15 +30,15 @@ from localspec.forward.cache import KVShape, native_cache
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads.layer import (
     DecoderLayer,
-    LayerAttend,
+    HeadLayer,
     LayerShape,
     Rotation,
     RowFunction,
     packed_parts,
     plain_frequencies,
 )
+from localspec.forward.mixer import LayerAttend
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
-from localspec.forward.row_attention import Heads
 from localspec.forward.upload import indices
 from localspec.weights.linear import bytes_of
 
@@ -62,9 +63,9 @@ class HeadShape:
 class Network(ABC):
     """A head's function, over whatever computes its parts."""
 
-    def __init__(self, shape: LayerShape, parts: Mapping[str, RowFunction]) -> None:
+    def __init__(self, layer: HeadLayer, parts: Mapping[str, RowFunction]) -> None:
         self.parts = parts
-        self.layer = DecoderLayer(shape, parts)
+        self.layer = layer
 
     def enter(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
         """Hidden states of the layers read, [..., d] each -> the rows of the first step, [..., d];
@@ -141,7 +142,7 @@ class HeadParts:
         parts = packed_parts(tensors, shape.layer.norm_epsilon)
         return cls(
             layers=shape.layers,
-            network=network(shape.layer, parts),
+            network=network(DecoderLayer(shape.layer, parts), parts),
             output=OutputHead(target.head, target.vocab_size),
             embed=target.embed,
             frequencies=plain_frequencies(shape.layer.head_dim, shape.rope_base, target.device),
@@ -160,10 +161,8 @@ class AutoregressiveHead:
 
     def __init__(self, parts: HeadParts, capacity: int) -> None:
         slots, device = capacity + DRAFT_SLOTS, parts.frequencies.device
-        layer = parts.network.layer.shape
-        shape = KVShape(1, layer.num_kv_heads, layer.head_dim, slots)
-        self._parts = parts
-        self._heads = Heads(layer.num_heads, layer.num_kv_heads, layer.head_dim)
+        self._parts, self._heads = parts, parts.network.layer.heads
+        shape = KVShape(1, self._heads.num_kv_heads, self._heads.head_dim, slots)
         self._rotation = Rotation.of(parts.frequencies, slots, parts.dtype, parts.rope_scale)
         self._first = -1  # the text's first token, which no slot bears the name of
         self._num_pairs = 0  # slots beyond these hold rows of a draft
@@ -267,11 +266,5 @@ class AutoregressiveHead:
         names = [NO_NAME] * count if isinstance(tokens, torch.Tensor) else tokens
         with self.cache.append(names) as start:
             cached = cached_attention(self.cache, start, count, self._heads, mask=mask)
-
-            def attend(
-                queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
-            ) -> torch.Tensor:
-                return cached(0, queries, torch.cat((keys, values), dim=1))
-
             embedded = self._parts.embed(tokens)  # [n, d]
-            return self._parts.network.step(rows, embedded, cos, sin, attend)
+            return self._parts.network.step(rows, embedded, cos, sin, partial(cached, 0))

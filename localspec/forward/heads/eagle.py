@@ -51,6 +51,8 @@ from localspec.forward.heads.files import (
     take_published,
 )
 from localspec.forward.heads.layer import (
+    DecoderLayer,
+    HeadLayer,
     LayerShape,
     RowFunction,
     llama_layout,
@@ -102,12 +104,12 @@ class ThirdNetwork(_FusedNetwork):
 
     def __init__(
         self,
-        shape: LayerShape,
+        layer: HeadLayer,
         parts: Mapping[str, RowFunction],
         norms_stream: bool,
         norms_output: bool,
     ) -> None:
-        super().__init__(shape, parts)
+        super().__init__(layer, parts)
         self._norms_stream = norms_stream
         self._norms_output = norms_output
 
@@ -211,11 +213,11 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     embed, own_bytes = _embedding(held.pop("embedding", None), target)
     parts = packed_parts(held, layer.norm_epsilon)
     frequencies, rope_scale = _rotation(config, layer, target.device)
-    network: Network = FirstNetwork(layer, parts)
+    network: Network = FirstNetwork(DecoderLayer(layer, parts), parts)
     output = OutputHead(target.head, target.vocab_size)
     if is_third:
         norms = (bool(config.values.get(n)) for n in ("norm_before_residual", "norm_output"))
-        network = ThirdNetwork(layer, parts, *norms)
+        network = ThirdNetwork(DecoderLayer(layer, parts), parts, *norms)
         ids, own = _target_ids(config, offsets, draft_vocab_size, target), parts.pop("output_head")
         if ids is not None or not _is_targets_head(own, target):
             output = OutputHead(own, target.vocab_size, ids)

@@ -4,8 +4,8 @@ Contract: `DecoderLayer` is Llama's layer without its first norm, or Qwen3's whe
 norms of queries and keys. The rows that queries, keys and values are made of and the stream they
 are added to are given apart, for heads differ in how they make both from a hidden state and an
 embedding. Its products and norms are callables by name: torch's modules in training
-(`trainable_parts`), packed layers when drafting (`packed_parts`).
-`LayerAttend` decides what a row sees. `llama_layout` names the tensors of a published layer.
+(`trainable_parts`), packed layers when drafting (`packed_parts`). `BlockLayer` is a layer of the
+native decoder as a head runs it. `llama_layout` names the tensors of a published layer.
 
 Not here: how a head makes its rows (eagle, mtp), attention in training (training.unrolled).
 Source: Touvron et al. 2023 (arXiv 2302.13971); rotation, arXiv 2104.09864.
@@ -15,20 +15,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from localspec.forward.block import Attention, Block
 from localspec.forward.heads.files import HeadSettings, Shapes, TensorLayout
+from localspec.forward.mixer import LayerAttend, halves_swapped
 from localspec.forward.norm import RootMeanSquareNorm
+from localspec.forward.row_attention import Heads
 from localspec.weights.dense import dense_linear
 from localspec.weights.linear import Linear
 
 RowFunction = Callable[[torch.Tensor], torch.Tensor]  # [..., in] -> [..., out]
-# queries [..., heads, head_dim], keys and values [..., kv_heads, head_dim]
-# -> [..., heads * head_dim]
-LayerAttend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class HeadLayer(Protocol):
+    """The decoder layer of a head. `heads` says what its cache holds."""
+
+    @property
+    def heads(self) -> Heads: ...
+
+    def __call__(
+        self,
+        mixed: torch.Tensor,
+        stream: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: LayerAttend,
+    ) -> torch.Tensor:
+        """mixed [..., in], which queries, keys and values are made of, stream [..., d], which they
+        are added to, cos and sin [..., 1, rotated] -> stream [..., d]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -136,6 +156,10 @@ class DecoderLayer:
     shape: LayerShape
     parts: Mapping[str, RowFunction]
 
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
+
     def __call__(
         self,
         mixed: torch.Tensor,
@@ -144,7 +168,7 @@ class DecoderLayer:
         sin: torch.Tensor,
         attend: LayerAttend,
     ) -> torch.Tensor:
-        """mixed [..., in], stream [..., d], cos and sin [..., 1, head_dim] -> stream [..., d]."""
+        """See HeadLayer; cos and sin are as wide as a head."""
         heads, kv_heads, size = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
         made = self.parts["qkv"](mixed)
         rows = made.view(*made.shape[:-1], -1, size)  # [..., heads + 2 kv_heads, head_dim]
@@ -155,10 +179,35 @@ class DecoderLayer:
             turned = torch.cat(both, dim=-2)
         turned = turned * cos + torch.roll(turned, size // 2, -1) * sin
         queries, keys = torch.split(turned, [heads, kv_heads], dim=-2)
-        stream = stream + self.parts["output"](attend(queries, keys, values))
+        seen = attend(queries, torch.cat((keys, values), dim=-2))
+        stream = stream + self.parts["output"](seen)
         normed = self.parts["feed_forward_norm"](stream)
         gate, up = self.parts["gate_up"](normed).chunk(2, dim=-1)
         return stream + self.parts["down"](F.silu(gate) * up)
+
+
+@dataclass(frozen=True)
+class BlockLayer:
+    """A layer of the native decoder, whose heads turn in halves. Its first norm is left to the head
+    that runs it."""
+
+    block: Block
+
+    @property
+    def heads(self) -> Heads:
+        assert isinstance(self.block.mixer, Attention), "a head reads keys and values"
+        return self.block.mixer.heads
+
+    def __call__(
+        self,
+        mixed: torch.Tensor,
+        stream: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        attend: LayerAttend,
+    ) -> torch.Tensor:
+        """See HeadLayer; rows are [n, d]."""
+        return self.block.add_to(mixed, stream, ((cos, sin),), halves_swapped, attend)
 
 
 def trainable_parts(
