@@ -25,9 +25,10 @@ class Incomplete(ValueError):
 
 
 class NotNative(ValueError):
-    """Why the native decoder does not take a model, as a sentence."""
+    """Why the native decoder does not take a model, as a sentence. reason: without its subject."""
 
     def __init__(self, reason: str) -> None:
+        self.reason = reason
         super().__init__(f"The native decoder does not take this model: {reason}.")
 
 

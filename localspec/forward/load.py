@@ -6,11 +6,11 @@ remedy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -18,7 +18,8 @@ from localspec.core.errors import ModelError
 from localspec.formats.attention import cannot_check
 from localspec.formats.decoder_settings import DecoderSettings, settings_of
 from localspec.formats.folder_files import ModelFolder, check_folder
-from localspec.formats.native import KNOWN_AS, LAYOUTS, NATIVE, OF_IMAGES, why_not_native
+from localspec.formats.native import LAYOUTS, NATIVE, why_not_native
+from localspec.formats.native_config import text_settings, tying
 from localspec.formats.rotation_settings import Incomplete, NotNative
 from localspec.forward.builder import build_weights, ends_refused
 from localspec.forward.by_transformers import (
@@ -114,34 +115,24 @@ def native_settings(found: ModelFolder, context_length: int) -> DecoderSettings:
         raise NotNative(f"its family, {family}, is not native")
     if found.stored is not None and found.stored.method not in SOURCES:
         raise NotNative(f"its weights are kept as {found.stored.title}")
-    settings = _settings(found, family)
+    settings = _settings(found)
     settings.require_length(context_length)
     return settings
 
 
-def _settings(found: ModelFolder, family: str) -> DecoderSettings:
+def _settings(found: ModelFolder) -> DecoderSettings:
     """From config.json alone where it is complete, else as transformers completes it, which takes
     seconds. Raises NotNative, ModelError."""
-    text = dict(found.config)
-    if family in OF_IMAGES:
-        text = {**(found.config.get("text_config") or {}), **_tying(found.config)}
-    if text.get("model_type") not in LAYOUTS:
-        text["model_type"] = {**KNOWN_AS, **OF_IMAGES}.get(family, family)
+    text = text_settings(found.config)
     try:
         return settings_of(text)
     except Incomplete:
         known = config_of(found)
-    complete = {**known.get_text_config().to_dict(), **_tying(known.to_dict())}
+    complete = {**known.get_text_config().to_dict(), **tying(known.to_dict())}
     try:
         return settings_of(text, complete)
     except Incomplete as error:
         raise NotNative(str(error)) from error
-
-
-def _tying(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Whether the head is tied, where a config says it."""
-    said = config.get("tie_word_embeddings")
-    return {} if said is None else {"tie_word_embeddings": said}
 
 
 def _native(

@@ -169,11 +169,12 @@ def dtype_of(name: str | None, hardware: Hardware) -> torch.dtype:
 def refuse_shortage(folder: Path, place: Place) -> None:
     """Compare what weights and KV cache need with what is free at this moment."""
     said = _shortage(folder, place, free_bytes_now(place.hardware))
-    said = said or _shortage_of_ram(folder, place)
     if said is not None:
         raise MemoryShortage(
             f"{said} Close other programs, shorten --context, or choose a smaller model."
         )
+    if (in_ram := _shortage_of_ram(folder, place)) is not None:
+        raise MemoryShortage(in_ram.sentences)
 
 
 def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
@@ -184,9 +185,9 @@ def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
     if said is None and in_ram is None:
         return None
     if not anyway:
-        remedy = WITHOUT_UNPACKING if said is None else _would_fit(folder, place, free)
-        raise MemoryShortage(f"{said or in_ram} {remedy}")
-    said = said or in_ram
+        on_device = said and f"{said} {_would_fit(folder, place, free)}"
+        raise MemoryShortage(on_device or (in_ram.sentences if in_ram else ""))
+    said = said or (in_ram.fact if in_ram else "")
     return (
         f"{said} It was loaded all the same, as you chose: the computer may become very slow, "
         "the system may end this engine or other programs, and replies may break off."
@@ -196,7 +197,7 @@ def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
 def _shortage(folder: Path, place: Place, free: int) -> str | None:
     """The fact as a sentence, None where it fits."""
     lacking = shortage_of(_arrangement(folder, place), _room(place, free))
-    if lacking is None:
+    if lacking is None or lacking.is_of_ram:
         return None
     needed = gib(lacking.needed_bytes, ceil)
     return (
@@ -205,11 +206,28 @@ def _shortage(folder: Path, place: Place, free: int) -> str | None:
     )
 
 
-def _shortage_of_ram(folder: Path, place: Place) -> str | None:
-    """The same of the RAM, where quantised weights are all unpacked before they go to a GPU: by
-    transformers. The native decoder is built block by block."""
+@dataclass(frozen=True)
+class _RamShortage:
+    """Too little RAM beside a GPU, as a sentence, and the remedy as another."""
+
+    fact: str
+    remedy: str
+
+    @property
+    def sentences(self) -> str:
+        return f"{self.fact} {self.remedy}"
+
+
+def _shortage_of_ram(folder: Path, place: Place) -> _RamShortage | None:
+    """Return what the RAM lacks beside a GPU; None where it suffices."""
     if place.device.type != "cuda":
         return None
+    return _shortage_to_unpack(folder, place) or _shortage_to_keep(folder, place)
+
+
+def _shortage_to_unpack(folder: Path, place: Place) -> _RamShortage | None:
+    """Of quantised weights that transformers unpacks as a whole before they go to the GPU. The
+    native decoder is built block by block."""
     stored, shape = check_folder(folder).stored, _model(folder).known_shape
     if stored is None or not stored.is_unpacked or shape is None or shape.is_native:
         return None
@@ -217,11 +235,25 @@ def _shortage_of_ram(folder: Path, place: Place) -> str | None:
     free = place.hardware.host.ram_available_bytes
     if needed <= free:
         return None
-    return (
+    fact = (
         f"{name_of(folder)} keeps its weights as {stored.title}, which are unpacked in the RAM "
         f"before they go to the GPU: that takes {gib(needed, ceil)}, and {gib(free, floor)} is "
         "free."
     )
+    return _RamShortage(fact, WITHOUT_UNPACKING)
+
+
+def _shortage_to_keep(folder: Path, place: Place) -> _RamShortage | None:
+    """Of weights that stay in the RAM while the GPU computes."""
+    lacking = shortage_of(_arrangement(folder, place), _room(place, 2**62))
+    if lacking is None:
+        return None
+    needed, free = gib(lacking.needed_bytes, ceil), gib(lacking.free_bytes, floor)
+    fact = (
+        f"{name_of(folder)} keeps {needed} of its weights in the RAM while "
+        f"{place.hardware.device_name} computes, and {free} of RAM is free."
+    )
+    return _RamShortage(fact, "Close other programs, or choose a smaller model.")
 
 
 def _would_fit(folder: Path, place: Place, free: int) -> str:
@@ -255,7 +287,7 @@ def _arrangement(folder: Path, place: Place) -> Arrangement:
 
 def _room(place: Place, free: int) -> Room:
     device: Any = place.device.type
-    return Room(device, free, is_loading=True)
+    return Room(device, free, is_loading=True, ram_bytes=place.hardware.ram_beside_bytes)
 
 
 def needed_bytes(folder: Path, place: Place) -> int:

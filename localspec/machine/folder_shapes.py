@@ -38,6 +38,7 @@ from localspec.formats.folder_files import (
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.native import SIZED, TOWERS, why_not_native
+from localspec.formats.native_config import native_fault
 from localspec.formats.published_tensors import (
     ingredient_bytes,
     is_listed,
@@ -180,6 +181,7 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
     num_params = sum(prod(tensors[key]) for key in tensors.keys() - twice)
     return replace(
         shape,
+        not_native=shape.not_native or native_fault(config),
         extra_params=sum(prod(tensors[key]) for key in beside),
         counted=Counted(num_params, linear, experts, tables),
     )
@@ -220,7 +222,7 @@ def _shape_of_other(config: Mapping[str, Any], name: str, tensors: Shapes) -> Mo
     return replace(
         shape,
         is_recurrent=is_recurrent(text),
-        not_native="" if is_recurrent(text) else why_not_native(text, named) or "",
+        not_native=why_not_native(text, named) or "",
         all_kv_width=_with_drafting_layers(shape, tensors),
         state_numbers=state_numbers(text),
         ingredient_bytes=ingredient_bytes(text),

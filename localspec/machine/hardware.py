@@ -174,6 +174,15 @@ class Hardware:
         return self.gpu.total_bytes
 
     @property
+    def ram_beside_bytes(self) -> int | None:
+        """Free RAM that models may take while a GPU computes, less what is left to other programs;
+        None where the RAM is the memory of the device itself."""
+        if self.gpu is None or self.gpu.has_unified_memory:
+            return None
+        margin = margin_for("cpu", self.host.ram_total_bytes, has_display=False)
+        return max(0, self.host.ram_available_bytes - margin)
+
+    @property
     def has_display(self) -> bool:
         return self.gpu is not None and (self.gpu.has_display or self.host.draws_with_gpu)
 

@@ -55,7 +55,8 @@ LIBRARIES_BYTES = 400 * MIB
 
 @dataclass(frozen=True)
 class Room:
-    """The memory to plan for. total_bytes, num_cuda_cores: None when unknown. is_loading: True
+    """The memory to plan for. total_bytes, num_cuda_cores: None when unknown. ram_bytes: RAM that
+    models may take besides; None where the RAM is the memory of the device itself. is_loading: True
     where the program runs already, so that only weights and caches are still to come: its runtime
     is in use, and an estimate is no reason to refuse a load."""
 
@@ -65,6 +66,7 @@ class Room:
     num_cuda_cores: int | None = None
     has_display: bool = False
     is_loading: bool = False
+    ram_bytes: int | None = None
 
     @property
     def margin_bytes(self) -> int:
@@ -92,6 +94,7 @@ def room_for(hardware: Hardware) -> Room:
         total_bytes=hardware.total_bytes,
         num_cuda_cores=hardware.gpu.num_cuda_cores if hardware.gpu else None,
         has_display=hardware.has_display,
+        ram_bytes=hardware.ram_beside_bytes,
     )
 
 
@@ -141,7 +144,8 @@ def full_precision(dtype: str | None, hardware: Hardware) -> Precision:
 @dataclass(frozen=True)
 class PlanBytes:
     """Every part of one plan. activations: or what only a load holds, if that is more. graphs:
-    captured forwards, on CUDA. runtime: the CUDA context, or the libraries in RAM."""
+    captured forwards, on CUDA. runtime: the CUDA context, or the libraries in RAM. in_ram: weights
+    in the RAM beside a GPU with memory of its own, which are no part of the total."""
 
     target_weights: int
     draft_weights: int
@@ -152,10 +156,12 @@ class PlanBytes:
     graphs: int = 0
     runtime: int = 0
     margin: int = 0
+    in_ram: int = 0
 
     @property
     def total(self) -> int:
-        return sum(vars(self).values())
+        parts: int = sum(vars(self).values())
+        return parts - self.in_ram
 
     @property
     def further_reply(self) -> int:
@@ -172,7 +178,7 @@ class Arrangement:
 
     full: what unquantised parts are kept in. draft: the model behind DRAFT_MODEL. self_draft:
     precision of the target's own quantised copy behind SELF_QUANT. draft_on: where the draft is,
-    None: beside the target.
+    None: beside the target. experts_in_ram: the processor computes the target's experts.
     """
 
     target: Model
@@ -183,6 +189,7 @@ class Arrangement:
     draft: Model | None = None
     self_draft: Precision | None = None
     draft_on: OtherDevice | None = None
+    experts_in_ram: bool = False
 
 
 def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
@@ -192,7 +199,12 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         return PlanBytes(plan.target.stored_bytes, 0, 0, 0)
     target, full = plan.target.shape, plan.full
     draft = plan.draft.shape if plan.draft is not None and plan.draft_on is None else None
-    weights, cache = target.loaded_bytes(plan.precision, full, plan.context_length, room.device)
+    weights, cache = target.loaded_bytes(
+        plan.precision, full, plan.context_length, room.device, not plan.experts_in_ram
+    )
+    in_ram = _in_ram(plan, room)
+    if room.ram_bytes is None:  # all memory is one
+        weights, in_ram = weights + in_ram, 0
     draft_weights, draft_cache = 0, 0
     if draft is not None:
         sizes = draft.loaded_bytes(full, full, plan.context_length, room.device)
@@ -200,7 +212,7 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     if plan.self_draft is not None:
         draft_weights = target.copy_bytes(plan.self_draft)
     if room.is_loading:
-        return PlanBytes(weights, draft_weights, cache, draft_cache)
+        return PlanBytes(weights, draft_weights, cache, draft_cache, in_ram=in_ram)
     activations = max(
         _activation_bytes(each, plan.context_length, full) for each in (target, draft) if each
     )
@@ -224,7 +236,20 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         graphs=graphs,
         runtime=room.runtime_bytes,
         margin=room.margin_bytes,
+        in_ram=in_ram,
     )
+
+
+def _in_ram(plan: Arrangement, room: Room) -> int:
+    """Bytes of the weights that stay in host memory while a GPU computes."""
+    if room.device == "cpu":
+        return 0
+    held = plan.target.shape.host_bytes(plan.precision, plan.full, plan.experts_in_ram)
+    if plan.draft is not None:
+        full = plan.full if plan.draft_on is None else plan.draft_on.full
+        is_on_cpu = plan.draft_on is not None and plan.draft_on.room.device == "cpu"
+        held += 0 if is_on_cpu else plan.draft.shape.host_bytes(full, full)
+    return held
 
 
 def draft_bytes_of(plan: Arrangement) -> PlanBytes | None:
@@ -239,17 +264,19 @@ def draft_bytes_of(plan: Arrangement) -> PlanBytes | None:
         target_kv=0,
         draft_weights=alone.target_weights,
         draft_kv=alone.target_kv,
+        in_ram=0,  # counted with the target's
     )
 
 
 @dataclass(frozen=True)
 class Shortage:
     """More bytes are needed than are free. device: the name of the draft's own one; None for the
-    target's."""
+    target's. is_of_ram: the RAM beside the target's device is short."""
 
     needed_bytes: int
     free_bytes: int
     device: str | None = None
+    is_of_ram: bool = False
 
 
 def shortage_of(plan: Arrangement, room: Room) -> Shortage | None:
@@ -257,8 +284,12 @@ def shortage_of(plan: Arrangement, room: Room) -> Shortage | None:
     apart, other = draft_bytes_of(plan), plan.draft_on
     if apart is not None and other is not None and apart.total > other.room.free_bytes:
         return Shortage(apart.total, other.room.free_bytes, other.name)
-    needed = bytes_of(plan, room).total
-    return None if needed <= room.free_bytes else Shortage(needed, room.free_bytes)
+    needed = bytes_of(plan, room)
+    if needed.total > room.free_bytes:
+        return Shortage(needed.total, room.free_bytes)
+    if room.ram_bytes is None or needed.in_ram <= room.ram_bytes:
+        return None
+    return Shortage(needed.in_ram, room.ram_bytes, is_of_ram=True)
 
 
 def longest_fitting(plan: Arrangement, room: Room) -> Arrangement | None:

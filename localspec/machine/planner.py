@@ -25,20 +25,26 @@ from typing import Any
 
 from localspec.core.decoding import OFF
 from localspec.core.precisions import Precision
-from localspec.core.speculation import Measurement
-from localspec.core.units import billions, capital, gib
-from localspec.drafters.registry import REGISTRY, planned
+from localspec.core.units import billions, gib
+from localspec.drafters.registry import planned
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.machine.memory import (
     CONTEXTS,
     Arrangement,
-    PlanBytes,
     bytes_of,
     draft_bytes_of,
     longest_fitting,
     shortage_of,
 )
 from localspec.machine.model import Model
+from localspec.machine.plan_reasons import (
+    concessions,
+    gain_of,
+    in_ram,
+    precision_at,
+    title_of,
+    what_drafts,
+)
 from localspec.machine.plans import (
     DRAFT_MODEL,
     SELF_QUANT,
@@ -47,10 +53,6 @@ from localspec.machine.plans import (
     PlanRequest,
     Refusal,
 )
-
-# A larger draft seldom pays: Hugging Face's universal assisted generation wants 1:50 to 1:100, LM
-# Studio's table of pairs begins at about 1:7.
-LARGE_DRAFT_SHARE = 0.1
 
 
 def plan(request: PlanRequest) -> PlanReport:
@@ -184,7 +186,12 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
             f"{short.draft.name if short.draft else ''} needs {needed} on {lacking.device}, {free} "
             "is free there: a shorter context or a smaller draft would fit."
         )
-    said = f"{_title(short)} needs {needed}, {free} is free: "
+    if lacking.is_of_ram:
+        return (
+            f"{title_of(short)} keeps {needed} of its weights in the RAM, and {free} of RAM is "
+            "free: close other programs, or choose a smaller model."
+        )
+    said = f"{title_of(short)} needs {needed}, {free} is free: "
     shorter = longest_fitting(short, request.room)
     fewer = request.precisions[request.precisions.index(short.precision) + 1 :]
     if request.precisions[-1] == "4-bit":
@@ -195,7 +202,7 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     remedies += [each.precision for each in lower if _fits(request, each)][:1]
     if not remedies:
         found = [longest_fitting(each, request.room) for each in lower]
-        remedies = [_precision_at(each) for each in found if each is not None]
+        remedies = [precision_at(each) for each in found if each is not None]
     if remedies:  # only the flag gives a head in 4 bits
         named = " or ".join(remedies).replace("4-bit-head", "--dtype 4-bit-head")
         return f"{said}{named} would fit."
@@ -203,7 +210,7 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     smallest = [replace(each, context_length=shortest) for each in (short, *lower)]
     least = min(smallest, key=partial(_needed, request))
     return (
-        f"{said}even {_precision_at(least)} needs {gib(_needed(request, least), ceil)}. A smaller "
+        f"{said}even {precision_at(least)} needs {gib(_needed(request, least), ceil)}. A smaller "
         "model would fit, or more free memory."
     )
 
@@ -241,14 +248,15 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
 
 def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
     needed = bytes_of(arrangement, request.room)
-    speedup, gain = _gain(request, arrangement)
+    speedup, gain = gain_of(request, arrangement)
     target = arrangement.target
     not_native = target.shape.not_native
     because = not_native and f"forward, which is slower, because {not_native}."
     parts = (
-        _what_drafts(request, arrangement, needed),
+        what_drafts(request, arrangement, needed),
         gain,
-        *_concessions(request, arrangement),
+        *concessions(request, arrangement),
+        *in_ram(arrangement, needed),
         because and f"{target.name} runs on transformers' own {because}",
         f"{gib(request.room.free_bytes - needed.total, floor)} stays free beyond the margin.",
     )
@@ -260,137 +268,3 @@ def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
         expected_speedup=speedup,
         reason=reason,
     )
-
-
-def _what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanBytes) -> str:
-    target, draft = arrangement.target, arrangement.draft
-    if arrangement.drafter == OFF:
-        return "Plain decoding: nothing drafts."
-    if arrangement.self_draft is not None:
-        return (
-            f"{_copy(arrangement).capitalize()} of the target's own layers drafts for "
-            f"{gib(needed.draft_weights, ceil)}; it shares the target's cache and needs no "
-            "download."
-        )
-    if draft is None:
-        return (
-            f"{capital(REGISTRY[arrangement.drafter].summary)}. It loads nothing and takes no "
-            "memory worth counting."
-        )
-    held = draft_bytes_of(arrangement) or needed
-    size = gib(held.draft_weights + held.draft_kv, ceil)
-    said = f"{draft.name} drafts for {size}, its own cache included; "
-    said += f"{draft.compatibility.reason}.{_where(request, arrangement)}"
-    num_params, num_of_target = draft.shape.num_params, target.shape.num_params
-    share = num_params / num_of_target
-    if share <= LARGE_DRAFT_SHARE:
-        return said
-    return (
-        f"{said} The draft has {billions(num_params)} parameters, {share:.0%} of its "
-        f"target's {billions(num_of_target)}: beyond a tenth it may cost more than it saves."
-    )
-
-
-def _where(request: PlanRequest, arrangement: Arrangement) -> str:
-    """Where the draft is and why, where there is a choice."""
-    other = request.other
-    if other is None:
-        return ""
-    if arrangement.draft_on is None:
-        return (
-            " Both are on one GPU: they take turns, so a second GPU would make neither faster, "
-            f"and {other.name} stays free."
-        )
-    if other.is_asked:
-        return f" The draft is on {other.name}, as asked; only token ids pass between the two."
-    together = replace(arrangement, draft_on=None, context_length=request.wanted_context)
-    beside = longest_fitting(together, request.room)
-    instead = "does not fit" if beside is None else f"leaves a context of {beside.context_length}"
-    return (
-        f" The target is on the GPU with more free memory, the draft on {other.name}: beside the "
-        f"target in {arrangement.precision} it {instead}. Only token ids pass between the two."
-    )
-
-
-def _gain(request: PlanRequest, arrangement: Arrangement) -> tuple[float | None, str]:
-    """Expected speedup and the words for it."""
-    measured = next((e for e in request.measurements if _is_of(e, arrangement)), None)
-    if arrangement.drafter == OFF:
-        return (None if measured is None else 1.0), ""
-    found = None if measured is None else measured.expected_speedup(arrangement.drafter)
-    if found is None:
-        return None, "Its gain is not measured yet."
-    said = f"By the costs measured here {found.num_draft_tokens} draft tokens give "
-    if found.value < 1.0:
-        return found.value, f"{said}at best {found.value:.2f} times plain speed: off is faster."
-    return found.value, f"{said}{found.value:.2f} times plain speed."
-
-
-def _is_of(measured: Measurement, arrangement: Arrangement) -> bool:
-    draft = arrangement.draft
-    wanted = (arrangement.target.name, arrangement.precision)
-    is_target = (measured.target, measured.precision) == wanted
-    return is_target and (draft is None or measured.draft == draft.name)
-
-
-def _concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]:
-    """What a plan gives up, a sentence each."""
-    target, asked = arrangement.target, request.context_length
-    shape = target.shape
-    if asked is not None and asked > shape.context_length:
-        yield f"{target.name} holds {shape.context_length} tokens, not the {asked} asked."
-    if arrangement.context_length < request.wanted_context:
-        asked_for = f"{request.wanted_context} tokens"
-        yield f"The context is cut to {arrangement.context_length} of {asked_for} to fit."
-    if target.copy_of:
-        yield (
-            f"{target.name} is {target.copy_of} published in 4 bits: about "
-            f"{gib(shape.published_bytes)} to fetch. The 16-bit files, "
-            f"{gib(request.target.shape.published_bytes)}, would be quantised here."
-        )
-    if shape.stored_as:
-        yield f"Its weights are kept as {shape.stored_as}, and {_done(request, arrangement)}."
-    if arrangement.precision == "4-bit-head":
-        yield (
-            "4-bit weights change the answers a little, and a 4-bit output head, on a GPU with the "
-            "embedding, more."
-        )
-    elif arrangement.precision not in (arrangement.full, shape.kept_as):
-        yield (
-            f"{arrangement.precision} weights change the answers a little; embeddings and output "
-            f"head stay in {arrangement.full}."
-        )
-    if shape.num_experts:
-        yield "Its experts cannot be quantised here, so there is no 8-bit or 4-bit plan."
-
-
-def _done(request: PlanRequest, arrangement: Arrangement) -> str:
-    """What is done to weights that the files keep in another way than they are computed in."""
-    if arrangement.target.shape.kept_as is not None or arrangement.target.shape.keeps_mxfp4:
-        return "loaded as they are"
-    if arrangement.precision == arrangement.full:
-        return "unpacked while loading"
-    shape = arrangement.target.shape
-    is_kept = shape.count_in_groups(request.room.device, arrangement.full)
-    if is_kept and arrangement.precision != "8-bit":
-        return "left in their 4 bits where the layout allows it"
-    return "unpacked and quantised a second time while loading"
-
-
-def _title(arrangement: Arrangement) -> str:
-    said = f"{arrangement.target.name} in {arrangement.precision}"
-    if arrangement.draft is not None:
-        said += f" with draft {arrangement.draft.name}"
-    if arrangement.draft_on is not None:
-        said += f" on {arrangement.draft_on.name}"
-    if arrangement.self_draft is not None:
-        said += f" with {_copy(arrangement)} of itself"
-    return f"{said} at context {arrangement.context_length}"
-
-
-def _precision_at(arrangement: Arrangement) -> str:
-    return f"{arrangement.precision} at context {arrangement.context_length}"
-
-
-def _copy(arrangement: Arrangement) -> str:
-    return "an 8-bit copy" if arrangement.self_draft == "8-bit" else "a 4-bit copy"

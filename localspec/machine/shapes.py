@@ -114,7 +114,7 @@ class ModelShape:
     @property
     def is_native(self) -> bool:
         """Whether the native decoder runs it."""
-        return not self.not_native and (not self.is_recurrent or self.family in NATIVE)
+        return not self.not_native
 
     @property
     def keeps_mxfp4(self) -> bool:
@@ -171,14 +171,23 @@ class ModelShape:
         experts = self.num_experts_per_token * self.expert_intermediate_size
         return max(experts, self.intermediate_size if not self.num_expert_layers else 0)
 
+    @property
+    def table_params(self) -> int:
+        """Weights of tables that the native decoder looks up in host memory."""
+        return self.counted.table_params if self.is_native and self.counted is not None else 0
+
     def weight_bytes(
-        self, precision: Precision, full: Precision = "bf16", device: str = "cuda"
+        self,
+        precision: Precision,
+        full: Precision = "bf16",
+        device: str = "cuda",
+        has_experts: bool = True,
     ) -> int:
-        """Bytes of all weights that stay loaded. full: what the unquantised part is kept in. Tables
-        that are looked up stay in host memory where the native decoder computes on a GPU."""
+        """Bytes of all weights that stay on a device, see `host_bytes` for the others. full: what
+        the unquantised part is kept in. has_experts: the experts are on the device too."""
         num_params, head = self.num_params - self.extra_params, self.vocab_size * self.hidden_size
-        if device != "cpu" and self.is_native and self.counted is not None:
-            num_params -= self.counted.table_params
+        num_params -= self.table_params if device != "cpu" else 0
+        num_params -= 0 if has_experts else self.expert_params
         # The native decoder lays a head out for a processor: beside an embedding it is tied to.
         is_kept = precision == self.kept_as  # its head in bf16, whatever is computed in
         is_copied = self.is_tied and device == "cpu" and self.is_native
@@ -188,7 +197,7 @@ class ModelShape:
         num_params += head if is_copied else 0
         in_full: Precision = precision if precision in FULL_BYTES else full
         shrunk, held = (0, 0) if precision in FULL_BYTES else self._shrunk(precision, device, full)
-        experts, of_experts = self._kept_experts(precision)
+        experts, of_experts = self._kept_experts(precision) if has_experts else (0, 0)
         shrunk, held = shrunk + experts, held + of_experts
         if precision == "4-bit-head":
             shrunk += head if is_copied or not self.is_tied else 0
@@ -197,6 +206,17 @@ class ModelShape:
         if precision == "4-bit-head" and device == "cuda":  # tied, it is the head's own
             embedded = 0 if self.is_tied else int(head * NF4_BYTES)
         return embedded + in_layers * self._layer_bytes(in_full, device) + held
+
+    def host_bytes(self, precision: Precision, full: Precision, has_experts: bool = False) -> int:
+        """Bytes of what stays in host memory where the native decoder computes on a GPU: tables as
+        their files keep them, unpacked to 16 bits where those are quantised. has_experts: the
+        experts are kept and computed there too."""
+        is_wide = self.is_published_wide and not self.stored_as
+        tables = self.table_params * FULL_BYTES["fp32" if is_wide else "bf16"]
+        if not has_experts:
+            return tables
+        count, held = self._kept_experts(precision)
+        return tables + held + (self.expert_params - count) * FULL_BYTES[full]
 
     def loading_bytes(self, precision: Precision, full: Precision, device: str) -> int:
         """What a load holds beyond that for a while: on a GPU, embedding and head that bitsandbytes
@@ -239,7 +259,12 @@ class ModelShape:
         return count, int(count * (0.5 + 2 * FULL_BYTES["bf16"] / self.group_size))
 
     def loaded_bytes(
-        self, precision: Precision, full: Precision, num_tokens: int, device: str
+        self,
+        precision: Precision,
+        full: Precision,
+        num_tokens: int,
+        device: str,
+        has_experts: bool = True,
     ) -> tuple[int, int]:
         """Of the weights and the tables that rotate so many tokens, and of their keys and values,
         on a device."""
@@ -249,7 +274,7 @@ class ModelShape:
         if self.is_native and device == "cpu":
             num_slots += -num_slots % CPU_KEY_BLOCK
             kept_in = "fp32" if computed_in == "fp16" else computed_in
-        weights = self.weight_bytes(precision, full, device)
+        weights = self.weight_bytes(precision, full, device, has_experts)
         if self.family in NATIVE and self.is_native:
             width = self.rotated_width or NATIVE[self.family].num_rotations * self.head_dim
             weights += 2 * num_tokens * width * FULL_BYTES[computed_in]  # cosines and sines

@@ -43,6 +43,7 @@ from localspec.loading.placement import (
     load_at,
     needed_bytes,
     place_for,
+    refuse_shortage,
     require_movable_draft,
 )
 from localspec.machine import shapes
@@ -59,6 +60,7 @@ from localspec.weights import dense
 from localspec.weights.library import bitsandbytes
 from localspec.weights.precision import Bits
 from tests.kit.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
+from tests.kit.families import small
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.packed import AWQ, as_awq, packed_folder
@@ -284,8 +286,32 @@ def test_weights_that_transformers_unpacks_for_a_gpu_need_room_in_the_ram(
     assert check_target(packed, on_cpu, anyway=False) is None
     (packed / "config.json").write_text(json.dumps(config))
     assert check_target(packed, cuda, anyway=False) is None, "a native one comes block by block"
+    (packed / "config.json").write_text(json.dumps({**config, "speaks_backwards": True}))
+    with pytest.raises(MemoryShortage, match="unpacked in the RAM"):  # an unknown setting
+        check_target(packed, cuda, anyway=False)
     (packed / "config.json").write_text(json.dumps({"quantization_config": quantised}))
     assert check_target(packed, cuda, anyway=False) is None, "how much it needs is not known"
+
+
+def test_tables_that_stay_in_the_ram_need_room_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with_free(monkeypatch, GIB)
+    model = small("gemma4, keys of earlier layers", vocab_size=VOCAB_SIZE)
+    folder = save_model(tmp_path / "gemma", model)
+    table = model.model.embed_tokens_per_layer.weight
+    host = replace(LINUX, ram_available_bytes=2 * GIB)  # of which 1.3 are left to others
+    cuda = Place(
+        probe(FakeNvml(), host, CUDA_BUILD), torch.device("cuda"), torch.bfloat16, None, 64
+    )
+    assert check_target(folder, cuda, anyway=False) is None
+    fewer = replace(host, ram_available_bytes=host.ram_total_bytes // 25 + table.nbytes // 4)
+    short = replace(cuda, hardware=replace(cuda.hardware, host=fewer))
+    with pytest.raises(MemoryShortage, match=r"keeps .* in the RAM while NVIDIA .*Close other"):
+        check_target(folder, short, anyway=False)
+    assert "as you chose" in (check_target(folder, short, anyway=True) or "")
+    with pytest.raises(MemoryShortage, match="of RAM is free"):
+        refuse_shortage(folder, short)
 
 
 def test_anyway_turns_the_refusal_into_a_notice_with_the_risk(
