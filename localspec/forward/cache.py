@@ -22,10 +22,11 @@ import torch
 from localspec.core.errors import CacheError
 from localspec.core.prefix import common_prefix_length
 from localspec.formats.delta_settings import DeltaSettings
+from localspec.forward.delta_chunks import ClosedStates
 from localspec.forward.features import Features
 from localspec.forward.snapshots import Memory, Snapshots
 from localspec.forward.states import WIDEST as WIDEST
-from localspec.forward.states import States
+from localspec.forward.states import OrderedStates, States
 from localspec.forward.upload import indices
 
 STRETCH = 256  # keys that attention on a GPU takes at once
@@ -71,11 +72,11 @@ class KVCache:
     layers that are alike.
 
     has_key_blocks: whether the slots come to a multiple of KEY_BLOCK, for the attention that gives
-    a row the same bits whatever rows run beside it. num_spare: slots after the last token's, at
-    least, which a forward of a fixed width fills up; with them the slots come to a multiple of
-    STRETCH. piece: how many tokens of a prompt are read at once where a row's bits
-    depend on that, None where they do not; see `reuse_read`. features: hidden states kept beside
-    keys and values, None until a layer is followed (`follow`)."""
+    a row the same bits whatever rows run beside it; states are then moved in order. num_spare:
+    slots after the last token's, at least, which a forward of a fixed width fills up; with them the
+    slots come to a multiple of STRETCH. piece: how many tokens of a prompt are read at once where a
+    row's bits depend on that, None where they do not; see `reuse_read`. features: hidden states
+    kept beside keys and values, None until a layer is followed (`follow`)."""
 
     is_compileable = False  # read by transformers: this cache is not to be traced
 
@@ -110,8 +111,10 @@ class KVCache:
         self._start = 0
         self._end = 0
         self.features: Features | None = None
-        states = shape.states
-        self.states = None if states is None else States(states, dtype, device)
+        kind = OrderedStates if has_key_blocks else ClosedStates
+        self.states: States | None = None
+        if shape.states is not None:
+            self.states = kind(shape.states, dtype, device)
         self._memories: tuple[Memory, ...] = () if self.states is None else (self.states,)
         self._snapshots = Snapshots()
 

@@ -91,8 +91,9 @@ class Decoder:
 
     @property
     def is_capturable(self) -> bool:
-        """True if its forward can be a graph. Moving states takes a choice on the host."""
-        return not self.weights.reads_host and self.cache.states is None
+        """True if its forward can be a graph."""
+        states = self.cache.states
+        return not self.weights.reads_host and (states is None or states.is_capturable)
 
     @property
     def written_features(self) -> Features | None:
@@ -247,12 +248,13 @@ class Decoder:
                 for attention, layer in zip(attentions, self.weights.kv_layers, strict=True)
             ]
         )
-        of_layers, num_states = list[LayerAttend](), 0
+        of_layers, num_states, states = list[LayerAttend](), 0, self.cache.states
+        assert states is None or parents is None, "a state follows one text"
+        state_rows = None if states is None else states.rows(num_rows)
         for block in self.weights.blocks:
             if isinstance(block.mixer, DeltaNet):
-                states = self.cache.states
-                assert states is not None and parents is None, "a state follows one text"
-                of_layers.append(block.mixer.steps(states, num_states, num_rows))
+                assert state_rows is not None, "the cache has states"
+                of_layers.append(block.mixer.steps(state_rows, num_states, num_rows))
                 num_states += 1
             else:
                 of_layers.append(next(of_attentions))

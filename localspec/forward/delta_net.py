@@ -2,8 +2,8 @@
 
 Each value head has a state, a matrix from keys to values. A token lets it decay, corrects what it
 says of the token's key by the difference to the token's value, and reads it with the token's query.
-Rows are computed one after the other, so that a row has the same bits whatever rows stand beside
-it.
+On a processor rows are computed one after the other, so that a row has the same bits whatever rows
+stand beside it. On other devices `delta_chunks` computes them at once.
 
 Source: Gated DeltaNet (arXiv 2412.06464), Qwen3-Next and Qwen3.5 in transformers.
 """
@@ -20,7 +20,14 @@ from localspec.formats.delta_settings import DeltaSettings
 from localspec.forward.block import Norm
 from localspec.forward.mixer import LayerAttend, Swap, Table
 from localspec.forward.norm import RootMeanSquareNorm
-from localspec.forward.states import WIDEST, States, advance, by_value_head
+from localspec.forward.states import (
+    WIDEST,
+    OrderedStates,
+    RowInputs,
+    StateRows,
+    advance,
+    by_value_head,
+)
 from localspec.weights.linear import GATE_MULTIPLE, Linear, bytes_of
 
 UNIT_EPSILON = 1e-6  # Added to the sum of squares of a head.
@@ -73,23 +80,37 @@ class DeltaNet:
         heads = attend(parts[0], parts[2]).view(rows.shape[0], num_heads, -1)
         return (self.output_norm(heads) * F.silu(parts[1]).view(heads.shape)).flatten(1)
 
-    def steps(self, states: States, layer: int, num_rows: int) -> LayerAttend:
+    def steps(self, state_rows: StateRows, layer: int, num_rows: int) -> LayerAttend:
         """Return what moves the states of `layer` over rows. What it returns takes rows before the
         convolution, [n, channels], and gates, [n, 2 * value_heads]; rows beyond `num_rows` are
         padding."""
 
         def attend(channels: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
-            found = self._outputs(states, layer, channels[:num_rows], gates[:num_rows])
+            found = state_rows.outputs(self, layer, channels[:num_rows], gates[:num_rows])
             spare = channels.shape[0] - num_rows
             made = found.flatten(1).to(channels.dtype)
             return F.pad(made, (0, 0, 0, spare)) if spare else made
 
         return attend
 
-    def _outputs(
-        self, states: States, layer: int, channels: torch.Tensor, gates: torch.Tensor
+    def inputs(self, window: torch.Tensor, gates: torch.Tensor) -> RowInputs:
+        """See StateNet."""
+        shape, num_rows = self.shape, gates.shape[0]
+        mixed = F.silu(self._mixed(window.float(), num_rows))
+        num_keyed = 2 * shape.num_key_heads * shape.key_size
+        keyed = self.head_norm(mixed[:, :num_keyed].view(num_rows, -1, shape.key_size))
+        shares, steps = gates.float().chunk(2, -1)
+        return RowInputs(
+            keyed.view(num_rows, 2, -1, shape.key_size),
+            mixed[:, num_keyed:].view(num_rows, -1, shape.value_size),
+            torch.sigmoid(shares),
+            F.softplus(steps + self.decay_bias) * self.log_decay,
+        )
+
+    def in_order(
+        self, states: OrderedStates, layer: int, channels: torch.Tensor, gates: torch.Tensor
     ) -> torch.Tensor:
-        """[n, value_heads, value_size] fp32."""
+        """See StateNet."""
         shape, num_rows = self.shape, channels.shape[0]
         mixed = F.silu(self._convolved(states, layer, channels))  # [n, channels]
         num_keyed = 2 * shape.num_key_heads * shape.key_size
@@ -120,7 +141,7 @@ class DeltaNet:
         _move(state, inputs, range(first, num_rows), deltas, outputs)
         return outputs
 
-    def _convolved(self, states: States, layer: int, channels: torch.Tensor) -> torch.Tensor:
+    def _convolved(self, states: OrderedStates, layer: int, channels: torch.Tensor) -> torch.Tensor:
         """Each row with the rows before it, in fp32, [n, channels]; the last inputs are held."""
         before, num_rows, held = self.shape.kernel - 1, channels.shape[0], states.columns[layer]
         if num_rows <= WIDEST:
@@ -130,9 +151,12 @@ class DeltaNet:
         else:
             window = torch.cat((held[:before], channels.to(held.dtype)))
             held[: before + WIDEST] = window[num_rows - WIDEST :]
-        window = window.float()
+        return self._mixed(window.float(), num_rows)
+
+    def _mixed(self, window: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """The convolution, [n, channels]. window: [kernel - 1 + n, channels] fp32."""
         mixed = window[:num_rows] * self.convolution[0]
-        for place in range(1, before + 1):
+        for place in range(1, self.shape.kernel):
             mixed.addcmul_(window[place : place + num_rows], self.convolution[place])
         return mixed
 

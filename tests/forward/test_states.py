@@ -4,10 +4,7 @@ was read without going back."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,20 +21,12 @@ from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.load import load_model
 from localspec.forward.model import Rows
 from localspec.machine.folder_shapes import shape_from_folder
-from tests.kit.families import SETTINGS, SHAPE, VISION, WITH_STATES, assert_close, scrambled, small
+from tests.kit.families import SETTINGS, SHAPE, VISION, WITH_STATES, assert_close, scrambled
+from tests.kit.hybrids import TEXT, VOCAB_SIZE, by_transformers, module, num_rows_read, read
 from tests.kit.tiny import CPU, GREEDY, Plans, play, tiny_llama, with_cache
 
 VISION_TOWER = {**VISION, "num_position_embeddings": 16}
-VOCAB_SIZE = SHAPE["vocab_size"]
 SAMPLED = SamplingParams(0.8, seed=3)
-TEXT = tuple((7 * place + place * place + 3) % VOCAB_SIZE for place in range(80))
-
-
-@cache
-def module(family: str = "qwen3_5") -> Any:
-    made = small(family)
-    made.set_attn_implementation("eager")
-    return made
 
 
 class Wrong(DrafterBase):
@@ -57,18 +46,9 @@ def decoder(family: str = "qwen3_5") -> Decoder:
     return with_cache(module(family), 96)
 
 
-def read(model: Decoder, tokens: Sequence[int], widths: Sequence[int]) -> torch.Tensor:
-    rows, first = list[torch.Tensor](), 0
-    for width in widths:
-        rows.append(model.forward(tokens[first : first + width]))
-        first += width
-    return torch.cat(rows)
-
-
 @pytest.mark.parametrize("family", WITH_STATES)
 def test_a_prompt_and_single_tokens_give_what_transformers_gives(family: str) -> None:
-    with torch.no_grad():
-        wanted = module(family)(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    wanted = by_transformers(family)
     assert_close(read(decoder(family), TEXT, [60, *[1] * 20]), wanted)
 
 
@@ -111,13 +91,6 @@ def test_a_text_is_gone_back_in_token_by_token() -> None:
     for length in (69, 60, 55, 54, 31, 3, 0):
         model.cache.rollback(length)
         assert torch.equal(model.forward(TEXT[length : length + 2]), wanted[length : length + 2])
-
-
-def num_rows_read(monkeypatch: pytest.MonkeyPatch, model: Decoder) -> list[int]:
-    """The rows of each forward from now on."""
-    sizes, embed = list[int](), model.embed
-    monkeypatch.setattr(model, "embed", lambda ids: sizes.append(len(ids)) or embed(ids))
-    return sizes
 
 
 def test_a_second_turn_reads_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:

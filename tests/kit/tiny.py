@@ -33,7 +33,7 @@ from localspec.forward.decoder import Decoder, kv_shape_of
 from localspec.forward.model import CausalLM, kv_shape
 from localspec.weights import nf4
 from localspec.weights.precision import Precision
-from tests.kit.decoders import decoder_of, weights_of
+from tests.kit.decoders import weights_of
 
 VOCAB_SIZE = 64
 END_ID = 63
@@ -105,9 +105,10 @@ def with_cache(module: Any, capacity: int = 256) -> Decoder:
 
 
 def with_plain_cache(module: Any, capacity: int = 256) -> Decoder:
-    """As `with_cache`, with the layout of keys that a graph reads, as on a GPU."""
-    shape = kv_shape(module.config, capacity)
-    return decoder_of(module, KVCache(shape, torch.float32, CPU))
+    """As `with_cache`, with the layout of keys that a graph reads and states in closed forms, as on
+    a GPU."""
+    weights = weights_of(module, Precision(torch.float32, CPU), capacity)
+    return Decoder(weights, KVCache(kv_shape_of(weights, capacity), torch.float32, CPU))
 
 
 def on_transformers(module: Any, capacity: int = 256) -> CausalLM:
