@@ -43,6 +43,7 @@ from localspec.weights.int4 import Int4Linear
 from localspec.weights.library import bitsandbytes
 from localspec.weights.nf4 import BLOCK, Nf4Linear
 from localspec.weights.stored import Dense
+from tests.kit.assistants import shared_keys
 from tests.kit.decoders import decoder_of, layers_of
 from tests.kit.fake_card import (
     CUDA,
@@ -52,11 +53,11 @@ from tests.kit.fake_card import (
     fake_module,
     memory_of_card,
 )
+from tests.kit.families import small
 from tests.kit.foreign_tiny import foreign_to
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.grammars import MadeUp
 from tests.kit.packed import LAYOUTS, packed_folder
-from tests.kit.random_heads import KINDS as HEAD_KINDS
 from tests.kit.random_heads import head_for
 from tests.kit.tiny import VOCAB_SIZE, Plans, tiny_llama, tiny_qwen
 from tests.kit.tracing import UncapturedPool
@@ -82,6 +83,16 @@ def target_module() -> Any:
     return tiny_llama(num_layers=1)
 
 
+def gemma_module() -> Any:
+    with shared_keys():
+        return small("gemma4", vocab_size=VOCAB_SIZE)
+
+
+def gemma_on_card() -> Decoder:
+    module = fake_module(gemma_module(), DTYPE)
+    return decoder_of(module, KVCache(kv_shape(module.config, 64), DTYPE, CUDA, num_spare=16))
+
+
 def on_card(
     num_layers: int,
     capacity: int = 64,
@@ -100,7 +111,8 @@ def drafter_on(name: str, parts: Parts) -> Any:
 def parts_on_card(name: str, heads: dict[str, Any], foreign: Foreign) -> Parts:
     """What the drafter may be built from, as on an Apple GPU."""
     foreign = replace(foreign, model=on_card(1, vocab_size=foreign.model.vocab_size))
-    return Parts(on_card(DEPTHS.get(name, 1)), on_card(1), heads=heads, foreign=foreign)
+    target = gemma_on_card() if name == "assistant" else on_card(DEPTHS.get(name, 1))
+    return Parts(target, on_card(1), heads=heads, foreign=foreign)
 
 
 def captured(parts: Parts) -> Parts:
@@ -156,7 +168,10 @@ def any_half(reply: list[int] | tuple[int, ...]) -> set[int]:
 @pytest.mark.parametrize("name", list(REGISTRY))
 def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
     """A grammar is asked on the host about each token of a chain, or each step of a tree."""
-    heads = {name: head_for(name, target_module)} if name in HEAD_KINDS else {}
+    heads = {}
+    if REGISTRY[name].needs == "head":
+        module = gemma_module if name == "assistant" else target_module
+        heads = {name: head_for(name, module)}
     foreign, grammar = foreign_to(tiny_llama()), MadeUp(any_half, VOCAB_SIZE)
     with fake_card(number=0.9) as traffic:
         uncaptured = parts_on_card(name, heads, foreign)

@@ -169,6 +169,17 @@ REGISTRY: dict[str, DrafterInfo] = {
             token_kind="self",
         ),
         DrafterInfo(
+            name="assistant",
+            where="localspec.drafters.assistant:AssistantDrafter",
+            label="the assistant",
+            summary="a few layers that read the model's own keys and values",
+            family="head",
+            colour="#96962d",
+            needs="head",
+            token_kind="self",
+            reads_nothing=True,
+        ),
+        DrafterInfo(
             name="cross_tokenizer",
             where="localspec.drafters.cross_tokenizer:CrossTokenizerDrafter",
             label="a small model of another family",

@@ -13,14 +13,16 @@ from typing import Any
 
 from localspec.formats.rotation_settings import Incomplete, NotNative
 
+OUTSIDE = -1  # The source of a layer that reads keys and values of another model.
+
 
 @dataclass(frozen=True)
 class LayerSettings:
     """The sizes of one layer.
 
     ffn_size: of its dense feed-forward part. source: the earlier layer whose keys and values it
-    reads, None for its own. has_values: whether a product of its own gives its values; False where
-    they are its keys before norm and rotation."""
+    reads, None for its own, OUTSIDE for a layer of another model. has_values: whether a product of
+    its own gives its values; False where they are its keys before norm and rotation."""
 
     num_kv_heads: int
     head_dim: int
@@ -82,7 +84,7 @@ def gemma4_layers(
     return (*own[:num_own], *(
         replace(
             layer,
-            source=_last(kinds[:num_own], kind),
+            source=_last(kinds[:num_own], kind) if num_own else OUTSIDE,
             ffn_size=widening * layer.ffn_size,
         )
         for layer, kind in zip(own[num_own:], kinds[num_own:], strict=True)

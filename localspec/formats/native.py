@@ -269,6 +269,11 @@ OF_IMAGES = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
+# model_type of an assistant, which drafts for a model of Gemma 4 -> that of its layers.
+ASSISTANTS = {
+    "gemma4_assistant": "gemma4_text",
+    "gemma4_unified_assistant": "gemma4_unified_text",
+}
 TOWERS = (
     "vision_tower",
     "audio_tower",

@@ -18,7 +18,7 @@ from localspec.core.errors import ModelError
 from localspec.formats.attention import cannot_check
 from localspec.formats.decoder_settings import DecoderSettings, settings_of
 from localspec.formats.folder_files import ModelFolder, check_folder
-from localspec.formats.native import LAYOUTS, NATIVE, why_not_native
+from localspec.formats.native import ASSISTANTS, LAYOUTS, NATIVE, why_not_native
 from localspec.formats.native_config import text_settings, tying
 from localspec.formats.rotation_settings import Incomplete, NotNative
 from localspec.forward.builder import build_weights, ends_refused
@@ -111,6 +111,11 @@ def require_rollback(folder: Path) -> None:
 def native_settings(found: ModelFolder, context_length: int) -> DecoderSettings:
     """Return the settings of a model that the native decoder runs. Raises NotNative, ModelError."""
     family = str(found.config.get("model_type"))
+    if family in ASSISTANTS:
+        raise ModelError(
+            f"{found.name} drafts for a Gemma 4 and writes nothing by itself. Choose the model "
+            "that it was made for, and name this folder with --heads."
+        )
     if family not in NATIVE:
         raise NotNative(f"its family, {family}, is not native")
     if found.stored is not None and found.stored.method not in SOURCES:

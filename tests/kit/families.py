@@ -192,6 +192,11 @@ def scrambled(config: Any) -> Any:
     has_sdpa = config.model_type != "gpt_oss"
     attention = "sdpa" if has_sdpa else "eager"
     module: Any = auto.from_config(config, attn_implementation=attention).eval()
+    scrambled_in_place(module)
+    return module
+
+
+def scrambled_in_place(module: Any) -> None:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, tensor in module.named_parameters():
@@ -200,7 +205,7 @@ def scrambled(config: Any) -> Any:
         for name, tensor in module.named_buffers():
             if name.endswith("layer_scalar"):
                 tensor.fill_(0.75)
-    return module.requires_grad_(False)
+    module.requires_grad_(False)
 
 
 def small(name: str, **changed: Any) -> Any:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit import random_eagle, random_medusa, random_mtp
+from tests.kit.assistants import save_assistant
 from tests.kit.tiny import with_cache
 
 KINDS = {"medusa": random_medusa, "mtp": random_mtp, "eagle": random_eagle}
@@ -21,5 +22,8 @@ def head_for(kind: str, module: Callable[[], Any]) -> Path:
     """The folder of a head for targets with the weights of `module`; made once a run."""
     folder = Path(tempfile.mkdtemp(prefix=f"localspec-{kind}-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    KINDS[kind].write_random(folder, with_cache(module()))
+    if kind == "assistant":
+        save_assistant(folder, module())
+    else:
+        KINDS[kind].write_random(folder, with_cache(module()))
     return folder

@@ -24,12 +24,14 @@ from safetensors.torch import load_file, save_file
 from localspec.core.errors import ModelError
 from localspec.core.files import replacing
 from localspec.formats.folder_files import INDEX, SINGLE, read_object, weight_files
+from localspec.formats.native import ASSISTANTS
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward.model import LanguageModel
 
 CONFIG, WEIGHTS = "head.json", "head.safetensors"
 PUBLISHED_CONFIG = "config.json"
 PICKLES = ("*.bin", "*.pt", "*.pth")
+TRAINED = ("eagle", "medusa", "mtp")  # Kinds of heads that localspec trains.
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 MAX_SIZE = 1 << 20  # of any count in settings; more is damage
 MAX_FRACTION = 1e12
@@ -84,9 +86,11 @@ class HeadSettings:
             raise self.unfit(f"its {name} is {found!r}, and only {wanted!r} is known here")
 
     def unfit(self, reason: str) -> ModelError:
+        remedy = "Choose the head made for this target"
+        if self.kind in TRAINED:
+            remedy += f", or train one (python -m localspec train {self.kind})"
         return ModelError(
-            f"The {self.kind} head in {self.folder.name} cannot be used: {reason}. Choose the head "
-            f"made for this target, or train one (python -m localspec train {self.kind})."
+            f"The {self.kind} head in {self.folder.name} cannot be used: {reason}. {remedy}."
         )
 
 
@@ -127,6 +131,8 @@ def head_kind(folder: Path) -> str:
     if not is_published(folder):
         return str(_config(folder).get("kind"))
     config = _read_object(folder / PUBLISHED_CONFIG)
+    if config.get("model_type") in ASSISTANTS:
+        return "assistant"
     layout = _unread_layout(config)
     if layout is not None:
         raise ModelError(

@@ -1,0 +1,29 @@
+"""The assistant of a Gemma 4 drafts token by token by the target's own keys and values.
+
+It reads no prompt: a draft starts from the target's last state and the keys and values that stand
+in the target's cache. Source: forward.heads.assistant.
+"""
+
+from __future__ import annotations
+
+from localspec.core.errors import ModelError
+from localspec.drafters.head_drafter import ChainDrafter
+from localspec.drafters.parts import Parts
+from localspec.forward.decoder import Decoder
+from localspec.forward.heads.assistant import KIND, Assistant, read_assistant
+
+
+class AssistantDrafter(ChainDrafter):
+    name = KIND
+
+    @classmethod
+    def build(cls, parts: Parts) -> AssistantDrafter:
+        folder = parts.heads.get(KIND)
+        if folder is None:
+            raise ModelError(
+                "There is no assistant for this target. Gemma 4 has assistants of its own: fetch "
+                "that of this target and name its folder with --heads."
+            )
+        assistant = parts.once(KIND, lambda: read_assistant(folder, parts.target))
+        assert isinstance(parts.target, Decoder), "`read_assistant` refused other targets"
+        return cls(parts.target, Assistant(assistant, parts.target))
