@@ -6,6 +6,7 @@ where every text of a few tokens can be made the target's choice.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from localspec.core import decoding
-from localspec.core.decoding import OFF, Proposal, SamplingParams, Step
+from localspec.core.decoding import OFF, Outcome, Proposal, SamplingParams, Step
 from localspec.drafters.drafting import chances
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
@@ -34,6 +35,7 @@ from tests.kit.tiny import (
     tiny_llama,
     with_cache,
 )
+from tools.identity import RandomPolicy
 
 OF_GEMMA = ("assistant",)  # drafts for Gemma 4 alone: test_assistant
 NAMES = tuple(name for name in REGISTRY if name not in OF_GEMMA)
@@ -151,6 +153,17 @@ def assert_chosen(
         chance = chances(row[None], len(row), sequence, [above], share)[0]  # [V]
         assert text[-1] == int(chance.argmax())
         assert confidence == pytest.approx(float(chance.max()), abs=1e-4)
+
+
+class RandomPlans(RandomPolicy):
+    """Random drafters, lengths, stop rules and prices, with the rounds that came of them."""
+
+    def __init__(self, names: tuple[str, ...], seed: int) -> None:
+        super().__init__(names, random.Random(seed))
+        self.steps = list[Step]()
+
+    def observe(self, sequence: decoding.Sequence, outcome: Outcome) -> None:
+        self.steps.append(outcome.step)
 
 
 class Guesser(DrafterBase):

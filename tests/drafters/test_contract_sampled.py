@@ -8,7 +8,6 @@ are planted and must be seen.
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from itertools import product
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from localspec.core import decoding
-from localspec.core.decoding import OFF, Outcome, SamplingParams, Step
+from localspec.core.decoding import OFF, SamplingParams
 from localspec.drafters.registry import REGISTRY
 from localspec.engine import engine as engine_module
 from localspec.engine.engine import Engine
@@ -28,6 +27,7 @@ from tests.drafters.stages import (
     SMALL_PROMPT,
     SMALL_VOCAB,
     WARPS,
+    RandomPlans,
     check_same,
     plain_reply,
     small_logits,
@@ -38,7 +38,6 @@ from tests.drafters.stages import (
 )
 from tests.kit.chi_squared import p_value
 from tests.kit.tiny import CPU, Context, Plans, TableModel, decoded, play, turn_of, with_cache
-from tools.identity import RandomPolicy
 
 NUM_TURNS = 1000
 SIGNIFICANCE = 1e-5
@@ -47,17 +46,6 @@ OTHER_WARPS = tuple(warp for warp in WARPS if warp not in QUICK_WARPS)
 warps = pytest.mark.parametrize(
     "warp", [*QUICK_WARPS, *(pytest.param(w, marks=pytest.mark.slow) for w in OTHER_WARPS)]
 )
-
-
-class RandomPlans(RandomPolicy):
-    """Random drafters, lengths, stop rules and prices, with the rounds that came of them."""
-
-    def __init__(self, names: tuple[str, ...], seed: int) -> None:
-        super().__init__(names, random.Random(seed))
-        self.steps = list[Step]()
-
-    def observe(self, sequence: decoding.Sequence, outcome: Outcome) -> None:
-        self.steps.append(outcome.step)
 
 
 # -- the same seed, the same reply ----------------------------------------------------------------
