@@ -24,7 +24,7 @@ from localspec.core.flags import listed_numbers, require_threads
 from localspec.core.options import LoadOptions
 from localspec.forward.by_transformers import read_config
 from localspec.forward.heads.files import head_kind
-from localspec.forward.heads.mtp import ships_mtp
+from localspec.forward.heads.mtp_files import ships_mtp
 from localspec.forward.model import kv_shape
 from localspec.loading.placement import Place, place_for
 from localspec.machine.compatibility import require_compatible

@@ -12,7 +12,7 @@ from __future__ import annotations
 from localspec.drafters.head_drafter import ChainDrafter
 from localspec.drafters.parts import Parts
 from localspec.forward.heads.autoregressive import AutoregressiveHead
-from localspec.forward.heads.mtp import read_mtp
+from localspec.forward.heads.mtp_files import read_mtp
 
 
 class MtpDrafter(ChainDrafter):
@@ -21,5 +21,5 @@ class MtpDrafter(ChainDrafter):
     @classmethod
     def build(cls, parts: Parts) -> MtpDrafter:
         folder = parts.head(cls.name, "multi-token-prediction module")
-        network = parts.once(cls.name, lambda: read_mtp(folder, parts.target))
+        network = parts.once(cls.name, lambda: read_mtp(folder, parts.target, parts.bits))
         return cls(parts.target, AutoregressiveHead(network, parts.target.cache.shape.capacity))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from localspec.core.decoding import Outcome, Sequence
 from localspec.core.errors import ModelError
@@ -57,7 +57,8 @@ class Parts:
     heads: by kind (medusa, eagle, mtp) the folder of a head for this target. foreign: a draft model
     with other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
     oldest first, for lookup. draft_pool: as pool, for the draft model, which may be on a device of
-    its own. made: what `once` has made."""
+    its own. bits: of the target's linear layers, which a head that ships with it shares. made: what
+    `once` has made."""
 
     target: LanguageModel
     draft: LanguageModel | None = None
@@ -69,6 +70,7 @@ class Parts:
     foreign_refusal: str = "no draft with another vocabulary was chosen."
     past: tuple[tuple[int, ...], ...] = ()
     draft_pool: GraphPool | None = None
+    bits: Literal[4, 8] | None = None
     made: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], Made]) -> Made:

@@ -80,7 +80,7 @@ HARMLESS = re.compile(
     r"|quantization(_config)?|router_\w+|max_window_layers|sliding_window_pattern"
     r"|no_rope_layer_interval|layer_switch|order_of_interleaved_layers|cache_implementation"
     r"|decoder_sparse_step|tokenizer_class|task_specific_params|finetuning_task|prefix"
-    r"|unsloth\w*|attn_implementation|num_nextn_predict_layers|mtp_\w+|mamba_\w+|time_step_limit"
+    r"|unsloth\w*|attn_implementation|num_(nextn_predict|mtp)_layers|mtp_\w+|mamba_\w+|time_step_limit"
     r"|max_length|min_length|do_sample|temperature|top_k|top_p|typical_p|repetition_penalty"
     r"|num_beams|num_return_sequences|early_stopping|length_penalty|no_repeat_ngram_size"
     r"|rope_interleaved|rotary_pct|rotary_emb_base|use_embedding_sharing|use_gated_activation"

@@ -72,7 +72,7 @@ def build_weights(
 
     names: of the source's tensors. capacity: positions of the context. quantises_ends: the output
     head in 4 bits, and on a GPU the embedding. Raises ModelError."""
-    builder = _Builder(settings, source, names, precision, capacity)
+    builder = Builder(settings, source, names, precision, capacity)
     # The head first: it is the largest weight, and for a while held twice.
     embedding, head = builder.ends(quantises_ends)
     like = (capacity, settings.layout.is_interleaved, precision.dtype, precision.device)
@@ -117,7 +117,7 @@ def _rounded(factor: float, settings: DecoderSettings, dtype: torch.dtype) -> fl
 
 
 @dataclass(frozen=True)
-class _Builder:
+class Builder:
     """Reads the parts of one model."""
 
     settings: DecoderSettings
@@ -140,7 +140,7 @@ class _Builder:
 
     def blocks(self) -> Iterator[Block]:
         for layer in range(self.settings.num_layers):
-            yield self._block(layer)
+            yield self.block(layer)
             # Fused weights need larger pieces of memory than those that were freed.
             return_cached(self.precision.device)
 
@@ -151,7 +151,11 @@ class _Builder:
         bias = self._dense(f"{path}.bias") if self.settings.layout.has_norm_bias else None
         return LayerNorm(weight, epsilon, bias)
 
-    def _block(self, layer: int) -> Block:
+    def product(self, path: str) -> Linear:
+        """Return a layer that stands alone, without a bias."""
+        return self._linear([path], has_bias=False)
+
+    def block(self, layer: int) -> Block:
         layout, begin, mixture = self.settings.layout, f"layers.{layer}.", self.settings.mixture
         return Block(
             attention_norm=self._norm_of(begin, layout.attention_norm),

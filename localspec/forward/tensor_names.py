@@ -33,12 +33,8 @@ class TensorNames:
     @classmethod
     def of(cls, settings: DecoderSettings, held: Collection[str], model: str) -> TensorNames:
         """held: the names in the files. Raises ModelError for a weight that they lack."""
-        actual = dict(_actual(settings, held))
-        shapes = dict(_shapes(settings))
-        missing = [name for name in shapes if name not in actual]
-        missing += [name for name in _missing_experts(settings, actual)]
-        if missing:
-            raise weights_missing(model, missing)
+        actual, shapes = dict(_actual(settings, held)), dict(_shapes(settings))
+        _require_all(settings, actual, shapes, model)
         replaced = frozenset(
             f"layers.{layer}.self_attn.{part}"
             for layer, own in enumerate(settings.layers)
@@ -46,6 +42,22 @@ class TensorNames:
             for part in ("k_proj", "v_proj", "k_norm", "v_norm")
         )
         return cls(model, actual, shapes, replaced)
+
+    @classmethod
+    def of_layer(
+        cls,
+        settings: DecoderSettings,
+        actual: Mapping[str, str],
+        others: Mapping[str, tuple[int, ...]],
+        model: str,
+    ) -> TensorNames:
+        """Return the names of a layer that stands alone, `layers.0.` here, and of other parts.
+
+        settings: of a decoder of one layer. actual: see TensorNames. others: the shapes of the
+        other parts. Raises ModelError for a weight that `actual` lacks."""
+        shapes = {**others, **dict(_layer_shapes(settings, 0))}
+        _require_all(settings, actual, shapes, model)
+        return cls(model, actual, shapes)
 
     def has(self, name: str) -> bool:
         return name in self.actual
@@ -85,6 +97,19 @@ def _actual(settings: DecoderSettings, held: Collection[str]) -> Iterator[tuple[
             yield usual, name
 
 
+def _require_all(
+    settings: DecoderSettings,
+    actual: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    model: str,
+) -> None:
+    """Raise ModelError for a weight that the files lack."""
+    missing = [name for name in shapes if name not in actual]
+    missing += _missing_experts(settings, actual)
+    if missing:
+        raise weights_missing(model, missing)
+
+
 def _may_be_ours(name: str) -> bool:
     return not NEEDLESS.search(name) and set(TOWERS).isdisjoint(name.split("."))
 
@@ -99,18 +124,22 @@ def _shapes(settings: DecoderSettings) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield "lm_head.bias", (vocabulary,)
     yield from _norm_shapes(settings, layout.final_norm, width)
     for layer in range(settings.num_layers):
-        begin = f"layers.{layer}."
-        for norm in dict.fromkeys(
-            (layout.attention_norm, layout.after_attention, layout.feed_forward_norm,
-             layout.after_feed_forward)
-        ):  # fmt: skip
-            if norm is not None:
-                yield from _norm_shapes(settings, f"{begin}{norm}", width)
-        for name, shape in (*_mixer_shapes(settings, layer), *_ffn_shapes(settings, layer)):
-            yield f"{begin}{name}", shape
-        if layout.scales_layers:
-            yield f"{begin}layer_scalar", (1,)
+        yield from _layer_shapes(settings, layer)
     yield from _per_layer_shapes(settings)
+
+
+def _layer_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    layout, begin = settings.layout, f"layers.{layer}."
+    for norm in dict.fromkeys(
+        (layout.attention_norm, layout.after_attention, layout.feed_forward_norm,
+         layout.after_feed_forward)
+    ):  # fmt: skip
+        if norm is not None:
+            yield from _norm_shapes(settings, f"{begin}{norm}", settings.hidden_size)
+    for name, shape in (*_mixer_shapes(settings, layer), *_ffn_shapes(settings, layer)):
+        yield f"{begin}{name}", shape
+    if layout.scales_layers:
+        yield f"{begin}layer_scalar", (1,)
 
 
 def _per_layer_shapes(settings: DecoderSettings) -> Iterator[tuple[str, tuple[int, ...]]]:

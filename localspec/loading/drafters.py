@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from localspec.drafters.vocabularies import Foreign
     from localspec.forward.graphs import Capturing, GraphPool
     from localspec.forward.model import LanguageModel
+    from localspec.weights.precision import Bits
 
 NO_DRAFT = "no draft model was chosen for this target; --draft names one."
 
@@ -73,6 +74,7 @@ class _Draft(NamedTuple):
 def gather(
     source: Model,
     places: Sequence[Place],
+    bits: Bits | None,
     target: LanguageModel,
     template: ChatTemplate,
     past: Sequence[str],
@@ -80,7 +82,7 @@ def gather(
     report: Report,
 ) -> Gathered:
     """Load everything the source names beside the target. places: for a draft model, the preferred
-    first."""
+    first. bits: of the target."""
     from localspec.drafters.parts import Parts
     from localspec.forward.recurrent import refusal_of
 
@@ -103,6 +105,7 @@ def gather(
         foreign_refusal=foreign_refusal,
         past=tuple(tuple(template.encode_text(text)) for text in past),
         draft_pool=draft_pool,
+        bits=bits,
     )
     drafts = [each for each in (draft, foreign and foreign[1]) if each is not None]
     told = chain.from_iterable(
@@ -315,7 +318,7 @@ def heads_of(source: Model) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]
     target that ships modules of its own brings them along."""
     from localspec.formats.fingerprint import require_trained_for
     from localspec.forward.heads.files import head_kind
-    from localspec.forward.heads.mtp import ships_mtp
+    from localspec.forward.heads.mtp_files import ships_mtp
 
     found, odd = dict[str, Path](), list[DrafterStatus]()
     for folder in source.heads:

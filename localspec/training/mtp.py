@@ -13,7 +13,6 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from localspec.core.errors import ConfigError
 from localspec.forward.heads.autoregressive import HeadShape
 from localspec.forward.heads.files import HeadSettings, TargetSizes
 from localspec.forward.heads.mtp import (
@@ -38,11 +37,8 @@ def plan(sizes: TargetSizes, options: Mapping[str, int]) -> HeadPlan:
 
 
 def read_plan(settings: HeadSettings, sizes: TargetSizes) -> HeadPlan:
-    """Raises ModelError, and ConfigError for a module with biases."""
-    shape = read_shape(settings, sizes)
-    if shape.has_bias:
-        raise ConfigError(f"Training knows no biases, and {settings.folder.name} has some.")
-    return _plan(shape, NUM_STEPS)
+    """Raises ModelError."""
+    return _plan(read_shape(settings, sizes), NUM_STEPS)
 
 
 def _plan(shape: HeadShape, num_steps: int) -> HeadPlan:

@@ -17,7 +17,7 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
-from localspec.forward.heads.mtp import read_mtp
+from localspec.forward.heads.mtp_files import read_mtp
 from tests.drafters.stages import assert_chosen
 from tests.kit.mtp import shipped, write
 from tests.kit.random_mtp import write_random

@@ -51,13 +51,11 @@ Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class HeadShape:
-    """A head with one decoder layer. layers: whose hidden states it reads. has_bias: whether
-    queries, keys and values have one."""
+    """A head with one decoder layer. layers: whose hidden states it reads."""
 
     layer: LayerShape
     layers: tuple[int, ...] = (LAST,)
     rope_base: float = 10000.0
-    has_bias: bool = False
 
 
 class Network(ABC):

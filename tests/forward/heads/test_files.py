@@ -16,7 +16,7 @@ from localspec.core.errors import ModelError
 from localspec.forward.heads.eagle import read_eagle
 from localspec.forward.heads.files import WEIGHTS, head_kind
 from localspec.forward.heads.medusa import read_medusa
-from localspec.forward.heads.mtp import read_mtp
+from localspec.forward.heads.mtp_files import read_mtp
 from localspec.training.recipe import make_recipe
 from tests.kit.heads import change_config, teacher_of
 from tests.kit.tiny import tiny_llama, with_cache

@@ -1,0 +1,158 @@
+"""A module that ships with its target drafts what transformers drafts with it, and wrong variants
+of it do not: they would lose acceptance without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from localspec.core.decoding import DraftPlan, SamplingParams
+from localspec.drafters.mtp import MtpDrafter
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
+from localspec.forward.decoder import Decoder
+from localspec.forward.features import LAST, Features
+from localspec.forward.heads import mtp_files
+from localspec.forward.heads.autoregressive import AutoregressiveHead
+from localspec.forward.heads.mtp_files import read_mtp
+from tests.kit.families import assert_close, small
+from tests.kit.qwen_mtp import Reference, module_for, pair, write
+from tests.kit.tiny import GREEDY, Plans, play, turn_of, with_cache
+
+FAMILIES = ("qwen3_5", "qwen3_5_moe")
+PROMPT = (5, 9, 12, 30, 7, 41, 3, 17, 22, 8)
+CAPACITY, NUM_DRAFTED = 96, 4
+
+
+@pytest.fixture(scope="module")
+def shipped_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {family: write(tmp_path_factory.mktemp(family), *pair(family)) for family in FAMILIES}
+
+
+def target(family: str) -> Decoder:
+    return with_cache(pair(family)[0], CAPACITY)
+
+
+def read_up_to(model: Decoder, text: Sequence[int]) -> Features:
+    """Let the target read all of a text but its last token, as the engine does before a draft."""
+    features, wanted = model.follow([LAST]), list(text[:-1])
+    if missing := wanted[model.cache.reuse(wanted) :]:
+        model.forward(missing, num_logits=1)
+    return features
+
+
+def chain(
+    head: AutoregressiveHead, text: Sequence[int], features: Features
+) -> tuple[list[int], torch.Tensor]:
+    """A greedy draft and its logits, [NUM_DRAFTED, V]."""
+    state, tokens, rows = head.start(list(text), features), list[int](), list[torch.Tensor]()
+    while len(tokens) < NUM_DRAFTED:
+        rows.append(head.logits(state)[0])
+        tokens.append(int(rows[-1].argmax()))
+        state = head.extend(tokens[-1], state)
+    head.forget(len(text) - 1)
+    return tokens, torch.stack(rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ten_rounds_draft_as_transformers_whatever_was_accepted(
+    family: str, shipped_folders: dict[str, Path]
+) -> None:
+    """The draft, its logits and what is kept equal those of a text that is read afresh."""
+    model, reference = target(family), Reference(*pair(family))
+    head = AutoregressiveHead(read_mtp(shipped_folders[family], model), CAPACITY)
+    text = list(PROMPT)
+    for num_accepted in (0, 1, 2, 3, 4, 4, 2, 0, 3, 1):
+        tokens, rows = chain(head, text, read_up_to(model, text))
+        assert_close(rows, reference.logits(text, NUM_DRAFTED))
+        assert tokens == [int(row.argmax()) for row in rows]
+        num_pairs = len(text) - 1
+        assert head.cache.length == num_pairs, "no row is left that was made of guesses"
+        assert_close(head.cache.slots[0][1][0, :, :num_pairs], reference.values)
+        model.forward([text[-1], *tokens], num_logits=1)  # checked, and taken back in part
+        model.cache.rollback(len(text) + num_accepted)
+        text += [*tokens[:num_accepted], (tokens[-1] + 7) % model.vocab_size]
+
+
+def states_before_the_norm(family: str, text: Sequence[int]) -> torch.Tensor:
+    model = pair(family)[0]
+    seen = list[torch.Tensor]()
+    hook = model.model.norm.register_forward_pre_hook(lambda _, given: seen.append(given[0][0]))
+    Reference(*pair(family)).states(text)
+    hook.remove()
+    return seen[0]
+
+
+def states_one_off(family: str, text: Sequence[int]) -> torch.Tensor:
+    return Reference(*pair(family)).states(text).roll(1, 0)
+
+
+@pytest.mark.parametrize("wrong", [states_before_the_norm, states_one_off])
+def test_states_of_another_place_do_not_pass(
+    wrong: Callable[[str, Sequence[int]], torch.Tensor], shipped_folders: dict[str, Path]
+) -> None:
+    model, text = target("qwen3_5"), list(PROMPT)
+    features = read_up_to(model, text)
+    features.write(0, {LAST: wrong("qwen3_5", text[:-1])})
+    _, rows = chain(
+        AutoregressiveHead(read_mtp(shipped_folders["qwen3_5"], model), CAPACITY), text, features
+    )
+    with pytest.raises(AssertionError):
+        assert_close(rows, Reference(*pair()).logits(text, NUM_DRAFTED))
+
+
+def test_state_and_embedding_in_the_other_order_do_not_pass(
+    shipped_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = mtp_files.LAYOUTS
+    swapped = {name: replace(each, is_hidden_first=True) for name, each in known.items()}
+    monkeypatch.setattr(mtp_files, "LAYOUTS", swapped)
+    model, text = target("qwen3_5"), list(PROMPT)
+    head = AutoregressiveHead(read_mtp(shipped_folders["qwen3_5"], model), CAPACITY)
+    _, rows = chain(head, text, read_up_to(model, text))
+    with pytest.raises(AssertionError):
+        assert_close(rows, Reference(*pair()).logits(text, NUM_DRAFTED))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.8, seed=3)], ids=str)
+def test_a_reply_is_the_same_with_the_shipped_module(
+    family: str, sampling: SamplingParams, shipped_folders: dict[str, Path]
+) -> None:
+    model = target(family)
+    drafter = MtpDrafter.build(Parts(model, heads={"mtp": shipped_folders[family]}))
+    drafted = play(Engine(model, {"mtp": drafter}), PROMPT, Plans(("mtp", 3)), 12, sampling)
+    plain = play(Engine(target(family), {}), PROMPT, Plans(("off", 0)), 12, sampling)
+    assert drafted.tokens == plain.tokens
+
+
+def test_a_prompt_is_read_in_pieces(
+    shipped_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("localspec.forward.heads.autoregressive.PREFILL_CHUNK", 3)
+    model, text = target("qwen3_5"), list(PROMPT)
+    head = AutoregressiveHead(read_mtp(shipped_folders["qwen3_5"], model), CAPACITY)
+    _, rows = chain(head, text, read_up_to(model, text))
+    assert_close(rows, Reference(*pair()).logits(text, NUM_DRAFTED))
+
+
+def test_a_target_without_a_first_state_is_left_alone(shipped_folders: dict[str, Path]) -> None:
+    model = target("qwen3_5")
+    drafter = MtpDrafter.build(Parts(model, heads={"mtp": shipped_folders["qwen3_5"]}))
+    assert drafter.propose(turn_of((5,), GREEDY), DraftPlan("mtp", 4)).tokens == ()
+
+
+def test_it_is_kept_in_the_bits_of_its_target(tmp_path: Path) -> None:
+    model = small("qwen3_5", hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+                  layer_types=["linear_attention", "full_attention"])  # fmt: skip
+    folder, loaded = write(tmp_path, model, module_for(model)), with_cache(model, CAPACITY)
+    whole, quantised = read_mtp(folder, loaded), read_mtp(folder, loaded, bits=4)
+    assert quantised.weight_bytes < 0.35 * whole.weight_bytes
+    drafter = MtpDrafter.build(Parts(loaded, heads={"mtp": folder}, bits=4))
+    assert (
+        drafter.memory_bytes < MtpDrafter.build(Parts(loaded, heads={"mtp": folder})).memory_bytes
+    )
