@@ -171,7 +171,7 @@ def _bitsandbytes(given: Mapping[str, Any]) -> Stored | None:
 
 
 def _mxfp4(given: Mapping[str, Any]) -> Stored:
-    return Stored("mxfp4", "MXFP4", is_unpacked=False, per_word=2)
+    return Stored("mxfp4", "MXFP4", is_unpacked=False, per_word=2, is_narrow=True)
 
 
 _READ: Mapping[str, Callable[[Mapping[str, Any]], Stored | None]] = {

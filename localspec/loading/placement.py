@@ -102,7 +102,8 @@ def place_for(options: LoadOptions, source: Model, hardware: Hardware, torch: An
         )
     device = device_of(hardware, torch)
     asked = BITS.get(options.dtype or "")
-    if asked and stored is not None and not (stored.is_unpacked or stored.stays):
+    is_packed = stored is not None and not (stored.is_unpacked or stored.stays)
+    if asked and stored is not None and is_packed and not _keeps_mxfp4(source.folder):
         raise ConfigError(
             f"{source.name} keeps its weights as {stored.title}, which are not quantised a "
             f"second time. Leave --dtype {options.dtype} out."
@@ -110,6 +111,12 @@ def place_for(options: LoadOptions, source: Model, hardware: Hardware, torch: An
     dtype = dtype_of(None if asked else options.dtype, hardware)
     bits = BITS.get((stored and stored.stays) or "") or asked
     return Place(hardware, device, dtype, bits, wanted, options.dtype == HEAD_TOO)
+
+
+def _keeps_mxfp4(folder: Path) -> bool:
+    """True if the native decoder keeps experts in MXFP4 and quantises the other layers alone."""
+    shape = _model(folder).known_shape
+    return shape is not None and shape.keeps_mxfp4
 
 
 def require_movable_draft(options: LoadOptions, source: Model) -> None:

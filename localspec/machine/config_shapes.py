@@ -107,9 +107,16 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         all_kv_width=None if is_uniform else widths[0],
         window=int(config.get("sliding_window") or 0) if widths[1] else 0,
         window_kv_width=widths[1],
-        rotated_width=count_rotated_width(config) if turns > 1 else 0,
+        rotated_width=count_rotated_width(config) if turns > 1 else _rotated(config, head_dim),
         experts_kept=NATIVE[family].experts_kept if family in NATIVE else "whole",
     )
+
+
+def _rotated(config: Mapping[str, Any], head_dim: int) -> int:
+    """How many numbers of a head turn with their position; 0 where all do."""
+    rotation = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = rotation.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    return 0 if share == 1.0 else int(head_dim * float(share))
 
 
 def longest_context(config: Mapping[str, Any], longest: int) -> int:

@@ -119,7 +119,7 @@ def concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]
             f"{arrangement.precision} weights change the answers a little; embeddings and output "
             f"head stay in {arrangement.full}."
         )
-    if shape.num_experts:
+    if shape.num_experts and not shape.has_4_bit_experts:
         yield "Its experts cannot be quantised here, so there is no 8-bit or 4-bit plan."
 
 

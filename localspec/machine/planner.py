@@ -153,9 +153,8 @@ def _self_draft_objection(request: PlanRequest) -> str | None:
         )
     if shape.num_experts:
         return (
-            f"The experts of {name} lie in fused tensors that bitsandbytes leaves at full "
-            "precision, so a quantised copy would cost as much as the target. A draft model "
-            "would do."
+            f"A quantised copy of {name} would hold every expert, of which a token reads a few "
+            "only: it would take the memory and save little time. A draft model would do."
         )
     if request.full not in request.precisions:
         return (

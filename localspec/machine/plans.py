@@ -59,8 +59,10 @@ class PlanRequest:
             return (shape.kept_as,)
         if self.only_precision is not None:
             return (self.only_precision,)
-        if self.room.device == "mps" or shape.num_experts:
-            # bitsandbytes has no proven path on Apple GPUs and leaves fused experts as they are.
+        is_whole = bool(shape.num_experts) and not shape.has_4_bit_experts
+        if self.room.device == "mps" or is_whole:
+            # bitsandbytes has no proven path on Apple GPUs, and transformers holds experts in
+            # fused tensors that it leaves as they are.
             return (self.full,)
         # 8 bits take more memory than 4, so they are planned where they are asked for. On CUDA
         # LLM.int8 asks the host in every layer whether there are outliers: hundreds of waits a

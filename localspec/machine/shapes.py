@@ -122,6 +122,11 @@ class ModelShape:
         return self.is_native and self.experts_kept == "stored" and self.stored_as == "MXFP4"
 
     @property
+    def has_4_bit_experts(self) -> bool:
+        """True if its experts take about 4 bits a weight where its linear layers do."""
+        return self.keeps_mxfp4 or (self.is_native and self.experts_kept == "4-bit")
+
+    @property
     def query_width(self) -> int:
         return self.num_heads * self.head_dim
 
@@ -231,7 +236,7 @@ class ModelShape:
         """How many weights of experts are kept in fewer bits, and their bytes."""
         if self.keeps_mxfp4:
             return self.expert_params, int(MXFP4_BYTES * self.expert_params)
-        if not self.is_native or self.experts_kept != "4-bit" or not precision.startswith("4"):
+        if not self.has_4_bit_experts or not precision.startswith("4"):
             return 0, 0
         return self.expert_params, int(NF4_BYTES * self.expert_params)
 

@@ -57,12 +57,16 @@ from localspec.machine.plans import PlanRequest
 from localspec.machine.profiles import load_profiles
 from localspec.machine.recommend import Snapshot, recommend
 from localspec.weights import dense
+from localspec.weights.int4 import Int4Linear
 from localspec.weights.library import bitsandbytes
+from localspec.weights.mxfp4 import Mxfp4Linear
+from localspec.weights.nf4 import Nf4Linear
 from localspec.weights.precision import Bits
 from tests.kit.fake_nvml import CPU_BUILD, CUDA_BUILD, GIB, LINUX, FakeNvml
 from tests.kit.families import small
 from tests.kit.gguf_files import VOCABULARY, write_gguf
-from tests.kit.model_folders import VOCAB_SIZE, save_model
+from tests.kit.model_folders import VOCAB_SIZE, save_model, save_tokenizer
+from tests.kit.mxfp4 import saved_in_mxfp4
 from tests.kit.packed import AWQ, as_awq, packed_folder
 from tests.kit.shapes import LLAMA_8B
 from tests.kit.tiny import NEEDS_BF16, tiny_qwen
@@ -241,6 +245,18 @@ def test_weights_that_are_not_quantised_again_are_told_before_they_are_read(
     with pytest.raises(ConfigError, match=r"oss keeps its weights as MXFP4.*Leave --dtype 4-bit"):
         place_for(LoadOptions(dtype="4-bit"), Model(str(folder), path=folder), probe(), torch)
     assert place_for(LoadOptions(), Model(str(folder), path=folder), probe(), torch).bits is None
+
+
+def test_experts_stay_in_mxfp4_where_the_other_layers_are_quantised(tmp_path: Path) -> None:
+    module = small("gpt_oss", vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=64)
+    saved_in_mxfp4(module, tmp_path / "oss")
+    save_tokenizer(tmp_path / "oss")
+    options = LoadOptions(model=str(tmp_path / "oss"), context=64, dtype="4-bit")
+    backend = open_local_backend(options, None, lambda phrase: None)
+    target = backend.loaded.engine.target
+    assert isinstance(target, Decoder) and backend.describe().dtype == "4-bit"
+    kinds = {type(each) for each in target.weights.linears}
+    assert Mxfp4Linear in kinds and kinds & {Int4Linear, Nf4Linear}
 
 
 def test_a_context_too_short_to_talk_in_is_no_remedy(
