@@ -19,13 +19,12 @@ from typing import Protocol
 import torch
 
 from localspec.core.errors import ModelError
+from localspec.forward.activations import Activation
 from localspec.forward.mixer import LayerAttend, Mixer, Swap, Table
 from localspec.forward.per_layer_inputs import PerLayerGate
 from localspec.forward.router import Router
 from localspec.forward.row_attention import Heads
 from localspec.weights.linear import Linear, bytes_of, padded
-
-Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Norm(Protocol):

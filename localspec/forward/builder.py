@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
 from localspec.formats.decoder_settings import DecoderSettings
 from localspec.formats.delta_settings import DeltaSettings
 from localspec.formats.layer_settings import LayerSettings
 from localspec.formats.mixture_settings import MixtureSettings
+from localspec.forward.activations import ACTIVATIONS
 from localspec.forward.block import (
-    Activation,
     Attention,
     Block,
     Experts,
@@ -51,13 +50,6 @@ from localspec.weights.nf4 import Nf4Embedding, Nf4Linear
 from localspec.weights.precision import GROUP, ROWS, Precision, linear_for, suits
 from localspec.weights.source import WeightSource
 from localspec.weights.stored import Dense, Weight
-
-ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": F.silu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "gelu_new": partial(F.gelu, approximate="tanh"),  # the same, in other kernels
-    "relu2": lambda rows: F.relu(rows).square(),
-}
 
 
 def build_weights(

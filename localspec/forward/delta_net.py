@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from localspec.formats.delta_settings import DeltaSettings
+from localspec.forward.activations import sigmoid, silu, softplus
 from localspec.forward.block import Norm
 from localspec.forward.mixer import LayerAttend, Swap, Table
 from localspec.forward.norm import RootMeanSquareNorm
@@ -78,7 +79,7 @@ class DeltaNet:
         sizes = [shape.num_channels, num_values, 2 * num_heads]
         parts = torch.split(self.projection(rows), sizes, -1)
         heads = attend(parts[0], parts[2]).view(rows.shape[0], num_heads, -1)
-        return (self.output_norm(heads) * F.silu(parts[1]).view(heads.shape)).flatten(1)
+        return (self.output_norm(heads) * silu(parts[1]).view(heads.shape)).flatten(1)
 
     def steps(self, state_rows: StateRows, layer: int, num_rows: int) -> LayerAttend:
         """Return what moves the states of `layer` over rows. What it returns takes rows before the
@@ -112,7 +113,7 @@ class DeltaNet:
     ) -> torch.Tensor:
         """See StateNet."""
         shape, num_rows = self.shape, channels.shape[0]
-        mixed = F.silu(self._convolved(states, layer, channels))  # [n, channels]
+        mixed = silu(self._convolved(states, layer, channels))  # [n, channels]
         num_keyed = 2 * shape.num_key_heads * shape.key_size
         keyed = self.head_norm(mixed[:, :num_keyed].view(num_rows, -1, shape.key_size))
         keys = keyed[:, shape.num_key_heads :]
@@ -165,9 +166,9 @@ class DeltaNet:
         num_heads = self.shape.num_value_heads
         missing = -num_heads % GATE_MULTIPLE
         shares, steps = (F.pad(part.float(), (0, missing)) for part in gates.chunk(2, -1))
-        steps = F.softplus(steps + F.pad(self.decay_bias, (0, missing)))
+        steps = softplus(steps + F.pad(self.decay_bias, (0, missing)))
         decays = torch.exp(steps * F.pad(self.log_decay, (0, missing)))
-        return decays[:, :num_heads], torch.sigmoid(shares)[:, :num_heads]
+        return decays[:, :num_heads], sigmoid(shares)[:, :num_heads]
 
 
 def unit_heads(num_heads: int, size: int, device: torch.device) -> Norm:

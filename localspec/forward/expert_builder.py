@@ -10,7 +10,8 @@ import torch
 
 from localspec.formats.decoder_settings import DecoderSettings
 from localspec.formats.mixture_settings import MixtureSettings
-from localspec.forward.block import Activation, ClampedFeedForward, Experts, GatedFeedForward
+from localspec.forward.activations import Activation, steep_silu
+from localspec.forward.block import ClampedFeedForward, Experts, GatedFeedForward
 from localspec.forward.completeness import shape_error
 from localspec.forward.router import Router
 from localspec.forward.tensor_names import TensorNames
@@ -49,7 +50,7 @@ class ExpertBuilder:
     def _maker(self) -> Callable[[Linear, Linear], GatedFeedForward]:
         if self.mixture.limit is None:
             return partial(GatedFeedForward, activation=self.activation)
-        steep = partial(_steep_silu, steepness=self.mixture.steepness)
+        steep = partial(steep_silu, steepness=self.mixture.steepness)
         return partial(ClampedFeedForward, activation=steep, limit=self.mixture.limit)
 
     def _weights(self, begin: str) -> Iterator[tuple[Weight, Weight]]:
@@ -113,7 +114,3 @@ def _of_expert(stack: Dense | Mxfp4, expert: int) -> Dense | Mxfp4:
     """[out, in]."""
     weight = stack.rows(expert)
     return weight if isinstance(weight, Mxfp4) else Dense(weight.values.T.contiguous())
-
-
-def _steep_silu(rows: torch.Tensor, steepness: float) -> torch.Tensor:
-    return rows * torch.sigmoid(steepness * rows)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from localspec.forward.activations import sigmoid
 from localspec.forward.block import Attention
 from localspec.forward.mixer import LayerAttend, Swap, Table
 
@@ -24,4 +25,4 @@ class GatedAttention(Attention):
         heads = self.qkv(rows).view(rows.shape[0], -1, self.head_dim)
         queries, gates = heads[:, : 2 * self.num_heads].view(size).unbind(2)
         qkv = torch.cat((queries, heads[:, 2 * self.num_heads :]), dim=1)
-        return attend(*self.turned(qkv, tables, swapped)) * torch.sigmoid(gates).flatten(1)
+        return attend(*self.turned(qkv, tables, swapped)) * sigmoid(gates).flatten(1)

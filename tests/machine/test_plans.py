@@ -78,9 +78,9 @@ def test_a_self_draft_is_planned_no_smaller_than_it_is(
 
 
 def test_the_activations_that_are_named_are_those_of_the_decoder() -> None:
-    from localspec.forward import builder
+    from localspec.forward import activations
 
-    assert set(ACTIVATIONS) == builder.ACTIVATIONS.keys()
+    assert set(ACTIVATIONS) == activations.ACTIVATIONS.keys()
     assert {"llama", "mimo", "gemma3"} <= NATIVE.keys()
 
 
