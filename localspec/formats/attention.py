@@ -150,13 +150,20 @@ def key_heads_of(text: Mapping[str, Any], layer: int) -> tuple[int, int]:
     heads = count_key_heads(text, num_heads)
     size = int(text.get("head_dim") or int(text.get("hidden_size") or 0) // num_heads)
     if by_layer := text.get("per_layer_config"):
-        own = by_layer.get(str(layer)) or by_layer.get(layer) or {}
+        own = sizes_of_layer(by_layer, layer)
         return int(own.get("num_key_value_heads") or heads), int(own.get("head_dim") or size)
     kinds, wide = layer_kinds(text), text.get("global_head_dim")
     if not wide or not kinds or kinds[layer] != "full_attention":
         return heads, size
     few = text.get("attention_k_eq_v") and text.get("num_global_key_value_heads")
     return int(few or heads), int(wide)
+
+
+def sizes_of_layer(by_layer: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
+    """Return what `per_layer_config` says of one layer. transformers numbers the layers in as many
+    digits as the last one has: "04" of 12 layers."""
+    by_number: dict[int, Mapping[str, Any]] = {int(key): own for key, own in by_layer.items()}
+    return by_number.get(layer) or {}
 
 
 def count_rotated_width(text: Mapping[str, Any]) -> int:

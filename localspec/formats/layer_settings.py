@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from localspec.formats.attention import sizes_of_layer
 from localspec.formats.rotation_settings import Incomplete, NotNative
 
 OUTSIDE = -1  # The source of a layer that reads keys and values of another model.
@@ -103,8 +104,8 @@ def _wide_sizes(
 
 
 def _sizes(by_layer: Mapping[str, Any], layer: int) -> dict[str, int]:
-    """Return the sizes of one layer, as transformers writes them. Keys of JSON are strings."""
-    own = by_layer.get(str(layer)) or {}
+    """Return the sizes of one layer, as transformers writes them."""
+    own = sizes_of_layer(by_layer, layer)
     names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
     if unknown := own.keys() - names:
         raise ValueError(f"a layer of its own {sorted(unknown)[0]}")

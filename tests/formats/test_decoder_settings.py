@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
+from localspec.formats.attention import key_heads_of
 from localspec.formats.decoder_settings import settings_of
 from localspec.formats.rotation_settings import Incomplete, NotNative
 from tests.kit.families import SETTINGS, SHAPE
@@ -73,6 +74,18 @@ def test_a_key_that_nothing_reads_is_named(value: Any) -> None:
 def test_a_key_that_says_nothing_or_is_of_training_is_no_matter(more: dict[str, Any]) -> None:
     said, _ = written("llama")
     assert settings_of({**said, **more}) == settings_of(said)
+
+
+def test_the_sizes_of_a_layer_are_read_where_its_number_is_written_with_zeros() -> None:
+    """transformers writes "02" for the third of 12 layers."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"] * 4
+    settings = {**SHAPE, **SETTINGS["gemma4"], "layer_types": kinds, "num_hidden_layers": 12}
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    said = json.loads(config.to_json_string(use_diff=True))
+    assert "02" in said["per_layer_config"]
+    sizes = [layer.head_dim for layer in settings_of({**TIED, **said}).layers]
+    assert sizes == [16, 16, 32] * 4
+    assert [key_heads_of(said, layer)[1] for layer in range(12)] == sizes
 
 
 def test_a_key_of_a_rotation_that_nothing_reads_is_named() -> None:
