@@ -23,8 +23,10 @@ from localspec.forward.model import LanguageModel
 
 
 class DraftingHead(Protocol):
-    """A head over one text. layers: whose hidden states of the target it reads. kv_bytes: of a
-    cache of its own."""
+    """A head over one text. layers: whose hidden states of the target it reads. reads_last_row:
+    whether it reads them of the last token alone. kv_bytes: of a cache of its own."""
+
+    reads_last_row: bool
 
     @property
     def layers(self) -> tuple[int, ...]: ...
@@ -65,7 +67,7 @@ class HeadDrafter(DrafterBase, Generic[Head]):
         self._reads_once = target.device.type != "cpu" if reads_once is None else reads_once
         self._target = target
         self._head = head
-        self._features = target.follow(head.layers)
+        self._features = target.follow(head.layers, head.reads_last_row)
 
     @property
     def memory_bytes(self) -> int:

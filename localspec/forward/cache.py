@@ -142,12 +142,15 @@ class KVCache:
         """An empty cache of the same shape, for another sequence."""
         return KVCache(self.shape, self.dtype, self.device, self.has_key_blocks, self._num_spare)
 
-    def follow(self, layers: Sequence[int], width: int, dtype: torch.dtype) -> Features:
+    def follow(
+        self, layers: Sequence[int], width: int, dtype: torch.dtype, of_last_row: bool = False
+    ) -> Features:
         """Keep the hidden states of these layers as well, in the width and precision of the
-        model's embedding. Ask before the first forward: tokens cached already have no rows."""
+        model's embedding. Ask before the first forward: tokens cached already have no rows.
+        of_last_row: see Features.follow."""
         if self.features is None:
             self.features = Features(self.num_slots, width, dtype, self.device)
-        self.features.follow(layers)
+        self.features.follow(layers, of_last_row)
         return self.features
 
     def between(self, first: int, end: int) -> SlotViews:

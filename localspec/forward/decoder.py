@@ -100,10 +100,10 @@ class Decoder:
         """The hidden states that its forwards keep."""
         return self.cache.features
 
-    def follow(self, layers: Sequence[int]) -> Features:
+    def follow(self, layers: Sequence[int], of_last_row: bool = False) -> Features:
         """Keep the hidden states of these layers beside the cache from now on."""
         embedding = self.weights.embedding
-        return self.cache.follow(layers, embedding.shape[1], embedding.dtype)
+        return self.cache.follow(layers, embedding.shape[1], embedding.dtype, of_last_row)
 
     @torch.inference_mode()
     def head(self, rows: torch.Tensor) -> torch.Tensor:
@@ -212,16 +212,18 @@ class Decoder:
         made, hidden = self.unpadded_layers(padded(rows), filled, attend, keep, looked_up)
         return made[:size], {layer: kept[:size] for layer, kept in hidden.items()}
 
-    def last_rows(self, part: Rows, start: int, keep: frozenset[int]) -> LastRows | None:
+    def last_rows(self, part: Rows, start: int, keep: Sequence[int]) -> LastRows | None:
         """Return the rows of a piece of a prompt that all layers compute, where some layers compute
         no others; None where every layer computes all. start: the slot of its first row. keep:
-        layers whose hidden states are wanted."""
+        layers whose hidden states are returned."""
         num_rows, first = len(part.tokens), self.weights.first_reader
         wanted = num_rows if part.num_logits is None else part.num_logits
         size = max(wanted, ROW_MULTIPLE)  # as many as keep their bits the same
         if part.parents is not None or size >= num_rows or first == len(self.weights.blocks):
             return None
-        if any(layer == LAST or layer >= first for layer in keep):
+        features = self.written_features
+        whole = {*keep, *(() if features is None else features.of_all_rows)}
+        if any(layer == LAST or layer >= first for layer in whole):
             return None
         return LastRows(first, size, self._attention(size, None, start + num_rows - size))
 
@@ -331,7 +333,7 @@ def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output
         ]
         attend = each_its_own(attends, places)
         embedded, looked_up = first.embed(tokens), first.looked_up(tokens)
-        last = first.last_rows(parts[0], starts[0], every) if len(parts) == 1 else None
+        last = first.last_rows(parts[0], starts[0], keep) if len(parts) == 1 else None
         rows, hidden = first.layers(embedded, together, attend, every, looked_up, last)
         ends = ends if last is None else [last.size]
         shown = [last_of(part, end) for part, end in zip(parts, ends, strict=True)]
@@ -341,9 +343,9 @@ def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output
             {layer: states[place] for layer, states in hidden.items() if layer in layers}
             for place, layers in zip(places, wanted, strict=True)
         ]
-        for model, start, states in zip(models, starts, own, strict=True):
+        for model, part, start, states in zip(models, parts, starts, own, strict=True):
             if model.written_features is not None:
-                model.written_features.write(start, states)
+                model.written_features.write(start + len(part.tokens), states)
     return [Output(each, of) for each, of in zip(torch.split(logits, counts), own, strict=True)]
 
 

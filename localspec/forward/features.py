@@ -29,13 +29,23 @@ class Features:
         self._dtype = dtype
         self._device = device
         self._slots = dict[int, torch.Tensor]()
+        self._of_all_rows = set[int]()
 
     @property
     def layers(self) -> tuple[int, ...]:
         return tuple(self._slots)
 
-    def follow(self, layers: Sequence[int]) -> None:
-        """Hold these layers as well from now on."""
+    @property
+    def of_all_rows(self) -> frozenset[int]:
+        """The layers that are wanted of every token; the others are wanted of the last token of a
+        forward alone."""
+        return frozenset(self._of_all_rows)
+
+    def follow(self, layers: Sequence[int], of_last_row: bool = False) -> None:
+        """Hold these layers as well from now on. of_last_row: of the last token of each forward,
+        which is all that is promised then."""
+        if not of_last_row:
+            self._of_all_rows.update(layers)
         for layer in layers:
             if layer not in self._slots:
                 empty = torch.zeros(self._shape, dtype=self._dtype, device=self._device)
@@ -46,10 +56,11 @@ class Features:
         forward. KeyError for a layer that is not followed."""
         return self._slots[layer][start:end]
 
-    def write(self, start: int, rows: Mapping[int, torch.Tensor]) -> None:
-        """rows: layer -> [n, d] of the tokens from `start` on, at least for all followed layers."""
+    def write(self, end: int, rows: Mapping[int, torch.Tensor]) -> None:
+        """rows: layer -> [n, d] of the last tokens before `end`, at least for all followed
+        layers."""
         for layer, slots in self._slots.items():
-            slots[start : start + rows[layer].shape[0]].copy_(rows[layer])
+            slots[end - rows[layer].shape[0] : end].copy_(rows[layer])
 
     def slots(self, layer: int) -> torch.Tensor:
         """All rows of a layer, [capacity, d]; a captured forward writes them in place."""

@@ -43,8 +43,9 @@ class LanguageModel(Protocol):
         num_logits: int | None = None,
     ) -> torch.Tensor: ...
 
-    def follow(self, layers: Sequence[int]) -> Features:
-        """Keep the hidden states of these layers beside the cache, from the next forward on."""
+    def follow(self, layers: Sequence[int], of_last_row: bool = False) -> Features:
+        """Keep the hidden states of these layers beside the cache, from the next forward on.
+        of_last_row: see Features.follow."""
         ...
 
     def head(self, rows: torch.Tensor) -> torch.Tensor:
@@ -146,17 +147,17 @@ class CausalLM(ModuleLM):
             if features is not None:
                 states = output.hidden_states  # embedding, then each layer; the last normalised
                 rows = {at: states[-1 if at == LAST else at + 1][0] for at in features.layers}
-                features.write(start, rows)
+                features.write(start + len(tokens), rows)
         logits: torch.Tensor = output.logits[0]  # [num_logits, V]
         return logits.float()
 
-    def follow(self, layers: Sequence[int]) -> Features:
+    def follow(self, layers: Sequence[int], of_last_row: bool = False) -> Features:
         """See LanguageModel. Raises ModelError for the residual of the last layer, which
         transformers returns only normalised (LAST)."""
         if self.module.config.get_text_config().num_hidden_layers - 1 in layers:
             raise ModelError("transformers gives the last layer's states normalised only.")
         weight = self.module.get_input_embeddings().weight
-        return self.cache.follow(layers, weight.shape[1], weight.dtype)
+        return self.cache.follow(layers, weight.shape[1], weight.dtype, of_last_row)
 
     def _layout(
         self, num_tokens: int, parents: Sequence[int] | None, start: int

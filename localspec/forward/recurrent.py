@@ -158,7 +158,7 @@ class RecurrentLM(ModuleLM):
         self.cache.rollback(0)
         return torch.stack(found)
 
-    def follow(self, layers: Sequence[int]) -> Features:
+    def follow(self, layers: Sequence[int], of_last_row: bool = False) -> Features:
         raise ModelError(self.refusal)
 
 

@@ -67,9 +67,7 @@ def test_next_turn_and_an_edited_one_are_as_afresh(assisted: Engine) -> None:
         assert list(drafted) == list(plain)
 
 
-def test_draft_read_at_once_is_the_draft_read_token_by_token(
-    assisted: Engine, tmp_path: Path
-) -> None:
+def test_draft_read_at_once_is_the_draft_read_token_by_token(tmp_path: Path) -> None:
     target, name = with_cache(module("gemma4"), 128), "gemma4"
     save_assistant(tmp_path, module(name))
     sequence = turn_of(prompt(), SamplingParams())

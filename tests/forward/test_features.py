@@ -99,7 +99,7 @@ def test_head_and_embedding_are_the_models_own() -> None:
 def test_following_twice_keeps_what_is_held() -> None:
     features = Features(10, 4, torch.float32, torch.device("cpu"))
     features.follow((LAST,))
-    features.write(0, {LAST: torch.ones(3, 4)})
+    features.write(3, {LAST: torch.ones(3, 4)})
     features.follow((LAST, 2))
     assert features.rows(LAST, 0, 3).sum() == 12.0
 

@@ -24,6 +24,7 @@ from localspec.forward import attention
 from localspec.forward.block import FeedForward
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
+from localspec.forward.features import LAST
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.load import load_model
 from localspec.forward.model import kv_shape
@@ -208,6 +209,18 @@ def test_of_a_prompt_layers_without_keys_compute_the_end_alone() -> None:
         assert torch.equal(counted.forward(tokens, num_logits=num_logits), wanted[-num_logits:])
         assert num_rows[:3] == [60] * 3 and all(count < 16 for count in num_rows[3:])
     assert torch.equal(counted.forward([5]), afresh(model, [*tokens, 5])[-1:])
+    # A drafter that reads the last state alone changes nothing, and finds it.
+    features = counted.follow((LAST,), of_last_row=True)
+    num_rows.clear()
+    counted.cache.rollback(0)
+    counted.forward(tokens, num_logits=1)
+    assert num_rows[:3] == [60] * 3 and all(count < 16 for count in num_rows[3:])
+    assert torch.equal(counted.head(features.rows(LAST, 59, 60)), wanted[-1:])
+    counted.follow((LAST,))  # a drafter that reads all of them does
+    num_rows.clear()
+    counted.cache.rollback(0)
+    counted.forward(tokens, num_logits=1)
+    assert num_rows == [60] * 6
 
 
 def test_a_followed_layer_without_keys_computes_every_row_of_a_prompt() -> None:

@@ -86,6 +86,7 @@ class Assistant:
     """An assistant over the cache of its target: a `DraftingHead`."""
 
     layers = (LAST,)
+    reads_last_row = True
 
     def __init__(self, parts: AssistantParts, target: Decoder) -> None:
         self._parts, self._target = parts, target

@@ -157,6 +157,8 @@ class HeadParts:
 class AutoregressiveHead:
     """One head, one text at a time. capacity: tokens of the target's context."""
 
+    reads_last_row = False
+
     def __init__(self, parts: HeadParts, capacity: int) -> None:
         slots, device = capacity + DRAFT_SLOTS, parts.frequencies.device
         self._parts, self._heads = parts, parts.network.layer.heads

@@ -57,7 +57,7 @@ def outputs(parts: HeadParts, text: list[int], states: torch.Tensor) -> torch.Te
     """The row of every pair of `text`, each from a cache of its own: [n, d]."""
     features = Features(32, states.shape[1], torch.float32, CPU)
     features.follow([LAST])
-    features.write(0, {LAST: states})
+    features.write(len(states), {LAST: states})
     ends = range(2, len(text) + 1)
     return torch.cat([AutoregressiveHead(parts, 32).start(text[:end], features) for end in ends])
 
