@@ -174,8 +174,11 @@ class Controller:
         if name not in prices.step_ms:
             return None
         belief = self.acceptance.estimate(name, signal, situation)
-        shapes_itself = self.drafters[name].shapes_itself
-        return option_of(name, signal, prices, belief, shapes_itself, fixed_length, first_length)
+        drafter = self.drafters[name]
+        return option_of(
+            name, signal, prices, belief, drafter.shapes_itself, fixed_length, first_length,
+            drafter.block_length,
+        )  # fmt: skip
 
     def growth(self, drafter: str, prices: CostSnapshot, bucket: int, rate: float) -> Growth:
         """What a tree of this drafter may spend at the going rate, tokens per ms. A node's price is

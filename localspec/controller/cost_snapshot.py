@@ -25,7 +25,7 @@ class CostSnapshot:
         self.verify_ms = verify_ms
         self.step_ms = step_ms
         self.plain_ms = verify_ms[0]
-        self._rounds: dict[tuple[str, float], tuple[list[float], float]] = {}
+        self._rounds: dict[tuple[str, float, int], tuple[list[float], float]] = {}
 
     @property
     def jump_ms(self) -> float:
@@ -49,15 +49,18 @@ class CostSnapshot:
         share = num_tokens - low
         return (1.0 - share) * self.verify_ms[low] + share * self.verify_ms[low + 1]
 
-    def rounds(self, drafter: str, steps_a_token: float) -> tuple[list[float], float]:
-        """The round with 0, 1, … MAX_DRAFT_TOKENS draft tokens, at least one step for a draft; and
-        tokens per ms if every draft token were accepted."""
-        key = drafter, steps_a_token
+    def rounds(
+        self, drafter: str, steps_a_token: float, most: int | None = None
+    ) -> tuple[list[float], float]:
+        """The round with 0, 1, … `most` draft tokens, None for MAX_DRAFT_TOKENS, at least one step
+        for a draft; and tokens per ms if every draft token were accepted."""
+        most = len(self.verify_ms) - 1 if most is None else most
+        key = drafter, steps_a_token, most
         if key not in self._rounds:
             step_ms = self.step_ms[drafter]
             round_ms = [
                 ms + step_ms * (max(1.0, steps_a_token * length) if length else 0.0)
-                for length, ms in enumerate(self.verify_ms)
+                for length, ms in enumerate(self.verify_ms[: most + 1])
             ]
             ceiling = max((n + 1) / ms for n, ms in enumerate(round_ms) if n)
             self._rounds[key] = round_ms, ceiling

@@ -93,17 +93,21 @@ def option_of(
     shapes_itself: bool,
     fixed_length: int | None = None,
     first_length: int | None = None,
+    block_length: int | None = None,
 ) -> Option:
     """The drafter at its best length, or at the one asked for. first_length: the length of a chain
-    before its first round."""
+    before its first round. block_length: see core.decoding.Drafter."""
     rates, evidence, levels = belief
     counts = levels[0][0]
     steps_a_token = UNKNOWN_STEPS if shapes_itself else 1.0
     if counts.drafted > 0.0:
         steps_a_token = counts.steps / counts.drafted
-    round_ms, ceiling = prices.rounds(drafter, round(steps_a_token, 2))
+    if block_length is not None:  # one step, which `rounds` charges for any draft
+        steps_a_token = 0.0
+    most = min(MAX_DRAFT_TOKENS, block_length or MAX_DRAFT_TOKENS)
+    round_ms, ceiling = prices.rounds(drafter, round(steps_a_token, 2), most)
     if fixed_length is not None:
-        length = min(fixed_length, MAX_DRAFT_TOKENS)
+        length = min(fixed_length, most)
     else:
         length = USUAL_NODES if shapes_itself else best_length(rates, round_ms)[0]
     model_rate = expected_tokens(rates, length) / round_ms[length]
@@ -113,7 +117,7 @@ def option_of(
         if shapes_itself:
             num_draft_tokens = MAX_DRAFT_TOKENS
         elif first_length is not None and evidence == 0.0:
-            num_draft_tokens = min(first_length, MAX_DRAFT_TOKENS)
+            num_draft_tokens = min(first_length, most)
     is_free = fixed_length is None and not shapes_itself
     return Option(
         drafter, signal, num_draft_tokens, rate, rates, evidence, round_ms, ceiling, length,

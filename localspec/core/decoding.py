@@ -376,25 +376,25 @@ class Drafter(Protocol):
     A wrong guess costs time, never correctness.
 
     shapes_itself: it proposes trees, or whatever it finds, sized by plan.growth; the controller
-    then judges its rounds as a whole instead of choosing a length."""
+    then judges its rounds as a whole instead of choosing a length.
+
+    block_length: the most tokens of a draft where one step gives them all, whatever is drafted of
+    them; None where a step gives one token."""
 
     name: str
     shapes_itself: bool
+    block_length: int | None
 
     @property
     def memory_bytes(self) -> int:
         """Bytes held beyond the target's own, weights and cache."""
-        ...
 
     def signal(self, sequence: Sequence) -> Hashable:
         """Return what is known before drafting and predicts acceptance, such as a match length;
         None where there is nothing to propose. Costs microseconds."""
-        ...
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         """At most plan.num_draft_tokens tokens that may follow `sequence`; empty is allowed."""
-        ...
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Learn from a finished round that it drafted."""
-        ...

@@ -84,11 +84,14 @@ class Drafting:
         missing = self.plan.num_draft_tokens - len(self.tokens)
         return missing if self.plan.keep_drafting is None else min(missing, RULED_SIZE)
 
-    def take(self, row: torch.Tensor) -> bool:
-        """Take the next token from its row; False when the draft ends here."""
-        (confidence,), (token,) = peaks(row[None])
+    def take(self, row: torch.Tensor, stated: float | None = None) -> bool:
+        """Take the next token from its row; False when the draft ends here. stated: the confidence
+        in it, None for its chance."""
+        (peak,), (token,) = peaks(row[None])
+        confidence = peak if stated is None else stated
         # A damaged draft costs time, never correctness.
-        return not math.isnan(confidence) and self.add(token, confidence)
+        is_whole = not math.isnan(peak) and not math.isnan(confidence)
+        return is_whole and self.add(token, confidence)
 
     def take_forced(self) -> bool:
         """Take what the turn's grammar forces next, which no step has to guess; False when the

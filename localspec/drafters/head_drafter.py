@@ -90,6 +90,19 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
 
     shapes_itself = False
 
+    def num_unread(self, draft: Drafting) -> int:
+        """Return how many tokens to make before the host reads them."""
+        return draft.num_unread
+
+    def stated(self) -> torch.Tensor | None:
+        """Return the head's own chance of the newest token, [1] fp32; None where it is the height
+        of the token's chance among all."""
+        return None
+
+    def _stated_here(self) -> float | None:
+        stated = self.stated()
+        return None if stated is None else float(stated)
+
     @torch.inference_mode()
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         draft = Drafting(sequence, plan, self._target.vocab_size, HEAD_SHARE)
@@ -100,7 +113,7 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
             if self._reads_once and sequence.grammar is None:
                 self._draft_unread(draft, state)
                 return draft.proposal()
-            while draft.take(draft.row(self._head.logits(state)[0])):
+            while draft.take(draft.row(self._head.logits(state)[0]), self._stated_here()):
                 state = self._head.extend(draft.tokens[-1], state)
         finally:
             self._head.forget(len(sequence.tokens) - 1)
@@ -115,10 +128,13 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
         goes_on = True
         while goes_on:
             made = list[torch.Tensor]()
-            for depth in range(len(draft.tokens), len(draft.tokens) + draft.num_unread):
+            for depth in range(len(draft.tokens), len(draft.tokens) + self.num_unread(draft)):
                 if token is not None:
                     unread.follow(token, same)
                     state = self._head.extend(token, state)
-                confidence, token = unread.chances(self._head.logits(state), depth).max(dim=-1)
+                peak, token = unread.chances(self._head.logits(state), depth).max(dim=-1)
+                stated = self.stated()
+                # A damaged draft ends where its chances are no numbers, whatever it states.
+                confidence = peak if stated is None else torch.where(peak.isnan(), peak, stated)
                 made.append(torch.stack((token.to(confidence.dtype), confidence)))
             goes_on = draft.take_all(*torch.cat(made, dim=-1).tolist())

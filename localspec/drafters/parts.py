@@ -21,6 +21,7 @@ from localspec.drafters.lookup import Lookup
 from localspec.drafters.vocabularies import Foreign
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import Capturing, GraphPool
+from localspec.forward.heads.files import TRAINED
 from localspec.forward.model import LanguageModel
 
 Made = TypeVar("Made")
@@ -29,6 +30,8 @@ Made = TypeVar("Made")
 class DrafterBase:
     """What the Drafter protocol asks and most drafters answer with nothing. A drafter declares its
     name, shapes_itself, signal and propose, and overrides what else it needs."""
+
+    block_length: int | None = None
 
     @property
     def memory_bytes(self) -> int:
@@ -124,8 +127,8 @@ class Parts:
         """The folder of a head of this kind. missing: what there is none of, for a person. Raises
         ModelError."""
         if kind not in self.heads:
-            raise ModelError(
-                f"There is no {missing} for this target. Train one: "
-                f"python -m localspec train {kind}."
-            )
+            remedy = f"Train one: python -m localspec train {kind}."
+            if kind not in TRAINED:
+                remedy = "Fetch one that was published for it, and name its folder with --heads."
+            raise ModelError(f"There is no {missing} for this target. {remedy}")
         return self.heads[kind]

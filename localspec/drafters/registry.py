@@ -180,6 +180,16 @@ REGISTRY: dict[str, DrafterInfo] = {
             reads_nothing=True,
         ),
         DrafterInfo(
+            name="block",
+            where="localspec.drafters.block:BlockDrafter",
+            label="the block drafter",
+            summary="a published drafter that guesses a block of tokens at once",
+            family="head",
+            colour="#2d8c78",
+            needs="head",
+            token_kind="self",
+        ),
+        DrafterInfo(
             name="cross_tokenizer",
             where="localspec.drafters.cross_tokenizer:CrossTokenizerDrafter",
             label="a small model of another family",

@@ -46,6 +46,7 @@ class StandIn:
 
     name = "stand-in"
     shapes_itself = False
+    block_length: int | None = None
     memory_bytes = 0
 
     def signal(self, sequence: Sequence) -> str:

@@ -44,18 +44,20 @@ class TensorNames:
         return cls(model, actual, shapes, replaced)
 
     @classmethod
-    def of_layer(
+    def of_layers(
         cls,
         settings: DecoderSettings,
         actual: Mapping[str, str],
         others: Mapping[str, tuple[int, ...]],
         model: str,
     ) -> TensorNames:
-        """Return the names of a layer that stands alone, `layers.0.` here, and of other parts.
+        """Return the names of layers that stand without a model, and of other parts.
 
-        settings: of a decoder of one layer. actual: see TensorNames. others: the shapes of the
+        settings: of a decoder of these layers. actual: see TensorNames. others: the shapes of the
         other parts. Raises ModelError for a weight that `actual` lacks."""
-        shapes = {**others, **dict(_layer_shapes(settings, 0))}
+        shapes = dict(others)
+        for layer in range(settings.num_layers):
+            shapes |= dict(_layer_shapes(settings, layer))
         _require_all(settings, actual, shapes, model)
         return cls(model, actual, shapes)
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from localspec.controller.acceptance import Acceptance, Situation
 from localspec.controller.cost_snapshot import CostSnapshot
 from localspec.controller.costs import MAX_DRAFT_TOKENS, WIDTHS, Costs, Curve
+from localspec.controller.options import option_of
 from localspec.core.decoding import ALONE, OFF, Others, Step
 
 
@@ -279,6 +281,19 @@ def test_a_tree_runs_at_least_once_and_less_often_than_it_has_tokens() -> None:
     by_length = reading(table()).rounds("d", steps_a_token=0.25)[0]
     assert by_length[2] == pytest.approx(10.4 + 1.5)
     assert by_length[8] == pytest.approx(11.6 + 2 * 1.5)
+
+
+def test_a_block_costs_one_step_at_every_length_and_is_no_longer_than_itself() -> None:
+    """Its first rounds were short, which must not make a longer draft look dearer."""
+    acceptance = Acceptance()
+    for _ in range(20):
+        acceptance.observe("d", "head", Situation(0), 3, 3, num_steps=1)
+    belief = acceptance.estimate("d", "head", Situation(0))
+    option = option_of("d", "head", reading(table()), belief, False, block_length=7)
+    assert option.round_ms == pytest.approx([10.0, *(11.5 + 0.2 * n for n in range(1, 8))])
+    assert option.num_draft_tokens == 7
+    fixed = option_of("d", "head", reading(table()), belief, False, 12, block_length=7)
+    assert fixed.length == 7
 
 
 def test_a_jump_from_one_token_to_several_is_charged_once() -> None:

@@ -66,6 +66,7 @@ class Timed(TableModel):
 class TimedDrafter:
     name = "timed"
     shapes_itself = False
+    block_length = None
     memory_bytes = 0
 
     def signal(self, sequence: decoding.Sequence) -> str:

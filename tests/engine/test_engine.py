@@ -38,6 +38,7 @@ class Guesser:
 
     name = "guesser"
     shapes_itself = False
+    block_length = None
     memory_bytes = 0
 
     def __init__(self, wrong_at: int = 99) -> None:

@@ -46,6 +46,7 @@ class Half:
 
     name = "half"
     shapes_itself = False
+    block_length = None
     memory_bytes = 0
 
     def __init__(self, reply: list[int]) -> None:

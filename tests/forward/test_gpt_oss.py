@@ -112,6 +112,7 @@ class WrongAt:
 
     name = "guesser"
     shapes_itself = False
+    block_length = None
     memory_bytes = 0
 
     def __init__(self, reply: Sequence[int], prompt_length: int, wrong_at: int) -> None:

@@ -278,6 +278,7 @@ class Copier:
 
     name = "copier"
     shapes_itself = False
+    block_length = None
     memory_bytes = 0
 
     def __init__(self, answer: list[int], is_tree: bool) -> None:

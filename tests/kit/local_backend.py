@@ -71,6 +71,7 @@ class Knowing:
 
     name = "knowing"
     shapes_itself = False
+    block_length = None
     memory_bytes = 0
 
     def __init__(self, script: Sequence[int], prompt_length: int, wrong_from: int = 99) -> None:

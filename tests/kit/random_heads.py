@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from tests.kit import random_eagle, random_medusa, random_mtp
+from tests.kit import random_block, random_eagle, random_medusa, random_mtp
 from tests.kit.assistants import save_assistant
 from tests.kit.tiny import with_cache
 
-KINDS = {"medusa": random_medusa, "mtp": random_mtp, "eagle": random_eagle}
+KINDS = {"medusa": random_medusa, "mtp": random_mtp, "eagle": random_eagle, "block": random_block}
 
 
 @lru_cache

@@ -36,6 +36,7 @@ class Simulated:
 
     memory_bytes = 0
     shapes_itself = False
+    block_length = None
 
     def __init__(self, step_ms: float, rate: float) -> None:
         self.name = "simulated"

@@ -68,6 +68,7 @@ class WorldDrafter:
 
     memory_bytes = 0
     shapes_itself = False
+    block_length = None
 
     def __init__(self, name: str, track: Track) -> None:
         self.name = name

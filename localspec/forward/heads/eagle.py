@@ -23,20 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from localspec.core.errors import first_line
 from localspec.formats.rotation_settings import Incomplete, NotNative, rotation_of
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import (
-    Embed,
     HeadParts,
     HeadShape,
     Layer,
     Network,
     OutputHead,
-    Tokens,
 )
+from localspec.forward.heads.ends import embedding_of, output_of, target_ids
 from localspec.forward.heads.files import (
     PUBLISHED_CONFIG,
     HeadSettings,
@@ -61,13 +59,11 @@ from localspec.forward.heads.layer import (
 )
 from localspec.forward.model import LanguageModel
 from localspec.forward.rotation import frequencies_of
-from localspec.forward.upload import indices
 
 KIND = "eagle"
 # What a Llama's rotation is where its config says nothing.
 OF_A_LLAMA = {"rope_theta": 10000.0, "max_position_embeddings": 2048}
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-COMPARED_ROWS = 8  # of an output head and the target's
 NORMS = ("embedding_norm", "hidden_norm", "input_norm", "final_norm")
 
 
@@ -210,7 +206,7 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     if "embed_tokens.weight" in tensors:
         layout["embedding"] = {"embed_tokens.weight": (sizes.vocab_size, sizes.hidden_size)}
     held = take_published(tensors, layout, folder.name, dtype, target.device)
-    embed, own_bytes = _embedding(held.pop("embedding", None), target)
+    embed, own_bytes = embedding_of(held.pop("embedding", None), target)
     parts = packed_parts(held, layer.norm_epsilon)
     frequencies, rope_scale = _rotation(config, layer, target.device)
     network: Network = FirstNetwork(DecoderLayer(layer, parts), parts)
@@ -218,10 +214,10 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     if is_third:
         norms = (bool(config.values.get(n)) for n in ("norm_before_residual", "norm_output"))
         network = ThirdNetwork(DecoderLayer(layer, parts), parts, *norms)
-        ids, own = _target_ids(config, offsets, draft_vocab_size, target), parts.pop("output_head")
-        if ids is not None or not _is_targets_head(own, target):
-            output = OutputHead(own, target.vocab_size, ids)
-            own_bytes += own.weight_bytes
+        own = parts.pop("output_head")
+        ids = target_ids(config, offsets, draft_vocab_size, target)
+        output, head_bytes = output_of(own, ids, target)
+        own_bytes += head_bytes
     return HeadParts(
         layers=layers,
         network=network,
@@ -339,23 +335,6 @@ def _third_layout(
     return layout
 
 
-def _embedding(table: torch.Tensor | None, target: LanguageModel) -> tuple[Embed, int]:
-    """The target's embedding where the head has none or the same; and the bytes of its own."""
-    if table is None or torch.equal(table, target.embed(range(target.vocab_size))):
-        return target.embed, 0
-
-    def embed(ids: Tokens) -> torch.Tensor:
-        return F.embedding(indices(ids, table.device), table)
-
-    return embed, table.nbytes
-
-
-def _is_targets_head(product: RowFunction, target: LanguageModel) -> bool:
-    """Whether it is a copy of the target's own, as in DeepSpec's files: 1.2 GB beside an 8B."""
-    rows = target.embed(range(COMPARED_ROWS))
-    return torch.equal(product(rows).float(), target.head(rows))
-
-
 def _rotation(
     config: HeadSettings, layer: LayerShape, device: torch.device
 ) -> tuple[torch.Tensor, float]:
@@ -369,23 +348,3 @@ def _rotation(
         reason = f"{PUBLISHED_CONFIG} describes no rotation that is known ({first_line(error)})"
         raise config.unfit(reason) from error
     return frequencies.to(device), scale
-
-
-def _target_ids(
-    config: HeadSettings, offsets: torch.Tensor | None, size: int, target: LanguageModel
-) -> torch.Tensor | None:
-    """The target's id of each token that the head knows, None where they are the same. Raises
-    ModelError for a map that leads outside the target's vocabulary."""
-    vocab_size = target.vocab_size
-    if offsets is None:
-        if size != vocab_size:
-            raise config.unfit(
-                f"it knows {size} of {vocab_size} tokens, without a d2t to tell which"
-            )
-        return None
-    if offsets.shape != (size,) or offsets.dtype not in (torch.int64, torch.int32):
-        raise config.unfit(f"its d2t is {offsets.dtype} {list(offsets.shape)}, not int64 [{size}]")
-    ids = torch.arange(size) + offsets.long()
-    if not bool(((ids >= 0) & (ids < vocab_size)).all()) or len(set(ids.tolist())) != size:
-        raise config.unfit(f"its d2t does not name {size} different tokens of the {vocab_size}")
-    return ids.to(target.device)

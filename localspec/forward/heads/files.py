@@ -133,13 +133,16 @@ def head_kind(folder: Path) -> str:
     config = _read_object(folder / PUBLISHED_CONFIG)
     if config.get("model_type") in ASSISTANTS:
         return "assistant"
+    if is_block_drafter(config):
+        return "block"
     layout = _unread_layout(config)
     if layout is not None:
         raise ModelError(
             f"{folder.name} holds a head in the layout of {layout}, which is not read yet. Choose "
             "a Medusa head, an EAGLE head in the layout of SafeAILab (one layer, `midlayer` or "
-            "`layers.0`) or an EAGLE-3 in that of SpecForge, AngelSlim, speculators or DeepSpec, "
-            "or train one: python -m localspec train eagle."
+            "`layers.0`), an EAGLE-3 in that of SpecForge, AngelSlim, speculators or DeepSpec, or "
+            "a DFlash or DSpark of z-lab, DeepSpec or speculators, or train one: "
+            "python -m localspec train eagle."
         )
     if config.get("speculators_model_type") == "eagle3":
         return "eagle"
@@ -153,18 +156,27 @@ def head_kind(folder: Path) -> str:
     )
 
 
+def architectures(config: Mapping[str, Any]) -> list[str]:
+    """Return the classes that a config names."""
+    return [str(name) for name in config.get("architectures") or ()]
+
+
+def is_block_drafter(config: Mapping[str, Any]) -> bool:
+    """True for a published config of a drafter that guesses a block of tokens at once."""
+    if config.get("speculators_model_type") in ("dflash", "dspark"):
+        return True
+    is_deepspec = any("DSpark" in name for name in architectures(config))
+    return is_deepspec or "dflash_config" in config
+
+
 def _unread_layout(config: Mapping[str, Any]) -> str | None:
     """The name of a published layout that is known and not read."""
     kind = config.get("speculators_model_type")
     if kind != "eagle3" and (kind is not None or "speculators_version" in config):
         return f"speculators ({kind or 'of an old version'})"
-    if "dflash_config" in config:
-        return "z-lab (DFlash)"
-    names = " ".join(str(name) for name in config.get("architectures") or ())
-    if "DSpark" in names:
-        return f"DeepSpec ({'DSpark' if config.get('markov_rank') else 'DFlash'})"
+    names = " ".join(architectures(config))
     if "DFlash" in names:
-        return "DFlash"
+        return "DFlash without a dflash_config"
     others = {"Gemma4Eagle3Model": "DeepSpec (EAGLE-3 for Gemma 4)", "PEagle": "P-EAGLE"}
     return next((layout for name, layout in others.items() if name in names), None)
 

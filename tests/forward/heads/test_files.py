@@ -106,9 +106,7 @@ def test_a_head_of_another_kind_and_no_head_are_refused(heads: Path, kind: str) 
     ("config", "layout"),
     [
         ({"speculators_model_type": "eagle", "num_hidden_layers": 1}, "speculators .eagle."),
-        ({"architectures": ["DFlashDraftModel"], "dflash_config": {}}, "z-lab .DFlash."),
-        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 256}, "DeepSpec .DSpark."),
-        ({"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}, "DeepSpec .DFlash."),
+        ({"architectures": ["DFlashDraftModel"]}, "DFlash without a dflash_config"),
         (
             {"architectures": ["Gemma4Eagle3Model"], "num_hidden_layers": 1},
             "DeepSpec .EAGLE-3 for Gemma 4.",
