@@ -18,8 +18,7 @@ class Family:
     renamed: its names that differ from LAYER_NAMES. settings: config.json's names of numbers that
     the file holds under another name. fixed: what the file leaves unsaid. norm_shift: what is added
     to the weights of norms in the file; unshifted: the end of the path of norms that are left as
-    they are. has_expert_columns: transformers keeps experts as [in, out], gate and up in
-    turn. parts: names of single tensors of a layer, with their last part; outer: of tensors
+    they are. parts: names of single tensors of a layer, with their last part; outer: of tensors
     outside of the layers."""
 
     model_type: str
@@ -30,7 +29,6 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     norm_shift: float = 0.0
     unshifted: str = ""
-    has_expert_columns: bool = False
     parts: Mapping[str, str] = field(default_factory=dict)
     outer: Mapping[str, str] = field(default_factory=dict)
 
@@ -138,6 +136,7 @@ _GPT_OSS = Family(
         "ffn_gate_inp": "mlp.router",
         "ffn_gate_exps": "mlp.experts.gate_proj",
         "ffn_up_exps": "mlp.experts.up_proj",
+        "ffn_down_exps": "mlp.experts.down_proj",
     },
     settings={
         "sliding_window": "attention.sliding_window",
@@ -145,12 +144,7 @@ _GPT_OSS = Family(
         "num_experts_per_tok": "expert_used_count",
         "intermediate_size": "expert_feed_forward_length",
     },
-    has_expert_columns=True,
-    parts={
-        "attn_sinks.weight": "self_attn.sinks",
-        "ffn_down_exps.weight": "mlp.experts.down_proj",
-        "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
-    },
+    parts={"attn_sinks.weight": "self_attn.sinks"},
 )
 FAMILIES = {
     "llama": Family("llama", "LlamaForCausalLM", is_interleaved=True),  # Mistral's too

@@ -15,8 +15,8 @@ import mmap
 import re
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -54,6 +54,13 @@ class GGUFTensor:
     file: Path
     start: int
     num_bytes: int
+
+    def entries(self) -> Iterator[GGUFTensor]:
+        """Return each part of the tensor along its first axis as a tensor."""
+        size = self.num_bytes // self.shape[0]
+        for index in range(self.shape[0]):
+            start = self.start + index * size
+            yield replace(self, shape=self.shape[1:], start=start, num_bytes=size)
 
 
 @dataclass(frozen=True)

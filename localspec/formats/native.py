@@ -41,8 +41,8 @@ class Layout:
     has_output_gate: attention's result is multiplied by a gate, whose rows stand behind those of
     each query head. has_states: layers of the kind "linear_attention" are gated delta nets.
 
-    experts_kept: how experts are kept beside linear layers in 4 bits: in full precision, in 4 bits
-    as well, or at every precision as the files hold them.
+    experts_kept: how experts are kept beside linear layers in 4 bits: in 4 bits as well, or, at
+    every precision, as the files hold them.
 
     has_own_sizes: layers that see all positions have key heads of their own number and size
     (layer_settings). norms_values: heads of values are normed, without a weight. scales_layers: a
@@ -78,7 +78,7 @@ class Layout:
     ffn_bias: bool | str = "mlp_bias"
     scales_embedding: bool = False
     has_experts: bool = False
-    experts_kept: Literal["whole", "4-bit", "stored"] = "whole"
+    experts_kept: Literal["4-bit", "stored"] = "4-bit"
     ffn_size: str = "intermediate_size"
     has_shared_expert: bool = False
     has_output_gate: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -94,6 +94,13 @@ class TensorPlace(NamedTuple):
     dtype: str
     start: int
     num_bytes: int
+
+    def entries(self) -> Iterator[TensorPlace]:
+        """Return where each part of the tensor along its first axis lies."""
+        size = self.num_bytes // max(1, self.shape[0])
+        for index in range(self.shape[0]):
+            start = self.start + index * size
+            yield self._replace(shape=self.shape[1:], start=start, num_bytes=size)
 
     def differ_from(self, other: TensorPlace) -> bool:
         if self.num_bytes != other.num_bytes:

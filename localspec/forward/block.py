@@ -18,11 +18,10 @@ from typing import Protocol
 
 import torch
 
-from localspec.core.errors import ModelError
 from localspec.forward.activations import Activation
 from localspec.forward.mixer import LayerAttend, Mixer, Swap, Table
 from localspec.forward.per_layer_inputs import PerLayerGate
-from localspec.forward.router import Router
+from localspec.forward.router import Router, no_copy
 from localspec.forward.row_attention import Heads
 from localspec.weights.linear import Linear, bytes_of, padded
 
@@ -80,6 +79,15 @@ class FeedForward(Protocol):
     def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor: ...
 
 
+class Mixture(FeedForward, Protocol):
+    """A feed-forward part of which a row goes through some experts only."""
+
+    def mixed(self, rows: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
+        """Return what the experts make of rows, [n, d]. routed: the rows as the router reads
+        them."""
+        ...
+
+
 @dataclass(frozen=True)
 class PlainFeedForward:
     """down(activation(up))."""
@@ -111,8 +119,7 @@ class GatedFeedForward(PlainFeedForward):
     """down(activation(gate) * up). up: gate and up as one product."""
 
     def _inner(self, rows: torch.Tensor) -> torch.Tensor:
-        gate, up = self.up(rows).chunk(2, dim=-1)
-        return self.activation(gate).mul_(up)
+        return gated(self.up(rows), self.activation)
 
 
 @dataclass(frozen=True)
@@ -122,9 +129,20 @@ class ClampedFeedForward(GatedFeedForward):
     limit: float
 
     def _inner(self, rows: torch.Tensor) -> torch.Tensor:
-        gate, up = self.up(rows).chunk(2, dim=-1)
-        up = up.clamp(-self.limit, self.limit).add_(1.0)
-        return self.activation(gate.clamp(max=self.limit)).mul_(up)
+        return clamped(self.up(rows), self.activation, self.limit)
+
+
+def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return what `down` reads, [n, f], of gate and up side by side, [n, 2 f]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activation(gate).mul_(up)
+
+
+def clamped(gate_up: torch.Tensor, activation: Activation, limit: float) -> torch.Tensor:
+    """Return the same where gate and up have a limit, see ClampedFeedForward."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    up = up.clamp(-limit, limit).add_(1.0)
+    return activation(gate.clamp(max=limit)).mul_(up)
 
 
 @dataclass(frozen=True)
@@ -143,10 +161,7 @@ class Experts:
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Experts:
         """Raises ModelError: no copy of a mixture is made."""
-        raise ModelError(
-            "A copy of a mixture would hold every expert, of which a token reads a few only: it "
-            "would take the memory and save little time. A draft model would do."
-        )
+        raise no_copy()
 
     def add_to(self, rows: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         return residual + self(rows)
@@ -155,8 +170,7 @@ class Experts:
         return self.mixed(rows, rows)
 
     def mixed(self, rows: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
-        """Return what the experts make of rows, [n, d]. routed: the same rows as the router reads
-        them."""
+        """See Mixture."""
         shares, chosen = self.router(routed)
         places = dict[int, list[tuple[int, int]]]()  # expert -> rows, and its rank there
         for row, experts in enumerate(chosen.tolist()):

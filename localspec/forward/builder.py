@@ -24,9 +24,9 @@ from localspec.forward.activations import ACTIVATIONS
 from localspec.forward.block import (
     Attention,
     Block,
-    Experts,
     FeedForward,
     GatedFeedForward,
+    Mixture,
     Norm,
     PlainFeedForward,
     Scale,
@@ -306,12 +306,13 @@ class Builder:
 
     def _experts(
         self, layer: int, router: str, mixture: MixtureSettings, scales: torch.Tensor | None = None
-    ) -> Experts:
+    ) -> Mixture:
         """router: its name. scales: see Router."""
         activation = ACTIVATIONS[self.settings.activation]
         builder = ExpertBuilder(
-            self.settings, mixture, self.names, self.precision, activation, self._weight
-        )
+            self.settings, mixture, self.names, self.source, self.precision, activation,
+            self._weight,
+        )  # fmt: skip
         return builder.experts(experts_path(self.settings, layer), router, scales)
 
     def _linear(self, paths: list[str], has_bias: bool) -> Linear:

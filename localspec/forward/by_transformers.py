@@ -19,7 +19,7 @@ from localspec.core.errors import MemoryShortage, ModelError, first_line
 from localspec.formats.attention import cannot_check, does_not_continue
 from localspec.formats.bitsandbytes_layers import check_bitsandbytes
 from localspec.formats.folder_files import ModelFolder, check_folder
-from localspec.formats.native import KNOWN_AS, TOWERS
+from localspec.formats.native import KNOWN_AS, NATIVE, TOWERS
 from localspec.forward.completeness import unread_of_module
 from localspec.forward.model import has_state, kv_shape
 from localspec.weights import nf4
@@ -164,27 +164,43 @@ def _opener(found: ModelFolder, known: Any, dtype: torch.dtype) -> tuple[Any, di
         files = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
         return auto, {"pretrained_model_name_or_path": str(found.path), "config": known, **files}
     del known.quantization_config  # they are dense now
-    dense = dense_tensors(open_source(found, dtype), dtype)
+    layout = NATIVE.get(str(found.config.get("model_type")))
+    has_columns = layout is not None and layout.has_expert_columns
+    dense = dense_tensors(open_source(found, dtype), dtype, has_columns)
     arguments = {"pretrained_model_name_or_path": None, "config": known, "state_dict": dense}
     return classes[type(known)], arguments
 
 
-def dense_tensors(source: WeightSource, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def dense_tensors(
+    source: WeightSource, dtype: torch.dtype, has_expert_columns: bool = False
+) -> dict[str, torch.Tensor]:
     """Return all tensors in full precision, those of a layer's experts as transformers holds them:
-    gate and up as one."""
-    dense = dict[str, torch.Tensor]()
+    gate and up as one. has_expert_columns: see native.Layout."""
+    dense, joined = dict[str, torch.Tensor](), _in_columns if has_expert_columns else _in_rows
     for name in sorted(source.names):
-        layer, is_expert, part = name.partition(".experts.")
-        if is_expert and part == "up_proj.weight":
-            continue
-        tensor = _values(source.read(name), dtype)
-        if is_expert and part == "gate_proj.weight":
-            up = source.read(f"{layer}.experts.up_proj.weight").dense(dtype)
-            name, tensor = f"{layer}.experts.gate_up_proj", torch.cat((tensor, up), 1)
-        elif is_expert and part == "down_proj.weight":
-            name = f"{layer}.experts.down_proj"
-        dense[name] = tensor  # experts: [e, 2 f, d], [e, d, f]
+        layer, _, part = name.partition(".experts.")
+        stem, _, kind = part.partition(".")
+        if kind not in ("weight", "bias"):
+            dense[name] = _values(source.read(name), dtype)
+        elif stem != "up_proj":  # read with its gate
+            halves = ("gate_proj", "up_proj") if stem == "gate_proj" else (stem,)
+            names = [f"{layer}.experts.{half}.{kind}" for half in halves]
+            whole = "gate_up_proj" if len(halves) == 2 else stem
+            end = "_bias" if kind == "bias" else ""
+            tensors = [source.read(each).dense(dtype) for each in names]
+            dense[f"{layer}.experts.{whole}{end}"] = joined(tensors)
     return dense
+
+
+def _in_rows(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """[experts, 2 f, d], gate before up, or [experts, d, f]."""
+    return torch.cat(tensors, 1)
+
+
+def _in_columns(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """[experts, d, 2 f], gate and up in turn, or [experts, f, d]; biases without the axis d."""
+    turns = torch.stack(tensors, 2).flatten(1, 2)
+    return turns.mT.contiguous() if turns.ndim == 3 else turns
 
 
 def _values(weight: Weight, dtype: torch.dtype) -> torch.Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from localspec.forward.activations import sigmoid
-from localspec.forward.block import Experts, FeedForward, Norm
+from localspec.forward.block import FeedForward, Mixture, Norm
 from localspec.weights.linear import GATE_MULTIPLE, Linear
 
 
@@ -32,11 +32,14 @@ class ExpertsBeside:
 
     dense: FeedForward
     dense_norms: Normed
-    experts: Experts
+    experts: Mixture
     expert_norms: Normed
     router_norm: Norm
     router_scale: float
-    reads_host = True
+
+    @property
+    def reads_host(self) -> bool:
+        return self.experts.reads_host
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -62,10 +65,13 @@ class SharedExpert:
     """Experts, and one that every row goes through, times the sigmoid of a gate. gate: [d] fp32; a
     row's sum with it does not depend on the other rows."""
 
-    experts: Experts
+    experts: Mixture
     shared: FeedForward
     gate: torch.Tensor
-    reads_host = True
+
+    @property
+    def reads_host(self) -> bool:
+        return self.experts.reads_host
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -40,6 +40,7 @@ from localspec.weights.int4 import Int4Linear
 from localspec.weights.linear import Linear
 from localspec.weights.precision import Bits, Precision, precision_for
 from localspec.weights.source import SOURCES, open_source
+from localspec.weights.stacks import Stack
 
 Model = TypeVar("Model", bound=LanguageModel, covariant=True)
 CHECKED = (6, 3)  # tokens at once and several after them, as a draft is checked
@@ -162,7 +163,7 @@ def _native(
 def _repacking_error(linears: Sequence[Linear]) -> float | None:
     """See Opened."""
     parts = [part for each in linears for part in getattr(each, "linears", (each,))]
-    return max((part.error for part in parts if isinstance(part, Int4Linear)), default=None)
+    return max((part.error for part in parts if isinstance(part, Int4Linear | Stack)), default=None)
 
 
 def _fastest(native: Decoder, spare_bytes: int | None) -> Decoder:

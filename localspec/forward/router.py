@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from localspec.core.errors import ModelError
 from localspec.weights.linear import Linear
 
 
@@ -29,3 +30,10 @@ class Router:
         if self.scales is not None:
             shares = shares * self.scales[chosen]
         return shares.to(rows.dtype), chosen
+
+
+def no_copy() -> ModelError:
+    return ModelError(
+        "A copy of a mixture would hold every expert, of which a token reads a few only: it would "
+        "take the memory and save little time. A draft model would do."
+    )

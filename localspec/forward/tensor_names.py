@@ -235,11 +235,9 @@ def _ffn_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, tu
     if mixture is not None and mixture.is_beside:
         yield from _router_shapes(mixture.num_experts, width)
     elif mixture is not None and mixture.layers[layer]:
-        has_bias = layout.has_expert_bias
-        yield from _linear_shapes(f"{begin}gate", mixture.num_experts, width, has_bias)
-        if has_bias:
-            yield f"{begin}experts.gate_up_proj_bias", (mixture.num_experts, 2 * mixture.ffn_size)
-            yield f"{begin}experts.down_proj_bias", (mixture.num_experts, width)
+        yield from _linear_shapes(
+            f"{begin}gate", mixture.num_experts, width, layout.has_expert_bias
+        )
         if not layout.has_shared_expert:
             return
         yield f"{begin}shared_expert_gate.weight", (1, width)
@@ -286,7 +284,11 @@ def _missing_experts(settings: DecoderSettings, actual: Mapping[str, str]) -> li
             for expert in range(settings.mixture.num_experts)
             for part in parts
         ]
-        forms = [joined] if settings.layout.has_expert_columns else [apart, joined, of_all]
+        forms = [apart, joined, of_all]
+        if settings.layout.has_expert_bias:
+            biases = [f"{name}_bias" for name in joined]
+            of_all += [f"{begin}{part}.bias" for part in parts]
+            forms = [[*joined, *biases], of_all]
         if not any(all(name in actual for name in form) for form in forms):
             missing += [name for name in forms[0] if name not in actual][:1]
     return missing

@@ -38,7 +38,7 @@ NF4_TABLE_BYTES = 4 * (16 + 256)
 MXFP4_BYTES = 0.5 + 1 / 32
 # int8: one byte, and for each output row at most a scale, a zero point, an offset and a bias.
 INT8_ROW_BYTES = 16
-ExpertsKept = Literal["whole", "4-bit", "stored"]
+ExpertsKept = Literal["4-bit", "stored"]
 MATRICES_PER_LAYER = 7
 
 
@@ -97,7 +97,7 @@ class ModelShape:
     window: int = 0
     window_kv_width: int = 0
     rotated_width: int = 0
-    experts_kept: ExpertsKept = "whole"
+    experts_kept: ExpertsKept = "4-bit"
     group_size: int = 0
     num_in_groups: int | None = None
     is_published_wide: bool = False

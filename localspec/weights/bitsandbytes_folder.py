@@ -6,6 +6,7 @@ compared with its settings before anything is read (formats.bitsandbytes_layers)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,6 +39,11 @@ class BitsAndBytesSource:
         if largest is not None:
             return Int8(weight, read_tensor(largest).float())
         return self._nf4(name, weight) if name in self._states else Dense(weight)
+
+    def entries(self, name: str) -> Iterator[Weight]:
+        """Those of a stack in full precision: the library packs no other."""
+        for place in self._places[name].entries():
+            yield Dense(read_tensor(place))
 
     def _nf4(self, name: str, packed: torch.Tensor) -> Nf4:
         functional: Any = bitsandbytes().functional

@@ -1,14 +1,13 @@
 """The tensors of a GGUF file under the names of transformers.
 
-What a file holds in 4 bits and groups is read as such numbers, everything else as the values that
-its kind stands for, computed in fp32 and rounded once.
+What a file holds in 4 bits and groups is read as such numbers, experts in MXFP4 stay in it, and
+everything else is read as the values that its kind stands for, computed in fp32 and rounded once.
 Source: ggml's kinds; the values by gguf-py's quants.py.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +18,8 @@ from localspec.core.errors import ModelError
 from localspec.formats.folder_files import ModelFolder
 from localspec.formats.gguf_file import GGUFTensor, read_header
 from localspec.formats.gguf_settings import family_of, tensor_names
-from localspec.weights.stored import Dense, Grouped, Weight
+from localspec.weights.stored import MXFP4_BLOCK, Dense, Grouped, Mxfp4, Weight
 
-JOINED = re.compile(r"\.experts\.(?:gate|up)_proj\.(weight|bias)$")
 PIECE_BYTES = 2**22  # Stored bytes of a tensor that are unpacked to fp32 at once.
 
 
@@ -39,13 +37,9 @@ class GGUFSource:
 
     @property
     def names(self) -> frozenset[str]:
-        if not self._family.has_expert_columns:
-            return frozenset(self._tensors)
-        return frozenset(JOINED.sub(_joined_name, name) for name in self._tensors)
+        return frozenset(self._tensors)
 
     def read(self, name: str) -> Weight:
-        if self._family.has_expert_columns and ".experts." in name:
-            return Dense(self._expert_columns(name))
         if ".linear_attn." in name and self._delta is not None:
             return self._of_delta_net(name, self._delta)
         tensor, layer = self._tensors[name], name.split(".")[-2]
@@ -60,18 +54,10 @@ class GGUFSource:
             return Dense(shifted.to(self._dtype))
         return Dense(gguf_values(tensor, self._dtype)[order])
 
-    def _expert_columns(self, name: str) -> torch.Tensor:
-        """Weights [experts, in, out] or biases [experts, out], gate and up in turn. Files hold gate
-        and up apart, and weights as [experts, out, in]."""
-        path, _, part = name.rpartition(".")
-        if part.startswith("gate_up_proj"):
-            kind = "bias" if part.endswith("_bias") else "weight"
-            halves = [self._tensors[f"{path}.{half}_proj.{kind}"] for half in ("gate", "up")]
-            values = torch.stack([gguf_values(half, self._dtype) for half in halves], 2)
-            values = values.flatten(1, 2)
-        else:
-            values = gguf_values(self._tensors[name], self._dtype)
-        return values if part.endswith("_bias") else values.mT.contiguous()
+    def entries(self, name: str) -> Iterator[Weight]:
+        for tensor in self._tensors[name].entries():
+            packed = gguf_mxfp4(tensor) or gguf_groups(tensor)
+            yield Dense(gguf_values(tensor, self._dtype)) if packed is None else packed
 
     def _of_delta_net(self, name: str, order: DeltaOrder) -> Weight:
         """A tensor of a gated delta net, its value heads in transformers' order."""
@@ -121,18 +107,25 @@ class DeltaOrder:
         return torch.cat((torch.arange(2 * self.keys), 2 * self.keys + self.heads(self.value_size)))
 
 
-def _joined_name(name: re.Match[str]) -> str:
-    return f".experts.gate_up_proj{'_bias' if name[1] == 'bias' else ''}"
-
-
 def gguf_groups(tensor: GGUFTensor) -> Grouped | None:
     """A matrix of 4 bits as its numbers; None for other kinds."""
     if tensor.kind not in GGUF_GROUPS or len(tensor.shape) != 2:
         return None
     num_bytes, read = GGUF_GROUPS[tensor.kind]
+    return read(_blocks(tensor, num_bytes))
+
+
+def gguf_mxfp4(tensor: GGUFTensor) -> Mxfp4 | None:
+    """A matrix in MXFP4 as its bytes; None for other kinds."""
+    if tensor.kind != "MXFP4" or len(tensor.shape) != 2:
+        return None
+    return mxfp4(_blocks(tensor, 1 + MXFP4_BLOCK // 2))
+
+
+def _blocks(tensor: GGUFTensor, num_bytes: int) -> torch.Tensor:
+    """Return the blocks of a matrix, [rows, n, num_bytes]."""
     shape = (tensor.shape[0], tensor.num_bytes // tensor.shape[0] // num_bytes, num_bytes)
-    raw = np.memmap(tensor.file, np.uint8, "r", tensor.start, shape)
-    return read(torch.from_numpy(np.array(raw)))
+    return torch.from_numpy(np.array(np.memmap(tensor.file, np.uint8, "r", tensor.start, shape)))
 
 
 def gguf_values(tensor: GGUFTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -165,6 +158,13 @@ def halves_apart(num_rows: int, num_heads: int) -> torch.Tensor | slice:
     if not num_heads:
         return slice(None)
     return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
+
+
+def mxfp4(blocks: torch.Tensor) -> Mxfp4:
+    """blocks: [rows, n, 17] bytes: a scale, then the first 16 weights in low halves of bytes and
+    the last 16 in high halves. Folders hold two that follow one another in a byte."""
+    values = torch.cat((blocks[..., 1:] & 15, blocks[..., 1:] >> 4), -1)
+    return Mxfp4(values[..., ::2] | values[..., 1::2] << 4, blocks[..., 0].contiguous())
 
 
 def q4_0(blocks: torch.Tensor) -> Grouped:

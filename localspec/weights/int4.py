@@ -57,14 +57,8 @@ class Int4Linear(QuantisedLinear):
         cls, weight: Grouped, bias: torch.Tensor | None, device: torch.device = CPU
     ) -> Int4Linear:
         """Raises RuntimeError where the device has no kernel for it."""
-        lowest = 0 if int(weight.values.min()) >= 0 else -MIDDLE  # signed numbers are shifted
-        # The kernel computes (number - MIDDLE) * scale + what a number of MIDDLE stands for.
-        middles = (MIDDLE + lowest) * weight.scales + weight.offsets
-        both = torch.stack((weight.scales, middles), -1)  # [out, groups, 2]
-        scales_and_zeros = both.transpose(0, 1).contiguous().bfloat16().to(device)
-        packed = _packed(weight.values, lowest, device)
-        layer = cls(packed, scales_and_zeros, weight.shape[1], bias)
-        layer.error = layer._measured(weight)
+        layer = cls(*packed_parts(weight, device), weight.shape[1], bias)
+        layer.error = layer.measured(weight)
         return layer
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -94,8 +88,9 @@ class Int4Linear(QuantisedLinear):
         return torch.cat(parts, -1)
 
     @torch.inference_mode()
-    def _measured(self, weight: Grouped) -> float:
-        """See `error`. On the host the dense weight is made in pieces."""
+    def measured(self, weight: Grouped) -> float:
+        """Return how far the layer's output lies off from that of `weight`, see `error`. On the
+        host the dense weight is made in pieces."""
         noise = torch.randn(1, weight.shape[1], generator=torch.Generator().manual_seed(0))
         step = max(1, PACKED_AT_ONCE // weight.shape[1])
         starts = range(0, weight.shape[0], step)
@@ -103,6 +98,16 @@ class Int4Linear(QuantisedLinear):
         wanted = torch.cat([noise @ piece.T for piece in pieces], -1)
         product = self._product(noise.to(self._packed.device)).cpu()
         return float((product - wanted).norm() / wanted.norm().clamp(min=1e-9))
+
+
+def packed_parts(weight: Grouped, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the packed numbers, and the scales and zeros, as Int4Linear takes them."""
+    lowest = 0 if int(weight.values.min()) >= 0 else -MIDDLE  # signed numbers are shifted
+    # The kernel computes (number - MIDDLE) * scale + what a number of MIDDLE stands for.
+    middles = (MIDDLE + lowest) * weight.scales + weight.offsets
+    both = torch.stack((weight.scales, middles), -1)  # [out, groups, 2]
+    scales_and_zeros = both.transpose(0, 1).contiguous().bfloat16().to(device)
+    return _packed(weight.values, lowest, device), scales_and_zeros
 
 
 def _packed(values: torch.Tensor, lowest: int, device: torch.device) -> torch.Tensor:

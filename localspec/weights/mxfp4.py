@@ -7,7 +7,7 @@ holds it: 4.25 bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
 from localspec.formats.folder_files import ModelFolder
+from localspec.formats.safetensors_file import TensorPlace
 from localspec.weights.dense import PACKED_DTYPES
 from localspec.weights.files import places_in, read_tensor
 from localspec.weights.linear import QuantisedLinear, bytes_of
@@ -83,11 +84,30 @@ class Mxfp4Source:
         """Raises ModelError for parts that are no weight in MXFP4."""
         if name not in self._packed:
             return Dense(read_tensor(self._places[name]))
-        parts = (read_tensor(self._places[f"{name}{part}"]) for part in (BLOCKS, SCALES))
+        return self._packed_weight(name, *self._parts_of(name))
+
+    def entries(self, name: str) -> Iterator[Weight]:
+        """Raises ModelError for parts that are no weight in MXFP4."""
+        if name not in self._packed:
+            yield from (Dense(read_tensor(place)) for place in self._places[name].entries())
+            return
+        blocks, scales = self._parts_of(name)
+        if blocks.shape[:1] != scales.shape[:1]:
+            raise self._error(name, f"{scales.shape[0]} experts of {blocks.shape[0]}")
+        for parts in zip(blocks.entries(), scales.entries(), strict=True):
+            yield self._packed_weight(name, *parts)
+
+    def _parts_of(self, name: str) -> tuple[TensorPlace, TensorPlace]:
+        return self._places[f"{name}{BLOCKS}"], self._places[f"{name}{SCALES}"]
+
+    def _packed_weight(self, name: str, blocks: TensorPlace, scales: TensorPlace) -> Mxfp4:
         try:
-            return Mxfp4(*parts)
+            return Mxfp4(read_tensor(blocks), read_tensor(scales))
         except ValueError as error:
-            raise ModelError(
-                f"The packed weight {name} in {self._name} is not laid out as MXFP4 is ({error}). "
-                "Fetch the model again, or choose another copy of it."
-            ) from error
+            raise self._error(name, error) from error
+
+    def _error(self, name: str, fault: object) -> ModelError:
+        return ModelError(
+            f"The packed weight {name} in {self._name} is not laid out as MXFP4 is ({fault}). "
+            "Fetch the model again, or choose another copy of it."
+        )

@@ -9,7 +9,7 @@ int_quantized and float_quantized, and the block scales of DeepSeek's FP8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each four bits of a word
 FLOAT8 = ("F8_E4M3", "F8_E5M2")  # safetensors' names of 8-bit floats
 # Parts of a layer that only a packed layer has.
 MARKS = frozenset(("qweight", "weight_packed", "weight_scale", "weight_scale_inv"))
+PARTS = MARKS | {"weight", "bias"}  # last parts of names that say nothing of a layer
+JOINED_SCALES = "_scale_inv"  # ends the name of the scales of joined experts
 
 
 class OtherBits(ValueError):
@@ -161,17 +163,27 @@ class PackedSource:
         self._found, self._dtype = found, dtype
         self._group_size, self._read = found.stored.group_size, READERS[found.stored.method]
         self._settings: Settings = found.config["quantization_config"]
-        layers = dict[str, dict[str, TensorPlace]]()
         self._whole = places_in(found.files)
+        layers = dict[str, dict[str, TensorPlace]]()  # the parts of each, by the name of its weight
         for name, place in self._whole.items():
-            layer, _, part = name.rpartition(".")
-            layers.setdefault(layer, {})[part] = place
-        self._packed = {
-            f"{layer}.weight": parts for layer, parts in layers.items() if _is_packed(parts)
-        }
-        for name, parts in self._packed.items():
-            for part in parts.keys() - {"bias"}:
-                del self._whole[f"{name.removesuffix('weight')}{part}"]
+            weight, part = self._part_of(name)
+            layers.setdefault(weight, {})[part] = place
+        self._packed = {name: parts for name, parts in layers.items() if _is_packed(parts)}
+        for name in list(self._whole):
+            weight, part = self._part_of(name)
+            if weight in self._packed and part != "bias":
+                del self._whole[name]
+
+    def _part_of(self, name: str) -> tuple[str, str]:
+        """The name of the weight that a tensor belongs to, and which part of it it is. Scales of
+        joined experts, which no ".weight" stands for, have the name of their weight in theirs."""
+        joined = name.removesuffix(JOINED_SCALES)
+        if joined != name and joined in self._whole:
+            return joined, "weight_scale_inv"
+        layer, _, part = name.rpartition(".")
+        if part not in PARTS and self._whole[name].dtype in FLOAT8:
+            return name, "weight"
+        return f"{layer}.weight", part
 
     @property
     def names(self) -> frozenset[str]:
@@ -181,8 +193,23 @@ class PackedSource:
         """Raises ModelError for a layer that is not laid out as config.json says."""
         if name not in self._packed:
             return Dense(read_tensor(self._whole[name]))
+        if _is_stack(self._packed[name]):
+            matrices = [weight.dense(self._dtype) for weight in self.entries(name)]
+            return Dense(torch.stack(matrices))
+        return self._unpacked(name, self._packed[name])
+
+    def entries(self, name: str) -> Iterator[Weight]:
+        """Raises ModelError for a stack that is not laid out as config.json says."""
+        if name not in self._packed:
+            yield from (Dense(read_tensor(place)) for place in self._whole[name].entries())
+            return
+        parts = self._packed[name]
+        for places in zip(*(place.entries() for place in parts.values()), strict=False):
+            yield self._unpacked(name, dict(zip(parts, places, strict=True)))
+
+    def _unpacked(self, name: str, places: Mapping[str, TensorPlace]) -> Weight:
         layer, folder = name.removesuffix(".weight"), self._found.name
-        parts = {part: read_tensor(place) for part, place in self._packed[name].items()}
+        parts = {part: read_tensor(place) for part, place in places.items()}
         try:
             weight = self._read(parts, self._settings)
             if isinstance(weight, torch.Tensor):
@@ -200,6 +227,12 @@ class PackedSource:
                 f"The packed weight {layer} in {folder} is not laid out as its config.json says "
                 f"({first_line(error)}). Fetch the model again, or choose another copy of it."
             ) from error
+
+
+def _is_stack(parts: Mapping[str, TensorPlace]) -> bool:
+    """True for joined experts in 8-bit floats, which transformers writes."""
+    weight = parts.get("weight")
+    return weight is not None and len(weight.shape) == 3
 
 
 def _is_packed(parts: Mapping[str, TensorPlace]) -> bool:

@@ -1,12 +1,13 @@
 """How the linear layers of a model are kept, and the layer that is made of a weight.
 
 `linear_for` is the one way from a weight as stored to a product. It quantises last: weights of one
-input are put below each other before, so that one layer stands for all of them.
+input are put below each other before, so that one layer stands for all of them. `stack_for` does
+the same for all experts of a layer, which a GPU keeps in one place (weights.stacks).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,7 @@ from localspec.weights.int8 import RoundedRowsLinear, has_fbgemm
 from localspec.weights.linear import Linear, SideBySide
 from localspec.weights.mxfp4 import Mxfp4Linear
 from localspec.weights.nf4 import Nf4Linear
+from localspec.weights.stacks import Stack, format_of, stackable
 from localspec.weights.stored import (
     INT4_ROWS,
     Dense,
@@ -56,8 +58,18 @@ class Precision:
 
     @property
     def whole(self) -> Precision:
-        """The same without quantising anything: for heads, routers and experts."""
+        """The same without quantising anything: for heads and routers."""
         return Precision(self.dtype, self.device)
+
+    @property
+    def of_experts(self) -> Precision:
+        """How experts are kept: LLM.int8 would wait for the device at every one of them."""
+        return self.whole if self.kind == "llm.int8" else self
+
+    @property
+    def stacks_experts(self) -> bool:
+        """True where experts are taken from a stack by index: a processor reads the indices."""
+        return self.device.type != "cpu"
 
 
 def precision_for(
@@ -96,6 +108,46 @@ def linear_for(
         pairs = zip(held, biases, strict=True)
         return SideBySide([_linear(weight, bias, precision) for weight, bias in pairs])
     return _linear(together, _joined_bias(held, biases), precision)
+
+
+def stack_for(
+    matrices: Iterable[Sequence[Weight]], count: int, precision: Precision, is_summed: bool
+) -> Stack:
+    """Return one product of all experts of a layer. Matrices are read, quantised and laid out one
+    by one.
+
+    matrices: of each of `count` experts, weights of one input, whose outputs stand side by side.
+    is_summed: see Stack. Raises ModelError for a kernel that is wrong."""
+    stack: Stack | None = None
+    for expert, weights in enumerate(matrices):
+        weight = stackable(_quantised(_as_one(weights, precision), precision), precision.dtype)
+        if stack is None:
+            layout = format_of(weight, precision.dtype, precision.device)
+            stack = Stack(weight, count, is_summed, layout)
+        stack.fill(expert, weight)
+        if expert == 0 and isinstance(weight, Grouped):  # all are rounded alike
+            stack.error = _require_right(_first_of(stack, precision.device), weight)
+    assert stack is not None, "a layer has experts"
+    return stack
+
+
+def _first_of(stack: Stack, device: torch.device) -> Int4Linear:
+    layer = stack.chosen(torch.zeros(1, dtype=torch.int64, device=device))
+    assert isinstance(layer, Int4Linear), "a stack of groups gives layers of groups"
+    return layer
+
+
+def _as_one(weights: Sequence[Weight], precision: Precision) -> Weight:
+    """Weights of one input as one, by their values where their formats differ."""
+    held = [_held(weight, precision) for weight in weights]
+    together = joined(held)
+    if together is not None:
+        return together
+    is_rounded_here = precision.kind == "int4"  # once, on the host
+    dtype = torch.float32 if is_rounded_here else precision.dtype
+    device = torch.device("cpu") if is_rounded_here else precision.device
+    whole = torch.cat([weight.dense(dtype).to(device) for weight in held])
+    return Dense(whole if suits(whole.shape) else whole.to(precision.device, precision.dtype))
 
 
 def suits(shape: Sequence[int]) -> bool:
@@ -144,6 +196,7 @@ def _joined_bias(
 
 def _linear(weight: Weight, bias: torch.Tensor | None, precision: Precision) -> Linear:
     bias = None if bias is None else bias.to(precision.device, precision.dtype)
+    weight = _quantised(weight, precision)
     if isinstance(weight, Nf4):
         return nf4.stored_linear(weight, bias)
     if isinstance(weight, Int8):
@@ -152,27 +205,32 @@ def _linear(weight: Weight, bias: torch.Tensor | None, precision: Precision) -> 
         tables = Mxfp4Tables.of(precision.dtype, precision.device)
         return Mxfp4Linear(weight, bias, tables)
     if isinstance(weight, Grouped):
-        return _int4(weight, bias, precision.device)
-    values = weight.values  # [out, in]
-    if not _is_quantised(weight, precision):
-        return dense_linear(values, bias)
+        layer = Int4Linear.of_weight(weight, bias, precision.device)
+        _require_right(layer, weight)
+        return layer
+    return dense_linear(weight.values, bias)
+
+
+def _quantised(weight: Weight, precision: Precision) -> Weight:
+    """The weight in the format in which it is kept."""
+    if not isinstance(weight, Dense) or not _is_quantised(weight, precision):
+        return weight
     if precision.kind == "int4":
-        rounded = Grouped.rounded(values, precision.group_size)
-        return _int4(rounded, bias, precision.device)
+        return Grouped.rounded(weight.values, precision.group_size)
     if precision.kind == "nf4":
-        return nf4.stored_linear(Nf4.rounded(values, nf4.BLOCK), bias)
-    return int8.stored_linear(Int8.rounded(values), bias)
+        return Nf4.rounded(weight.values, nf4.BLOCK)
+    return Int8.rounded(weight.values)
 
 
-def _int4(weight: Grouped, bias: torch.Tensor | None, device: torch.device) -> Int4Linear:
-    """Raises ModelError for a kernel that is wrong."""
-    layer = Int4Linear.of_weight(weight, bias, device)
-    if not layer.error <= MOST_REPACKING_ERROR:  # NaN too
+def _require_right(layer: Int4Linear, weight: Grouped) -> float:
+    """Return how far a layer lies off. Raises ModelError for a kernel that is wrong."""
+    error = layer.error or layer.measured(weight)
+    if not error <= MOST_REPACKING_ERROR:  # NaN too
         raise ModelError(
-            f"The 4-bit kernel of this machine answers {layer.error:.1%} off for a weight of "
+            f"The 4-bit kernel of this machine answers {error:.1%} off for a weight of "
             f"{weight.shape[0]} x {weight.shape[1]}. Load the model with --dtype bf16."
         )
-    return layer
+    return error
 
 
 # -- copies that draft ------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """The tensors of a model by their names in transformers, as its files hold them.
 
 `open_source` chooses the reader of a folder. A reader gives the names of what it holds and reads
-one tensor at a time; it holds none.
+one tensor at a time, of a stack one matrix; it holds none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -31,6 +31,11 @@ class WeightSource(Protocol):
         """Read one of `names`. Raises ModelError, KeyError."""
         ...
 
+    def entries(self, name: str) -> Iterator[Weight]:
+        """Read the matrices of a stack one by one, each as `read` gives them. Raises ModelError,
+        KeyError."""
+        ...
+
 
 class PlainSource:
     """A folder of .safetensors files in full precision."""
@@ -44,6 +49,10 @@ class PlainSource:
 
     def read(self, name: str) -> Weight:
         return Dense(read_tensor(self._places[name]))
+
+    def entries(self, name: str) -> Iterator[Weight]:
+        for place in self._places[name].entries():
+            yield Dense(read_tensor(place))
 
 
 # By the method in quantization_config.

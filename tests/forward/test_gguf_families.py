@@ -18,10 +18,13 @@ from localspec.formats.gguf_families import FAMILIES
 from localspec.formats.gguf_file import read_header
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.forward.by_transformers import load_module
+from localspec.forward.decoder import Decoder
 from localspec.forward.load import load_model
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import opened_gguf
 from localspec.weights.gguf import GGUFSource
+from localspec.weights.mxfp4 import Mxfp4Linear
+from localspec.weights.stored import Mxfp4
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.tiny import CPU
 
@@ -58,10 +61,10 @@ def of_gemma(writer: GGUFWriter) -> None:
     writer.add_rope_scaling_factor(8.0)
 
 
-def of_qwen(writer: GGUFWriter) -> None:
+def of_qwen(writer: GGUFWriter, ffn_size: int = 24) -> None:
     writer.add_expert_count(4)
     writer.add_expert_used_count(2)
-    writer.add_expert_feed_forward_length(24)
+    writer.add_expert_feed_forward_length(ffn_size)
 
 
 def of_gemma_2(writer: GGUFWriter) -> None:
@@ -124,7 +127,7 @@ def of_gemma_4_moe(writer: GGUFWriter) -> None:
 
 
 def of_gpt_oss(writer: GGUFWriter) -> None:
-    of_qwen(writer)
+    of_qwen(writer, 32)
     writer.add_sliding_window(6)
     writer.add_rope_scaling_type(RopeScalingType.YARN)
     writer.add_rope_scaling_factor(4.0)
@@ -200,7 +203,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], Describe]] = {
         "moe_intermediate_size": 24,
     }, of_gemma_4_moe),
     "gpt-oss": ("gpt_oss", {
-        "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 24,
+        "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32,
         "sliding_window": 6, "attention_bias": True, "num_hidden_layers": 4, "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0,
             "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 16,
@@ -296,19 +299,34 @@ def test_factors_that_are_no_proportional_rotation_are_refused(tmp_path: Path) -
         config_of(read_header(file))
 
 
-def test_experts_in_mxfp4_are_read_with_gate_and_up_in_turn(tmp_path: Path) -> None:
+def test_experts_of_gpt_oss_stay_in_mxfp4(tmp_path: Path) -> None:
+    """A file orders the weights of a block otherwise than a folder."""
+
     def describe(writer: GGUFWriter) -> None:
         VOCABULARY(writer)
         of_gpt_oss(writer)
 
-    file, in_blocks = tmp_path / "tiny.gguf", {"gate_proj": "MXFP4", "up_proj": "MXFP4"}
-    held = write_gguf(file, module_of("gpt-oss"), "F32", "gpt-oss", describe, in_blocks)
-    source = GGUFSource(check_folder(opened_gguf(file, tmp_path)), torch.float32)
-    begin = "model.layers.1.mlp.experts."
-    values = source.read(f"{begin}gate_up_proj").dense(torch.float32)
-    for first, half in enumerate(("gate", "up")):
-        assert torch.equal(values[:, :, first::2].mT, held[f"{begin}{half}_proj.weight"])
-    assert read_header(file).kinds["MXFP4"] == 4 * 2 * 4 * 24 * 64
+    file, module = tmp_path / "tiny.gguf", module_of("gpt-oss")
+    in_blocks = dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "MXFP4")
+    held = write_gguf(file, module, "F32", "gpt-oss", describe, in_blocks)
+    folder = opened_gguf(file, tmp_path)
+    assert read_header(file).kinds["MXFP4"] == 4 * 3 * 4 * 32 * 64
+    source = GGUFSource(check_folder(folder), torch.float32)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.1.mlp.experts.{part}.weight"
+        matrices = list(source.entries(name))
+        assert {type(matrix) for matrix in matrices} == {Mxfp4}
+        values = torch.stack([matrix.dense(torch.float32) for matrix in matrices])
+        assert torch.equal(values, held[name])
+    opened = load_model(folder, torch.float32, CPU, 64)
+    assert isinstance(opened.model, Decoder)
+    experts = opened.model.weights.blocks[0].feed_forward.linears[1:]
+    assert {type(linear) for linear in experts} == {Mxfp4Linear}
+    dense = load_module(folder, torch.float32, CPU)
+    with torch.inference_mode():
+        wanted = dense(input_ids=torch.tensor([TOKENS])).logits[0]
+    rows = opened.model.forward(TOKENS)
+    assert torch.allclose(rows, wanted, atol=1e-5 * float(wanted.abs().max()))
 
 
 def test_a_mistral_3_that_scales_no_queries_is_a_llama(tmp_path: Path) -> None:

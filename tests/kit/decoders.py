@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -31,6 +31,9 @@ class TensorSource:
 
     def read(self, name: str) -> Weight:
         return Dense(self._tensors[name].detach())
+
+    def entries(self, name: str) -> Iterator[Weight]:
+        yield from (Dense(matrix) for matrix in self._tensors[name].detach())
 
 
 def settings_of_module(module: Any) -> DecoderSettings:

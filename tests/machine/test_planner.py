@@ -260,12 +260,16 @@ def test_a_model_without_a_known_draft_says_how_to_name_one() -> None:
     assert "--draft" in refusals(plan(asked), "draft_model")[0]
 
 
-def test_a_mixture_of_experts_counts_all_of_them_and_is_not_quantised() -> None:
+def test_a_mixture_of_experts_counts_all_of_them_in_every_precision() -> None:
     target = MODELS["Qwen/Qwen3-30B-A3B"]
     report = plan(PlanRequest(replace(target, drafts=()), gpu(80), 4096))
-    assert {each.precision for each in report.plans} == {"bf16"}
-    num_params = target.shape.num_params
-    assert report.plans[0].bytes.target_weights == 2 * num_params + 4096 * 128 * 4 > 60e9
+    weights = {each.precision: each.bytes.target_weights for each in report.plans}
+    assert weights.keys() == {"bf16", "4-bit"}
+    num_params, tables = target.shape.num_params, 4096 * 128 * 4
+    assert weights["bf16"] == 2 * num_params + tables > 60e9
+    in_4_bits = target.shape.linear_params + target.shape.expert_params
+    in_full = 2 * (num_params - in_4_bits) + tables
+    assert weights["4-bit"] == pytest.approx(in_full + 0.5625 * in_4_bits, rel=0.001)
     assert "every expert" in refusals(report, "self_quant")[0]
 
 

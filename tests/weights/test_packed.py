@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from localspec.core.errors import ModelError
@@ -28,6 +30,7 @@ from tests.kit.packed import (
     Packed,
     as_awq,
     as_compressed,
+    as_fp8,
     as_gptq,
     compressed,
     dense,
@@ -111,6 +114,35 @@ def test_a_packed_hybrid_or_mixture_answers_as_its_dense_weights_do(
     assert torch.allclose(rows, wanted, atol=1e-4 * float(wanted.abs().max()))
     shape = shape_from_folder(tmp_path)
     assert shape.stored_as == title and shape.is_native
+
+
+def test_joined_experts_in_8_bit_floats_are_read_with_their_scales(tmp_path: Path) -> None:
+    """As transformers saves them: without them every weight would be too large or too small."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3_moe", **SMALL, **HYBRIDS["qwen3_moe"])
+    module = AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+    pack, tensors, state = as_fp8(32, 32), dict[str, torch.Tensor](), module.state_dict()
+    for name, tensor in state.items():
+        tensors[name] = tensor.clone()
+        if ".experts." in name:
+            packed = [pack(matrix) for matrix in tensor]
+            for part, end in (("weight", ""), ("weight_scale_inv", "_scale_inv")):
+                tensors[f"{name}{end}"] = torch.stack([parts[part] for parts, _ in packed])
+            state[name] = torch.stack([values for _, values in packed])
+    config.save_pretrained(str(tmp_path))
+    path = tmp_path / "config.json"
+    stored = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": stored}))
+    save_file(tensors, str(tmp_path / "model.safetensors"), metadata={"format": "pt"})
+    module.load_state_dict(state)
+    with torch.inference_mode():
+        wanted = module(input_ids=torch.tensor([TOKENS])).logits[0]
+    model = load_model(tmp_path, torch.float32, CPU, 64).model
+    assert torch.allclose(model.forward(TOKENS), wanted, atol=1e-4 * float(wanted.abs().max()))
+    loose = {name: each for name, each in tensors.items() if not name.endswith("_scale_inv")}
+    save_file(loose, str(tmp_path / "model.safetensors"), metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"experts.*not laid out as its config.json says"):
+        load_model(tmp_path, torch.float32, CPU, 64)
 
 
 KEPT = ["awq", "gptq", "gptq, version 2", "compressed int4", "compressed int4, zero points"]

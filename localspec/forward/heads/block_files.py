@@ -6,7 +6,7 @@ compared before one is used; what the target has as well is borrowed from it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isclose
 from pathlib import Path
@@ -62,6 +62,9 @@ class _Tensors:
 
     def read(self, name: str) -> Weight:
         return Dense(self.held[name])
+
+    def entries(self, name: str) -> Iterator[Weight]:
+        yield from (Dense(matrix) for matrix in self.held[name])
 
 
 def read_block(folder: Path, target: LanguageModel) -> BlockParts:

@@ -11,7 +11,7 @@ mimo_mtp.py, deepseek_mtp.py and qwen3_next_mtp.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -262,7 +262,13 @@ class _FiniteSource:
 
     def read(self, name: str) -> Weight:
         """See WeightSource."""
-        weight = self._source.read(name)
+        return self._checked(self._source.read(name), name)
+
+    def entries(self, name: str) -> Iterator[Weight]:
+        """See WeightSource."""
+        yield from (self._checked(weight, name) for weight in self._source.entries(name))
+
+    def _checked(self, weight: Weight, name: str) -> Weight:
         if isinstance(weight, Dense) and not bool(weight.values.isfinite().all()):
             raise ModelError(f"The head in {self._model}: {name} holds values that are not finite.")
         return weight

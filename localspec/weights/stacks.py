@@ -1,0 +1,137 @@
+"""The weights of all experts of one layer in one place, of which a device takes the chosen ones.
+
+Experts stand along an axis of their own right before the axis of outputs, or before that of inputs.
+Taking some of them therefore gives one weight: that of a layer with the outputs of all chosen
+experts side by side, or of a layer that sums over the inputs of all of them. It is packed as the
+experts are, so the kernels of linear layers multiply with it. Nothing is read on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from localspec.core.errors import ModelError
+from localspec.weights import nf4
+from localspec.weights.int4 import Int4Linear, packed_parts
+from localspec.weights.linear import Linear, PlainLinear, QuantisedLinear, bytes_of
+from localspec.weights.mxfp4 import Mxfp4Linear
+from localspec.weights.stored import Dense, Grouped, Mxfp4, Mxfp4Tables, Nf4, Weight
+
+Parts = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class StackFormat:
+    """How matrices [out, in] of one kind are laid out. parts: the tensors of a matrix on the
+    device. out_axes, in_axes: where outputs and inputs stand in each of them. layer: the linear
+    layer of such tensors."""
+
+    parts: Callable[[Weight], Parts]
+    out_axes: tuple[int, ...]
+    in_axes: tuple[int, ...]
+    layer: Callable[[Parts], Linear]
+
+
+class Stack(QuantisedLinear):
+    """The matrices of all experts. As a layer among others it has a size; what multiplies is the
+    layer of some chosen experts.
+
+    is_summed: chosen experts stand side by side with their inputs, else with their outputs. error:
+    how far a layer of 4 bits in groups lies off, see Int4Linear."""
+
+    has_invariant_rows = False
+
+    def __init__(self, first: Weight, count: int, is_summed: bool, of: StackFormat) -> None:
+        """first: like every matrix. of: their format."""
+        self.error = 0.0
+        self.kind, self.num_experts, self.is_summed = type(first), count, is_summed
+        self._format, self._axes = of, of.in_axes if is_summed else of.out_axes
+        self._parts = tuple(
+            part.new_empty((*part.shape[:axis], count, *part.shape[axis:]))
+            for part, axis in zip(of.parts(first), self._axes, strict=True)
+        )
+        self.weight_bytes = bytes_of(*self._parts)
+
+    def fill(self, expert: int, weight: Weight) -> None:
+        """Raise ModelError for a matrix in another format than the first one."""
+        if type(weight) is not self.kind:
+            raise ModelError(
+                "The experts of a layer of this model are kept in different formats, and a GPU "
+                "holds them in one. Choose another copy of the model, or run it on the CPU."
+            )
+        parts = self._format.parts(weight)
+        for held, part, axis in zip(self._parts, parts, self._axes, strict=True):
+            held.select(axis, expert).copy_(part)
+
+    def chosen(self, experts: torch.Tensor) -> Linear:
+        """Return the layer of some experts, in this order. experts: their numbers on the device."""
+        taken = (
+            part.index_select(axis, experts).flatten(axis, axis + 1)
+            for part, axis in zip(self._parts, self._axes, strict=True)
+        )
+        return self._format.layer(tuple(taken))
+
+
+def stackable(weight: Weight, dtype: torch.dtype) -> Weight:
+    """Return the weight itself if a format of stacks takes it, else its values. dtype: of them."""
+    is_nf4 = isinstance(weight, Nf4) and weight.kind == "nf4" and weight.block_size == nf4.BLOCK
+    if is_nf4 and weight.shape[1] % nf4.BLOCK == 0:
+        return weight
+    if isinstance(weight, Dense | Grouped | Mxfp4):
+        return weight
+    return Dense(weight.dense(dtype))
+
+
+def format_of(weight: Weight, dtype: torch.dtype, device: torch.device) -> StackFormat:
+    """weight: as `stackable` returns it. dtype: of the rows."""
+    if isinstance(weight, Grouped):
+        return StackFormat(
+            lambda each: _groups(each, device), (0, 1), (1, 0), _of_groups(weight.group_size)
+        )
+    if isinstance(weight, Mxfp4):
+        tables = Mxfp4Tables.of(dtype, device)
+        return StackFormat(
+            _blocks, (0, 0), (1, 1), lambda parts: Mxfp4Linear(Mxfp4(*parts), None, tables)
+        )
+    if isinstance(weight, Nf4):
+        return StackFormat(_nf4, (0, 0), (1, 1), _of_nf4)
+    return StackFormat(_values, (0,), (1,), lambda parts: PlainLinear(parts[0], None))
+
+
+def _values(weight: Weight) -> Parts:
+    assert isinstance(weight, Dense)
+    return (weight.values,)  # [out, in]
+
+
+def _blocks(weight: Weight) -> Parts:
+    assert isinstance(weight, Mxfp4)
+    return weight.blocks, weight.scales  # [out, in / 32, 16], [out, in / 32]
+
+
+def _nf4(weight: Weight) -> Parts:
+    assert isinstance(weight, Nf4)
+    num_out = weight.shape[0]
+    return weight.packed.view(num_out, -1), weight.scales.view(num_out, -1)
+
+
+def _of_nf4(parts: Parts) -> Linear:
+    packed, scales = parts
+    shape = (packed.shape[0], 2 * packed.shape[1])
+    weight = Nf4(packed.reshape(-1, 1), scales.flatten(), shape, nf4.BLOCK, "nf4")
+    return nf4.stored_linear(weight, None)
+
+
+def _groups(weight: Weight, device: torch.device) -> Parts:
+    assert isinstance(weight, Grouped)
+    return packed_parts(weight, device)  # tiles of outputs, of inputs, ...; [groups, out, 2]
+
+
+def _of_groups(group_size: int) -> Callable[[Parts], Linear]:
+    def layer(parts: Parts) -> Linear:
+        packed, scales_and_zeros = parts
+        return Int4Linear(packed, scales_and_zeros, scales_and_zeros.shape[0] * group_size, None)
+
+    return layer
