@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from localspec.core.decoding import DraftPlan, Grammar, Growth, SamplingParams, Sequence
@@ -28,7 +29,7 @@ from localspec.drafters.vocabularies import Foreign
 from localspec.engine.engine import Engine
 from localspec.forward import graphs
 from localspec.forward.cache import WIDEST, KVCache
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, kv_shape_of
 from localspec.forward.graphs import CapturedDecoder, Work, shapes
 from localspec.forward.load import load_model
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
@@ -42,9 +43,10 @@ from localspec.weights import precision
 from localspec.weights.int4 import Int4Linear
 from localspec.weights.library import bitsandbytes
 from localspec.weights.nf4 import BLOCK, Nf4Linear
+from localspec.weights.precision import Precision
 from localspec.weights.stored import Dense
 from tests.kit.assistants import shared_keys
-from tests.kit.decoders import decoder_of, layers_of
+from tests.kit.decoders import decoder_of, layers_of, weights_of
 from tests.kit.fake_card import (
     CUDA,
     OTHER_CUDA,
@@ -244,6 +246,69 @@ def test_every_graph_body_stays_on_the_card() -> None:
         assert len(step.captured) == len(shapes(64)) and pool.num_captures > len(step.captured)
         logits = step.forward([1, 2, 3], [-1, 0, 0])
         assert (logits.shape, logits.dtype, logits.device) == ((3, 64), torch.float32, CUDA)
+
+
+def hybrid_on_card(num_layers: int = 4, capacity: int = 96) -> Decoder:
+    module = fake_module(small("qwen3_5", num_hidden_layers=num_layers), DTYPE)
+    weights = weights_of(module, Precision(DTYPE, CUDA), capacity)
+    return Decoder(weights, KVCache(kv_shape_of(weights, capacity), DTYPE, CUDA))
+
+
+@pytest.mark.slow
+def test_every_graph_body_of_a_model_with_states_stays_on_the_card() -> None:
+    few = patch.multiple(graphs, COARSE_WIDTHS=(1, WIDEST), FINE_WIDTHS=())
+    with few, patch.object(chunk, "SIZES", (2,)), fake_card() as traffic:
+        pool, decoder = WatchedPool(traffic), hybrid_on_card()
+        assert decoder.is_capturable
+        step, chunks = CapturedDecoder(decoder, pool), ChunkedDraft(decoder, VOCAB_SIZE, pool)
+        for each in (step, chunks):
+            assert len(list(each.capture())) > 0 and each.notice is None
+        assert len(step.captured) == len(shapes(96)) and pool.num_captures > len(step.captured)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["draft_model", "ngram"])
+def test_rounds_of_models_with_states_wait_no_more_than_others(name: str) -> None:
+    """The states of a prompt are copied to the host before the first round."""
+    with fake_card(number=0.9) as traffic:
+        pool = UncapturedPool()
+        target, draft = (CapturedDecoder(hybrid_on_card(), pool) for _ in "ab")
+        parts = Parts(target, draft, pool=pool)
+        for sampling, most in ((GREEDY, MOST_GREEDY), (SAMPLED, MOST_SAMPLED)):
+            for _ in rounds_of(name, parts, sampling, traffic):
+                assert not traffic.uploads
+                assert sum(traffic.reads.values()) <= FEWER.get(name, most), traffic.reads
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations on the card that are not views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.namespace == "aten" and not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+def test_a_round_of_a_model_with_states_waits_for_nothing_and_starts_few_kernels() -> None:
+    """Before a replay. Their number does not grow with layers or tokens."""
+    counts = dict[int, list[int]]()
+    with fake_card() as traffic:
+        for num_layers in (4, 8):
+            cache = hybrid_on_card(num_layers=num_layers).cache
+            counts[num_layers] = []
+            traffic.clear()
+            for num_rows in (1, 16, 1, 9, 16, 16, 4):
+                launches = Launches()
+                with torch.inference_mode(), launches, cache.append([3] * num_rows):
+                    counts[num_layers].append(launches.count)
+                cache.rollback(cache.length - num_rows // 2)
+            assert not traffic.reads and not traffic.uploads
+    assert counts[4] == counts[8]
+    assert counts[4].count(0) == 6 and max(counts[4]) <= 20, "only what is settled is moved"
 
 
 @pytest.mark.slow

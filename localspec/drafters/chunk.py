@@ -44,8 +44,8 @@ from localspec.forward.upload import indices, pinned
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
 FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to read
 AGREEMENT = 1e-2  # of confidences, between a replay and the uncaptured chunk
-KNOBS = 4  # where the settings begin in a chunk's input
-NUM_INPUTS = 10
+KNOBS = 5  # where the settings begin in a chunk's input
+NUM_INPUTS = 11
 
 
 class Cuts(NamedTuple):
@@ -139,12 +139,15 @@ class StaticChunk:
         sampling: SamplingParams,
         share: float = 1.0,
         newest: torch.Tensor | None = None,
+        num_settled: int = 0,
     ) -> None:
         """pending: one or two tokens that follow `start` cached ones. share: of the noise. newest:
-        [1], the one token in place of them where it is known on the device alone."""
+        [1], the one token in place of them where it is known on the device alone. num_settled: the
+        cached tokens that states have settled."""
         assert 1 <= len(pending) <= FIRST_WIDTH, "older tokens are taken in before"
         last = len(pending) - 1 if newest is None else 0
-        head = [pending[0], pending[last], start, last]  # a pad's id does not matter
+        # A pad's id does not matter.
+        head = [pending[0], pending[last], start, last, num_settled]
         values = [*head, *knobs_of(sampling, share, self._vocab_size)]
         self._inputs.copy_(pinned(values, torch.float32, self._window.device), non_blocking=True)
         if newest is not None:
@@ -154,15 +157,19 @@ class StaticChunk:
     def __call__(self) -> None:
         """Draft: tokens and confidences into the buffers."""
         head = self._inputs[:KNOBS].long()
-        start, last = head[2:3], head[3:4]
+        start, last, settled = head[2:3], head[3:4], head[4:5]
         slots = start + self._offsets  # [2]; a pad's slot is written again by the next step
-        rows = self._window.forward(head[:FIRST_WIDTH], slots, slots, self._pair)  # [2, d]
+        rows = self._window.forward(
+            head[:FIRST_WIDTH], slots, slots, self._pair, slots - settled
+        )  # [2, d]
         row, place = rows.index_select(0, last), start + last
         for step in range(self.size):
             token = self._draft(row, step)  # [1]
             if step + 1 < self.size:
                 place = place + 1
-                row = self._window.forward(token, place, place, self._single)  # [1, d]
+                row = self._window.forward(
+                    token, place, place, self._single, place - settled
+                )  # [1, d]
 
     def _draft(self, row: torch.Tensor, step: int) -> torch.Tensor:
         logits = fitted(self._window.logits(row).float(), self._vocab_size)  # [1, V]
@@ -238,9 +245,12 @@ class ChunkedDraft:
         yield from self._store.fill(wanted, _phrase, self._captured)
 
     def serves(self, draft: Drafting) -> bool:
-        """Whether a window holds the whole draft, and no grammar asks the host about each token."""
-        end = len(draft.sequence.tokens) + draft.plan.num_draft_tokens
-        return draft.sequence.grammar is None and end <= self.model.cache.shape.capacity
+        """Whether a window holds the whole draft, the cache takes all its rows back, and no grammar
+        asks the host about each token."""
+        num_tokens, cache = draft.plan.num_draft_tokens, self.model.cache
+        end = len(draft.sequence.tokens) + num_tokens
+        is_held = end <= cache.shape.capacity and num_tokens < cache.most_rows
+        return draft.sequence.grammar is None and is_held
 
     @torch.inference_mode()
     def draft_on(self, draft: Drafting) -> None:
@@ -261,6 +271,7 @@ class ChunkedDraft:
     def _pending(self, draft: Drafting) -> list[int]:
         """The tokens that the first step reads."""
         self.want(draft.sequence.sampling)
+        self.model.catch_up()
         pending = [*draft.sequence.tokens, *draft.tokens][self.model.cache.length :]
         if len(pending) > FIRST_WIDTH:
             prefill(self.model, pending[:-1])
@@ -285,6 +296,8 @@ class ChunkedDraft:
         """`count` tokens and their confidences, [2, count, K], by the largest chunks that fit."""
         sequence, buffers, found = draft.sequence, self._buffer(), list[torch.Tensor]()
         cuts, start, done = cuts_of(sequence.sampling), self.model.cache.length, len(draft.tokens)
+        self.model.cache.claim(max(FIRST_WIDTH, len(pending) + count - 1))
+        num_settled = self.model.cache.num_settled
         if cuts.penalty:
             seen = indices([*{*sequence.tokens, *draft.tokens}], self.model.device)
             buffers.seen.zero_().index_fill_(0, seen, True)
@@ -295,7 +308,7 @@ class ChunkedDraft:
                 places = range(done, done + size)
                 buffers.noise[:size].copy_(noise_after(sequence, places, self.model.device))
             newest = found[-1][0, -1, :1] if found else None
-            ready.work.fill(pending, start, sequence.sampling, draft.share, newest)
+            ready.work.fill(pending, start, sequence.sampling, draft.share, newest, num_settled)
             ready.replay()
             found.append(buffers.summary[:, :size].clone())
             start += size if found[1:] else len(pending) + size - 1

@@ -8,7 +8,8 @@ from typing import Any
 # Rows of a window ring beyond the window, which a text can go back; None as long as the cache keeps
 # every position of every layer.
 RING_SPARE: int | None = None
-# States of a recurrent model that are held at once: the present one, and the one before a draft.
+# States of a recurrent model that are held at once, the present one and the one before a draft. The
+# native decoder holds the latter alone on a GPU.
 NUM_STATES = 2
 # Tokens between these two states at most, of which the native decoder holds the ingredients.
 NUM_PENDING = 32

@@ -123,6 +123,11 @@ class KVCache:
         return len(self.tokens)
 
     @property
+    def num_settled(self) -> int:
+        """The tokens that states have settled; 0 where there are no states."""
+        return 0 if self.states is None else self.states.num_settled
+
+    @property
     def takes_trees(self) -> bool:
         """Whether one forward can check several continuations, with the bits that each has."""
         return self.piece is None and self.states is None
@@ -255,6 +260,8 @@ class KVCache:
         hide NaN, and a rollback does not erase it."""
         for part in self._parts:
             part[:, :, :, :, self.length :].zero_()
+        if self.states is not None:
+            self.states.zero_beyond()
 
     def keep(self, base: int, path: Sequence[int]) -> None:
         """Compact the slots after `base` to `path`, in order.
@@ -284,9 +291,7 @@ class KVCache:
                 "Start a new chat or load the model with a longer context."
             )
         self._start, self._end = start, end
-        self._go_to(start)
-        if self.states is not None:
-            self.states.begin(start, len(tokens))
+        self.claim(len(tokens))
         yield start
         self.tokens.extend(tokens)
         if self.states is not None:
@@ -294,6 +299,13 @@ class KVCache:
         self._hold_seldom(end, len(tokens))
         if len(tokens) == self.piece and start == self._num_whole:
             self._num_whole = end
+
+    def claim(self, num_rows: int) -> None:
+        """Make room for so many rows after the end. A forward that writes more rows than it appends
+        tokens claims them itself."""
+        self._go_to(self.length)
+        if self.states is not None:
+            self.states.begin(self.length, num_rows)
 
     def _hold_seldom(self, end: int, num_rows: int) -> None:
         """Hold a long prompt every SNAPSHOT_EVERY tokens."""

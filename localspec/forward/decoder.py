@@ -29,6 +29,7 @@ from localspec.forward.features import LAST, Features
 from localspec.forward.mixer import LayerAttend, Table
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
 from localspec.forward.row_attention import Attend
+from localspec.forward.states import StateRows
 from localspec.forward.tree import depths
 from localspec.forward.upload import indices
 from localspec.weights.linear import ROW_MULTIPLE, Linear, padded
@@ -244,22 +245,28 @@ class Decoder:
             (heads, window): cached_attention(self.cache, start, num_rows, heads, parents, window)
             for heads, window in dict.fromkeys(kinds)
         }
-        of_attentions = iter(
-            [
-                partial(found[attention.heads, attention.window], layer, sinks=attention.sinks)
-                for attention, layer in zip(attentions, self.weights.kv_layers, strict=True)
-            ]
-        )
-        of_layers, num_states, states = list[LayerAttend](), 0, self.cache.states
+        of_attentions = [
+            partial(found[attention.heads, attention.window], layer, sinks=attention.sinks)
+            for attention, layer in zip(attentions, self.weights.kv_layers, strict=True)
+        ]
+        states = self.cache.states
         assert states is None or parents is None, "a state follows one text"
         state_rows = None if states is None else states.rows(num_rows)
+        return self.by_block(of_attentions, state_rows, num_rows)
+
+    def by_block(
+        self, of_attentions: Sequence[LayerAttend], state_rows: StateRows | None, num_rows: int
+    ) -> Attend:
+        """Return what the mixer of each block reads. of_attentions: of the blocks with attention,
+        in order. state_rows: of the blocks with states, None where there are none."""
+        attentions, of_layers, num_states = iter(of_attentions), list[LayerAttend](), 0
         for block in self.weights.blocks:
             if isinstance(block.mixer, DeltaNet):
                 assert state_rows is not None, "the cache has states"
                 of_layers.append(block.mixer.steps(state_rows, num_states, num_rows))
                 num_states += 1
             else:
-                of_layers.append(next(of_attentions))
+                of_layers.append(next(attentions))
         return lambda layer, queries, keys_values: of_layers[layer](queries, keys_values)
 
     def logits(

@@ -24,6 +24,8 @@ PIECE = 64  # Rows of a prompt that are solved as one system of equations.
 class ClosedStates(States):
     """States that are moved over many tokens at once. `decays` hold logarithms here."""
 
+    is_capturable = True
+
     def __init__(self, shape: DeltaSettings, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(shape, dtype, device)
         self.slots = torch.arange(NUM_PENDING, device=device)
@@ -36,14 +38,13 @@ class ClosedStates(States):
         return self.rows_at(self.slots[self.num_pending : self.num_pending + num_rows])
 
     def rows_at(self, slots: torch.Tensor) -> FewRows:
-        """Return the rows of a forward whose ingredients go to `slots`, [n] int64: the first of
-        them counts the pending tokens, and rows that pad a width have the last slot of all."""
+        """See States."""
         return FewRows(self, slots)
 
     def _prepare(self, start: int, num_rows: int) -> None:
         if num_rows > WIDEST:
             self._settle(self.num_pending)
-        elif self.num_pending + num_rows >= NUM_PENDING:
+        elif self.num_pending + num_rows > NUM_PENDING:
             self._settle(self.num_pending - WIDEST)
 
     def _advance(self, count: int) -> None:

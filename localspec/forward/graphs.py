@@ -287,12 +287,14 @@ class CapturedDecoder(Decoder):
         num_logits: int | None = None,
     ) -> torch.Tensor:
         """See Decoder.forward."""
+        self.catch_up()
         found = self._recording_for(len(tokens))
         if found is None:
             return super().forward(tokens, parents, num_logits)
         size = len(tokens)
         with self.cache.append(tokens) as start:
-            found.work.fill(tokens, parents, start)
+            self.cache.claim(found.work.width)
+            found.work.fill(tokens, parents, start, self.cache.num_settled)
             found.replay()
         first = 0 if num_logits is None else size - num_logits
         return self._buffer()[first:size].clone()  # the next replay writes over it

@@ -111,6 +111,12 @@ class States:
         """Tokens after the settled length whose ingredients stand: where the next forward's go."""
         return self._num_pending
 
+    @property
+    def num_settled(self) -> int:
+        """The length of the settled states."""
+        assert self._length is not None, "no forward has failed"
+        return self._length
+
     def held(self, count: int) -> tuple[torch.Tensor, ...]:
         """Return the ingredients of the first `count` pending tokens."""
         parts = (part[:, :count] for part in (self.keys, self.deltas, self.decays))
@@ -141,6 +147,18 @@ class States:
         """Return the rows of a forward that has begun."""
         raise NotImplementedError
 
+    def rows_at(self, slots: torch.Tensor) -> StateRows:
+        """Return the rows whose ingredients go to `slots`, [n] int64, which ascend without a gap
+        from the number of pending tokens on. Only of states that a graph can hold."""
+        raise NotImplementedError
+
+    def zero_beyond(self) -> None:
+        """Zero the slots after the pending tokens. See KVCache."""
+        spent = self._num_pending
+        for part in (self.keys, self.deltas, self.decays):
+            part[:, spent:].zero_()
+        self.columns[:, self.shape.kernel - 1 + spent :].zero_()
+
     def saved(self, length: int) -> Saved:
         """Return a copy for `length`, which is in `reach`."""
         assert self._length is not None and length in self.reach
@@ -155,8 +173,8 @@ class States:
         self._length, self._num_pending = saved.length, saved.num_pending
 
     def _prepare(self, start: int, num_rows: int) -> None:
-        """Make the states ready for rows from `start` on. Of more than WIDEST rows all pending
-        tokens are settled; of fewer a slot is left over, to which rows that pad a width go."""
+        """Make the states ready for rows from `start` on. Before more than WIDEST rows all pending
+        tokens are settled; for fewer there are slots."""
         raise NotImplementedError
 
     def _advance(self, count: int) -> None:

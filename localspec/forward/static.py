@@ -6,7 +6,8 @@ is made on the device. `StaticForward` adds buffers: `fill` copies the descripti
 the device in one small copy, a call computes their logits into a buffer. Both are plain tensor code
 and give the decoder's own logits on any device, captured or not.
 
-Rows that only pad a width write to slots beyond the sequence's end. These slots are masked, which
+Rows that only pad a width write to slots beyond the sequence's end, which the cache must be told
+(`KVCache.claim`). These slots are masked, which
 hides finite values only, so they must not hold NaN (`KVCache.zero_beyond`).
 
 Capturing has never been tried on CUDA hardware: no GPU was available.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 
@@ -38,8 +40,11 @@ from localspec.forward.upload import pinned
 
 @contextmanager
 def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
-    """Restore the first `num_slots` slots and features afterwards, whatever was written inside."""
+    """Restore the first `num_slots` slots and features afterwards, and the ingredients of as many
+    tokens after the settled states, whatever was written inside."""
     held = [part[:, :, :num_slots] for pair in cache.slots for part in pair]
+    if cache.states is not None:
+        held += cache.states.held(num_slots)
     if cache.features is not None:
         features = cache.features
         held += [features.rows(layer, 0, num_slots) for layer in features.layers]
@@ -73,19 +78,20 @@ class Window:
         positions: torch.Tensor,
         slots: torch.Tensor,
         block: torch.Tensor,
+        state_slots: torch.Tensor,
         looked_up: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Through every layer: [w, d]. ids, positions, slots: [w]; slots ascend without a gap and
         lie in the window. block: [w, w] additive, what the rows see of each other; they see every
-        slot before their first. looked_up: of the tokens, see Decoder.looked_up."""
+        slot before their first. state_slots: [w], those where states hold the rows; not read where
+        there are no states. looked_up: of the tokens, see Decoder.looked_up."""
         weights = self.weights
         rows = weights.embed(ids)  # [w, d]
         tables = weights.tables_at(positions)
         features = self._decoder.written_features
         keep = frozenset(() if features is None else features.layers)
-        rows, hidden = self._decoder.unpadded_layers(
-            rows, tables, self._attention(positions, slots, block), keep, looked_up
-        )
+        attend = self._attention(positions, slots, block, state_slots)
+        rows, hidden = self._decoder.unpadded_layers(rows, tables, attend, keep, looked_up)
         if features is not None:
             hidden[LAST] = weights.final_norm(rows)
             for layer in features.layers:
@@ -114,10 +120,13 @@ class Window:
         return mask[None, None]
 
     def _attention(
-        self, positions: torch.Tensor, slots: torch.Tensor, block: torch.Tensor
+        self,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        block: torch.Tensor,
+        state_slots: torch.Tensor,
     ) -> Attend:
         attentions, kv_layers = self.weights.attentions, self.weights.kv_layers
-        assert len(attentions) == len(self.weights.blocks), "states are not captured"
         kinds = {(each.window, each.heads.num_groups) for each in attentions}
         masks = {
             (window, groups): grouped_mask(self._mask(positions, slots, block, window), groups)
@@ -138,7 +147,10 @@ class Window:
                 return grouped_attention(queries, *held, mask, sinks)
             return split_attention(queries, *held, mask, self._parts, sinks)
 
-        return attend
+        states = self._decoder.cache.states
+        state_rows = None if states is None else states.rows_at(state_slots)
+        of_attentions = [partial(attend, layer) for layer in range(len(attentions))]
+        return self._decoder.by_block(of_attentions, state_rows, len(slots))
 
 
 def windows(decoder: Decoder, bucket: int) -> tuple[Window, ...]:
@@ -159,16 +171,23 @@ class StaticForward:
         self.width = width
         self.window = window
         self._out = out[:width]
-        self._inputs = torch.zeros(3, width, dtype=torch.int64, device=window.device)
+        self._inputs = torch.zeros(4, width, dtype=torch.int64, device=window.device)
         self._parents: tuple[int, ...] | None = None
         self._block = _block(None, width, window)
         self._looked_up = window.looked_up([0] * width)
 
     @torch.inference_mode()
-    def fill(self, tokens: Sequence[int], parents: Sequence[int] | None, start: int) -> None:
+    def fill(
+        self,
+        tokens: Sequence[int],
+        parents: Sequence[int] | None,
+        start: int,
+        num_settled: int = 0,
+    ) -> None:
         """Set the tokens that a call runs after `start` cached ones; at most `width`.
 
-        parents: as in Decoder.forward. Rows that are left over are padding; they write to the slots
+        parents: as in Decoder.forward. num_settled: the cached tokens that the states have settled.
+        Rows that are left over are padding; they write to the slots
         after the tokens' own, so all `width` slots must lie in the window.
         """
         spare = self.width - len(tokens)
@@ -179,7 +198,8 @@ class StaticForward:
             positions = [start + depth for depth in depths(parents)]
             tree = (*parents, *[-1] * spare)
         # Slots may go beyond the last position, which has no rotation.
-        values = [[*tokens, *[0] * spare], [*positions, *[start] * spare], slots]  # [3, width]
+        state_slots = [slot - num_settled for slot in slots]
+        values = [[*tokens, *[0] * spare], [*positions, *[start] * spare], slots, state_slots]
         self._inputs.copy_(pinned(values, torch.int64, self.window.device), non_blocking=True)
         looked_up = self.window.looked_up(values[0])
         if looked_up is not None and self._looked_up is not None:
@@ -191,8 +211,8 @@ class StaticForward:
     @torch.inference_mode()
     def __call__(self) -> None:
         """Write the logits of all `width` rows into `out`."""
-        ids, positions, slots = self._inputs.unbind()
-        rows = self.window.forward(ids, positions, slots, self._block, self._looked_up)
+        ids, positions, slots, state_slots = self._inputs.unbind()
+        rows = self.window.forward(ids, positions, slots, self._block, state_slots, self._looked_up)
         self._out.copy_(self.window.logits(rows))
 
 

@@ -22,7 +22,13 @@ from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
 from localspec.core.backend import DrafterStatus, Report
 from localspec.core.decoding import Drafter
-from localspec.core.errors import DraftMismatch, LocalspecError, MemoryShortage, ModelError
+from localspec.core.errors import (
+    ConfigError,
+    DraftMismatch,
+    LocalspecError,
+    MemoryShortage,
+    ModelError,
+)
 from localspec.core.off_code import OffCode
 from localspec.core.options import LoadOptions
 from localspec.core.units import capital, gib
@@ -213,13 +219,22 @@ def pool_of(place: Place) -> GraphPool | None:
 def capturable(
     model: LanguageModel, pool: GraphPool | None, is_fastest: bool = True
 ) -> LanguageModel:
-    """The model with graphs, where it can have them. is_fastest: see LoadOptions.kernels."""
+    """The model with graphs, where it can have them. is_fastest: see LoadOptions.kernels. Raises
+    ConfigError where the same bits are asked for and cannot be had."""
     from localspec.forward.attention import can_split
     from localspec.forward.decoder import Decoder
     from localspec.forward.graphs import CapturedDecoder
     from localspec.forward.one_width import OneWidthDecoder
 
-    if pool is None or not isinstance(model, Decoder) or not model.is_capturable:
+    if pool is None or not isinstance(model, Decoder):
+        return model
+    if model.cache.states is not None and not is_fastest:
+        raise ConfigError(
+            "This model reads the text into states, which a GPU adds up in another order after "
+            "every draft, so --kernels same-bits cannot be kept. Load it without --kernels, or on "
+            "a processor with --device cpu."
+        )
+    if not model.is_capturable:
         return model
     if is_fastest or not can_split(model.cache.dtype, model.device):
         return CapturedDecoder(model, pool)

@@ -40,6 +40,10 @@ LOGITS_COPIES = 6
 GRAPHS_BYTES = 512 * MIB
 # The prompt is read in chunks of this many tokens (6.1: 512 to 1,024).
 PREFILL_CHUNK = 512
+# What a layer with a state holds of each row of a prompt, in units of the row's ingredients, as
+# traced with the sizes of Qwen3.5 27B on tensors without memory. The number is for every layer,
+# although only three of four have a state.
+STATE_COPIES = 8
 # One handle and stream; 8 to 32 MB by GPU (6.1).
 CUBLAS_WORKSPACE_BYTES = 32 * MIB
 # A CUDA context took 107 MiB on an RTX 4060 Ti (4,352 cores) and 555 MiB on an RTX PRO 6000
@@ -219,7 +223,7 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     if room.device == "cuda" and plan.precision not in FULL_BYTES:
         activations += UNPACKED_AT_ONCE * FULL_BYTES[full]
     native = [each for each in (target, draft) if each and each.family in NATIVE]
-    is_captured = not all(each.is_recurrent for each in native)
+    is_captured = any(each.is_native or not each.is_recurrent for each in native)
     logits = MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES
     graphs = GRAPHS_BYTES if room.device == "cuda" and is_captured else 0
     # While the target is loaded there is no draft, no cache, no logits and no graph.
@@ -305,7 +309,8 @@ def _activation_bytes(shape: ModelShape, context_length: int, full: Precision) -
     chunk = min(PREFILL_CHUNK, context_length)
     values = chunk * (2 * shape.active_width + 6 * shape.hidden_size)  # 6.1
     values += chunk * context_length  # the attention mask
+    of_states = STATE_COPIES * chunk * shape.ingredient_bytes // shape.num_layers
     if shape.num_kv_heads < shape.num_heads and shape.family not in NATIVE:
         # With a mask transformers widens one layer's keys and values to all query heads.
         values += 2 * context_length * shape.query_width
-    return values * FULL_BYTES[full]
+    return values * FULL_BYTES[full] + of_states

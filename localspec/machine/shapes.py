@@ -283,7 +283,9 @@ class ModelShape:
         if self.family in NATIVE and self.is_native:
             width = self.rotated_width or NATIVE[self.family].num_rotations * self.head_dim
             weights += 2 * num_tokens * width * FULL_BYTES[computed_in]  # cosines and sines
-        return weights, self.kv_bytes(num_slots, kept_in)
+        # As forward.delta_chunks keeps the states on a GPU.
+        num_states = 1 if self.is_native and device != "cpu" else NUM_STATES
+        return weights, self.kv_bytes(num_slots, kept_in, num_states)
 
     def copy_bytes(self, precision: Precision) -> int:
         """Of linear layers and output head in 8 or 4 bits: what a self-draft does not share."""
@@ -315,9 +317,11 @@ class ModelShape:
         sums, convolved = self.state_numbers
         return FULL_BYTES["fp32"] * sums + FULL_BYTES["bf16"] * convolved
 
-    def kv_bytes(self, num_tokens: int, full: Precision = "bf16") -> int:
+    def kv_bytes(
+        self, num_tokens: int, full: Precision = "bf16", num_states: int = NUM_STATES
+    ) -> int:
         """Bytes of what is held of a text: keys and values, and the states of a recurrent model."""
         forgotten = num_tokens - kept_positions(self.window, num_tokens)
-        held = self.kv_bytes_per_token(full) * num_tokens + NUM_STATES * self.state_bytes
+        held = self.kv_bytes_per_token(full) * num_tokens + num_states * self.state_bytes
         held += NUM_PENDING * self.ingredient_bytes
         return held - 2 * self.window_kv_width * FULL_BYTES[full] * forgotten

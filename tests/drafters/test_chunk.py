@@ -27,6 +27,8 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
 from localspec.loading import drafters as build_drafters
+from tests.kit.hybrids import TEXT
+from tests.kit.hybrids import module as hybrid
 from tests.kit.tiny import (
     VOCAB_SIZE,
     Plans,
@@ -144,6 +146,29 @@ def test_a_chunked_draft_is_the_draft_token_by_token(name: str) -> None:
     sampling = SAMPLINGS[name]
     for length, num_pending in ((1, 1), (3, 2), (8, 9), (15, 1), (15, 2)):
         check_equal(shared(name), sampling, DraftPlan("d", length), num_pending)
+
+
+@pytest.mark.slow
+def test_a_model_with_states_drafts_in_chunks() -> None:
+    """Round after round in one text, of which a part is taken back each time."""
+    draft, vocab_size = chunked(model=with_plain_cache(hybrid(), 96), vocab_size=48), 48
+    reference = with_plain_cache(hybrid(), 96)
+    greedy, sampled = SamplingParams(), SamplingParams(1.0, seed=5)
+    long = Drafting(sequence_of(greedy, TEXT[:9]), DraftPlan("d", 16), vocab_size)
+    assert draft.model.is_capturable and not draft.serves(long)
+    for end, length, sampling in (
+        (9, 15, greedy), (14, 7, sampled), (40, 1, greedy), (41, 8, sampled), (3, 15, sampled)
+    ):  # fmt: skip
+        sequences = [turn_of(TEXT[:end], sampling, 400, vocab_size) for _ in "ab"]
+        for model in (draft.model, reference):
+            model.cache.reuse(TEXT[: end - 1])
+        wanted = drafted_alone(
+            autoregress(reference, Drafting(sequences[1], DraftPlan("d", length), vocab_size))
+        )
+        drafting = Drafting(sequences[0], DraftPlan("d", length), vocab_size)
+        draft.draft_on(drafting)
+        assert_same(drafting.proposal(), wanted)
+        assert draft.model.cache.tokens == reference.cache.tokens
 
 
 @pytest.mark.slow

@@ -12,11 +12,13 @@ from localspec.engine.engine import Engine
 from localspec.formats.delta_settings import DeltaSettings
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.delta_chunks import ClosedStates
+from localspec.forward.graphs import CapturedDecoder, shapes
 from localspec.forward.model import Rows
 from localspec.forward.states import RowInputs
 from tests.kit.families import WITH_STATES, assert_close
 from tests.kit.hybrids import TEXT, by_transformers, module, num_rows_read, read
 from tests.kit.tiny import CPU, GREEDY, Plans, play, with_plain_cache
+from tests.kit.tracing import TracingPool
 
 NET = DeltaSettings(2, 4, 16, 8, 4, (True,))
 
@@ -158,3 +160,44 @@ def test_sequences_that_run_together_keep_their_states() -> None:
     logits = forward_together([Rows(first, TEXT[30:34]), Rows(second, TEXT[3:40])])
     assert_close(logits[0], wanted[30:34])
     assert_close(logits[1], wanted[3:40])
+
+
+# -- captured ---------------------------------------------------------------------------------
+
+
+def captured(pool: TracingPool) -> CapturedDecoder:
+    """With every graph, made while a text was held."""
+    model = CapturedDecoder(decoder(), pool)
+    model.forward(TEXT[:25])
+    assert len(list(model.capture())) == len(shapes(96)) and model.notice is None
+    return model
+
+
+@pytest.fixture(scope="module")
+def graphs() -> tuple[CapturedDecoder, TracingPool]:
+    pool = TracingPool()
+    return captured(pool), pool
+
+
+def test_captures_leave_the_states_of_a_text_that_is_held(
+    graphs: tuple[CapturedDecoder, TracingPool],
+) -> None:
+    model, _ = graphs
+    assert model.cache.length == 25
+    assert_close(model.forward(TEXT[25:28]), by_transformers()[25:28])
+
+
+@pytest.mark.parametrize("width", range(1, 17))
+def test_a_graph_of_every_width_gives_the_logits_of_transformers(
+    width: int, graphs: tuple[CapturedDecoder, TracingPool]
+) -> None:
+    """Also of widths that are padded, at every number of pending tokens, and after rejections."""
+    (model, pool), wanted = graphs, by_transformers()
+    model.cache.rollback(0)
+    before = pool.num_replays
+    while model.cache.length + width <= 40:
+        base = model.cache.length
+        model.forward([*TEXT[base : base + 1], *[5] * (width - 1)])
+        model.cache.rollback(base)
+        assert_close(model.forward(TEXT[base : base + width]), wanted[base : base + width])
+    assert pool.num_replays - before == 2 * (40 // width)

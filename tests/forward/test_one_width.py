@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from localspec.core.decoding import OFF, SamplingParams
-from localspec.core.errors import CacheError
+from localspec.core.errors import CacheError, ConfigError
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import drafter_class
 from localspec.engine.engine import Engine
@@ -26,8 +26,9 @@ from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.model import PREFILL_CHUNK, Rows, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
-from localspec.loading.drafters import build_drafters
+from localspec.loading.drafters import build_drafters, capturable
 from tests.kit.decoders import decoder_of
+from tests.kit.hybrids import module as hybrid_module
 from tests.kit.tiny import CPU, Plans, play, with_plain_cache
 from tests.kit.tracing import TracingPool
 
@@ -99,6 +100,13 @@ def test_rows_of_their_own_widths_differ_here() -> None:
     one_by_one = read(model, tokens, [1])
     model.cache.rollback(0)
     assert not torch.equal(one_by_one, read(model, tokens, [5]))
+
+
+def test_a_model_with_states_is_refused() -> None:
+    hybrid = with_plain_cache(hybrid_module(), 96)
+    assert isinstance(capturable(hybrid, TracingPool()), CapturedDecoder)
+    with pytest.raises(ConfigError, match="--kernels same-bits cannot be kept"):
+        capturable(hybrid, TracingPool(), is_fastest=False)
 
 
 def test_captured_and_uncaptured_steps_have_the_same_bits() -> None:

@@ -18,6 +18,7 @@ from localspec.drafters.parts import DrafterBase
 from localspec.engine.engine import Engine
 from localspec.forward import snapshots
 from localspec.forward.decoder import Decoder, forward_together
+from localspec.forward.delta_chunks import ClosedStates
 from localspec.forward.load import load_model
 from localspec.forward.model import Rows
 from localspec.machine.folder_shapes import shape_from_folder
@@ -240,4 +241,6 @@ def test_a_published_folder_is_loaded_without_its_images(family: str, tmp_path: 
     shape = shape_from_folder(tmp_path)
     states = opened.model.cache.states
     assert shape.is_native and states is not None and shape.kv_bytes(0) == states.nbytes
+    on_gpu = ClosedStates(states.shape, torch.bfloat16, CPU)
+    assert on_gpu.nbytes <= shape.loaded_bytes("bf16", "bf16", 0, "cuda")[1] < states.nbytes
     assert shape.kv_bytes_per_token("fp32") == 2 * 2 * 16 * 4  # one layer of four
