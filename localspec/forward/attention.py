@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from localspec.forward.cache import WIDEST, KVCache
 from localspec.forward.row_attention import Attend, CachedAttend, Heads, RowAttention, with_sinks
 from localspec.forward.tree import additive_mask
+from localspec.weights.linear import filled
 
 
 def cached_attention(
@@ -61,8 +62,7 @@ def each_its_own(attends: Sequence[Attend], places: Sequence[slice]) -> Attend:
     def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
         pairs = zip(attends, places, strict=True)
         seen = [one(layer, queries[place], keys_values[place]) for one, place in pairs]
-        spare = queries.shape[0] - places[-1].stop
-        return torch.cat((*seen, queries.new_zeros(spare, seen[0].shape[1])))
+        return filled(torch.cat(seen), queries.shape[0])
 
     return attend
 

@@ -21,9 +21,10 @@ import torch
 from localspec.forward.activations import Activation
 from localspec.forward.mixer import LayerAttend, Mixer, Swap, Table
 from localspec.forward.per_layer_inputs import PerLayerGate
+from localspec.forward.picks import Picks
 from localspec.forward.router import Router, no_copy
 from localspec.forward.row_attention import Heads
-from localspec.weights.linear import Linear, bytes_of, padded
+from localspec.weights.linear import Linear, bytes_of
 
 
 class Norm(Protocol):
@@ -119,7 +120,11 @@ class GatedFeedForward(PlainFeedForward):
     """down(activation(gate) * up). up: gate and up as one product."""
 
     def _inner(self, rows: torch.Tensor) -> torch.Tensor:
-        return gated(self.up(rows), self.activation)
+        return self.activated(self.up(rows))
+
+    def activated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """Return what `down` reads, [n, f]. gate_up: the product `up`, [n, 2 f]."""
+        return gated(gate_up, self.activation)
 
 
 @dataclass(frozen=True)
@@ -128,8 +133,9 @@ class ClampedFeedForward(GatedFeedForward):
 
     limit: float
 
-    def _inner(self, rows: torch.Tensor) -> torch.Tensor:
-        return clamped(self.up(rows), self.activation, self.limit)
+    def activated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """See GatedFeedForward."""
+        return clamped(gate_up, self.activation, self.limit)
 
 
 def gated(gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -172,19 +178,19 @@ class Experts:
     def mixed(self, rows: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
         """See Mixture."""
         shares, chosen = self.router(routed)
-        places = dict[int, list[tuple[int, int]]]()  # expert -> rows, and its rank there
-        for row, experts in enumerate(chosen.tolist()):
-            for rank, expert in enumerate(experts):
-                places.setdefault(expert, []).append((row, rank))
-        made = torch.zeros_like(rows)
-        for expert in sorted(places):
-            of_rows, ranks = zip(*places[expert], strict=True)
-            at = torch.tensor(of_rows, device=rows.device)
-            share = shares[at, torch.tensor(ranks, device=rows.device), None]
-            # A single row of a long sum has other bits than several (`padded`).
-            seen = self.experts[expert](padded(rows[at]))[: len(of_rows)]
-            made.index_add_(0, at, seen * share)
-        return made
+        picks = Picks.of(chosen)
+        experts = [self.experts[number] for number in picks.experts]
+        blocks = torch.split(rows.index_select(0, picks.rows), picks.sizes)
+        gate_up = [expert.up(block) for expert, block in zip(experts, blocks, strict=True)]
+        inner = torch.split(experts[0].activated(torch.cat(gate_up)), picks.sizes)
+        results = [expert.down(block) for expert, block in zip(experts, inner, strict=True)]
+        # torch's own sum over the experts has other bits where threads share it otherwise.
+        weighted = torch.cat(results).index_select(0, picks.places)
+        weighted *= shares.flatten().index_select(0, picks.ranks)[:, None]
+        total, *others = torch.split(weighted, rows.shape[0])
+        for part in others:
+            total += part
+        return total
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from localspec.forward.states import (
     advance,
     by_value_head,
 )
-from localspec.weights.linear import GATE_MULTIPLE, Linear, bytes_of
+from localspec.weights.linear import GATE_MULTIPLE, Linear, bytes_of, filled
 
 UNIT_EPSILON = 1e-6  # Added to the sum of squares of a head.
 
@@ -88,9 +88,7 @@ class DeltaNet:
 
         def attend(channels: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
             found = state_rows.outputs(self, layer, channels[:num_rows], gates[:num_rows])
-            spare = channels.shape[0] - num_rows
-            made = found.flatten(1).to(channels.dtype)
-            return F.pad(made, (0, 0, 0, spare)) if spare else made
+            return filled(found.flatten(1).to(channels.dtype), channels.shape[0])
 
         return attend
 

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from localspec.core.prefix import common_prefix_length
 from localspec.forward.cache import KEY_BLOCK, KVCache, SlotViews
 from localspec.forward.tree import leaf_paths
+from localspec.weights.linear import filled
 
 # layer, queries [n, heads, head_dim], keys then values [n, 2 * kv_heads, head_dim]
 # -> [n, heads * head_dim]
@@ -160,7 +161,7 @@ class RowAttention:
         if self._is_tree:
             _write(self._new_slots[layer], keys_values[:size])  # each node into its own slot
             result = torch.empty_like(result).index_copy_(0, self._order, result)
-        return F.pad(result, (0, 0, 0, queries.shape[0] - size)) if len(queries) > size else result
+        return filled(result, queries.shape[0])
 
     def _seen(
         self, layer: int, part: _Part, moved: torch.Tensor, sinks: torch.Tensor | None

@@ -98,8 +98,14 @@ class SideBySide(QuantisedLinear):
 def padded(rows: torch.Tensor) -> torch.Tensor:
     """rows, [n, ...], on a processor at least ROW_MULTIPLE of them, the last one repeated: layers
     without invariant rows mostly agree from there on."""
-    missing = ROW_MULTIPLE - rows.shape[0]
-    if missing <= 0 or rows.device.type != "cpu":
+    return rows if rows.device.type != "cpu" else filled(rows, ROW_MULTIPLE)
+
+
+def filled(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return at least `count` rows, [max(n, count), ...], the last one repeated. Rows that are
+    repeated everywhere choose the same experts of a mixture."""
+    missing = count - rows.shape[0]
+    if missing <= 0:
         return rows
     return torch.cat((rows, rows[-1:].expand(missing, *rows.shape[1:])))
 
