@@ -90,6 +90,13 @@ def ends_refused() -> ModelError:
     )
 
 
+def experts_refused() -> ModelError:
+    return ModelError(
+        "The experts of this model cannot stay in the RAM while a GPU computes the rest: that "
+        "takes a model that the native decoder runs. Leave them on the GPU, or run it on the CPU."
+    )
+
+
 def return_cached(device: torch.device) -> None:
     """Free what torch, or on Linux the C library, keeps on a device for later. The latter keeps
     what was freed between blocks in use: after loading a packed model, more than the model."""
@@ -134,7 +141,8 @@ class Builder:
         for layer in range(self.settings.num_layers):
             yield self.block(layer)
             # Fused weights need larger pieces of memory than those that were freed.
-            return_cached(self.precision.device)
+            for device in {self.precision.device, self.precision.of_experts.device}:
+                return_cached(device)
 
     def norm(self, path: str) -> Norm:
         weight, epsilon = self._norm_weight(path), self.settings.norm_epsilon

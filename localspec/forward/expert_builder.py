@@ -25,6 +25,7 @@ from localspec.forward.block import (
 )
 from localspec.forward.completeness import shape_error
 from localspec.forward.gathered_experts import GatheredExperts
+from localspec.forward.host_experts import HostExperts
 from localspec.forward.router import Router
 from localspec.forward.tensor_names import TensorNames
 from localspec.weights.linear import Linear
@@ -50,21 +51,24 @@ class ExpertBuilder:
 
     @property
     def _kept(self) -> Precision:
-        """How experts are kept."""
+        """How experts are kept, and where."""
         is_stored = self.settings.layout.experts_kept == "stored"
-        return self.precision.whole if is_stored else self.precision.of_experts
+        return self.precision.of_experts.whole if is_stored else self.precision.of_experts
 
     def experts(self, begin: str, router: str, scales: torch.Tensor | None = None) -> Mixture:
         """Return the experts of a layer. begin, router: of their names. scales: see Router. Raises
         ModelError."""
-        mixture, has_bias = self.mixture, self.settings.layout.has_expert_bias
+        mixture, has_bias, kept = self.mixture, self.settings.layout.has_expert_bias, self._kept
         bias = self._dense(f"{router}.bias") if has_bias else None
-        linear = linear_for([self.read(f"{router}.weight")], [bias], self.precision.whole)
+        linear = linear_for([self.read(f"{router}.weight")], [bias], kept.whole)
+        scales = None if scales is None else scales.to(kept.device, kept.dtype)
         chooses = Router(linear, mixture.num_chosen, mixture.is_normalised, scales)
         biases = self._biases(begin) if has_bias else (None, None)
-        if self._kept.stacks_experts:
+        if kept.stacks_experts:
             return self._gathered(begin, chooses, biases)
-        return Experts(chooses, tuple(self._one_by_one(begin, biases)))
+        experts = Experts(chooses, tuple(self._one_by_one(begin, biases)))
+        is_elsewhere = kept.device != self.precision.device
+        return HostExperts(experts, kept.dtype) if is_elsewhere else experts
 
     def _gathered(self, begin: str, router: Router, biases: Biases) -> GatheredExperts:
         limit, count = self.mixture.limit, self.mixture.num_experts
@@ -173,4 +177,4 @@ class ExpertBuilder:
         return values
 
     def _dense(self, name: str) -> torch.Tensor:
-        return self.read(name).dense(self.precision.dtype).to(self.precision.device)
+        return self.read(name).dense(self._kept.dtype).to(self._kept.device)

@@ -21,7 +21,7 @@ from localspec.formats.folder_files import ModelFolder, check_folder
 from localspec.formats.native import ASSISTANTS, LAYOUTS, NATIVE, why_not_native
 from localspec.formats.native_config import text_settings, tying
 from localspec.formats.rotation_settings import Incomplete, NotNative
-from localspec.forward.builder import build_weights, ends_refused
+from localspec.forward.builder import build_weights, ends_refused, experts_refused
 from localspec.forward.by_transformers import (
     config_of,
     opened_module,
@@ -76,12 +76,14 @@ def load_model(
     spare_bytes: int | None = None,
     is_fastest: bool = False,
     quantises_head: bool = False,
+    experts_device: torch.device | None = None,
 ) -> Opened[LanguageModel]:
     """Return the model of a folder on `device`, with a cache of `context_length` slots.
 
     bits: quantise the linear layers while loading (weights.precision). spare_bytes: for speed, None
     for no limit. is_fastest: the fastest linear layers for one row, as timed, at the cost of
     has_invariant_rows. quantises_head: the output head in 4 bits, and on a GPU the embedding.
+    experts_device: the processor, where the device does not hold the experts; None for `device`.
     Raises ModelError, MemoryShortage."""
     found = check_folder(folder)
     with saying_what_does_not_fit(found):
@@ -90,8 +92,10 @@ def load_model(
         except NotNative as reason:
             if quantises_head:
                 raise ends_refused() from reason
+            if experts_device is not None:
+                raise experts_refused() from reason
             return _by_transformers(found, str(reason), dtype, device, context_length, bits)
-        precision = precision_for(found.stored, bits, dtype, device)
+        precision = precision_for(found.stored, bits, dtype, device, experts_device)
         opened = _native(found, settings, precision, context_length, quantises_head)
         if is_fastest:
             return replace(

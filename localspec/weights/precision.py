@@ -8,7 +8,7 @@ the same for all experts of a layer, which a GPU keeps in one place (weights.sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -48,13 +48,15 @@ class Precision:
 
     dtype: of activations and dense weights. kind: what weights in full precision are quantised to,
     None for nothing; "llm.int8" is LLM.int8. group_size: of "int4". keeps_groups: whether what a
-    file holds in 4-bit groups stays so."""
+    file holds in 4-bit groups stays so. elsewhere: how experts are kept on another device, None
+    where they are on this one."""
 
     dtype: torch.dtype
     device: torch.device
     kind: Literal["nf4", "int4", "llm.int8"] | None = None
     group_size: int = GROUP
     keeps_groups: bool = False
+    elsewhere: Precision | None = None
 
     @property
     def whole(self) -> Precision:
@@ -64,7 +66,8 @@ class Precision:
     @property
     def of_experts(self) -> Precision:
         """How experts are kept: LLM.int8 would wait for the device at every one of them."""
-        return self.whole if self.kind == "llm.int8" else self
+        kept = self.elsewhere or self
+        return kept.whole if kept.kind == "llm.int8" else kept
 
     @property
     def stacks_experts(self) -> bool:
@@ -73,9 +76,27 @@ class Precision:
 
 
 def precision_for(
-    stored: Stored | None, bits: Bits | None, dtype: torch.dtype, device: torch.device
+    stored: Stored | None,
+    bits: Bits | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    experts_device: torch.device | None = None,
 ) -> Precision:
     """Return how a model whose files hold their weights as `stored` is kept in `bits`.
+
+    experts_device: of experts, where it is another one; a processor computes in what is fastest
+    there."""
+    kept = _precision_on(stored, bits, dtype, device)
+    if experts_device is None or experts_device == device:
+        return kept
+    own = torch.bfloat16 if nf4.has_kernel(experts_device) else torch.float32
+    return replace(kept, elsewhere=_precision_on(stored, bits, own, experts_device))
+
+
+def _precision_on(
+    stored: Stored | None, bits: Bits | None, dtype: torch.dtype, device: torch.device
+) -> Precision:
+    """How a model is kept on one device.
 
     What files hold in 4-bit groups is kept where the device has a kernel; what a GGUF file holds in
     more bits is then rounded to 4 on a GPU, whose memory is the scarcer. Other weights become NF4,
