@@ -1,0 +1,163 @@
+"""Block drafters give what their publishers' own code gives, in every layout.
+
+The reference outputs were computed once, by the modules of z-lab, DeepSpec and speculators (and the
+convolutions and the selector of DFlash2), for a prompt and ten rounds with a rejection at every
+place of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localspec.forward.heads.block import BlockHead
+from localspec.forward.heads.block_files import read_block
+from localspec.forward.heads.block_layout import BlockLayout
+from tests.kit.parity import CAPACITY, Case, MadeUpTarget, cases, text
+
+FILES = sorted((Path(__file__).parent / "parity").glob("block_*.safetensors"))
+CASES = {name: case for file in FILES for name, case in cases(file).items()}
+TOLERANCE = 2e-4  # of logits up to 20, in fp32; a wrong row is off by more than 1
+
+
+def target_of(case: Case) -> MadeUpTarget:
+    cap = case.config.get("final_logit_softcapping")
+    return MadeUpTarget() if cap is None else MadeUpTarget(scale=32**0.5, cap=cap)
+
+
+def head_of(case: Case, folder: Path) -> tuple[BlockHead, MadeUpTarget]:
+    target: Any = target_of(case)
+    parts = read_block(case.write(folder, target), target)
+    return BlockHead(parts, CAPACITY), target
+
+
+def drafted(
+    head: BlockHead, target: MadeUpTarget, length: int
+) -> tuple[torch.Tensor, list[int], torch.Tensor | None]:
+    """A greedy draft after so many tokens: logits [k, V], tokens, and stated confidences [k]."""
+    tokens = text()[:length]
+    row = head.start(tokens, target.features(head.layers, tokens))
+    logits, found, stated = list[torch.Tensor](), list[int](), list[torch.Tensor]()
+    for step in range(head.num_drafts):
+        if step:
+            row = head.extend(found[-1], row)
+        logits.append(head.logits(row)[0])
+        found.append(int(logits[-1].argmax()))
+        confidence = head.confidence()
+        if confidence is not None:
+            stated.append(confidence[0])
+    head.forget(length - 1)
+    return torch.stack(logits), found, torch.stack(stated) if stated else None
+
+
+def largest_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Of numbers that are no infinities, which must stand at the same places."""
+    is_number = wanted.isfinite()
+    if not torch.equal(is_number, found.isfinite()):
+        return float("inf")
+    return float((found[is_number] - wanted[is_number]).abs().max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_draft_is_that_of_the_reference_in_every_round(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    head, target = head_of(case, tmp_path)
+    assert {0, 1, 2, 3, head.num_drafts} <= {*case.accepted, head.num_drafts}
+    for at, length in enumerate(case.lengths):
+        logits, tokens, confidences = drafted(head, target, length)
+        assert largest_error(logits, case.results["logits"][at]) < TOLERANCE, f"round {at}"
+        assert tokens == case.results["tokens"][at].tolist()
+        if "confidences" in case.results:
+            assert confidences is not None
+            assert largest_error(confidences, case.results["confidences"][at]) < TOLERANCE
+    if "cache" in case.results:
+        wanted = case.results["cache"]  # [layers, 2, kv_heads, n, head_dim]
+        size = wanted.shape[3]
+        assert head.cache.length == size
+        found = torch.stack([torch.cat(pair) for pair in head.cache.between(0, size)])
+        assert largest_error(found, wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_block_on_a_fresh_cache_is_that_after_ten_rounds(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    head, target = head_of(case, tmp_path)
+    logits, tokens, _ = drafted(head, target, case.lengths[-1])
+    assert largest_error(logits, case.results["logits"][-1]) < TOLERANCE
+    assert tokens == case.results["tokens"][-1].tolist()
+
+
+def test_another_text_keeps_only_what_both_begin_with(tmp_path: Path) -> None:
+    """Tokens were rejected or edited: rows of the context are made again from there on."""
+    case = CASES["z-lab full"]
+    head, target = head_of(case, tmp_path)
+    tokens = text()[:20]
+    edited = [*tokens[:6], 38, *tokens[7:]]
+    head.start(edited, target.features(head.layers, edited))
+    logits, _, _ = drafted(head, target, case.lengths[3])
+    assert largest_error(logits, case.results["logits"][3]) < TOLERANCE
+
+
+def masked_root(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = head._run
+
+    def wrong(context: Any, names: Any, ids: torch.Tensor, first: int) -> torch.Tensor:
+        return run(context, names, torch.cat((ids[1:2], ids[1:])), first)
+
+    monkeypatch.setattr(head, "_run", wrong)
+
+
+def row_off(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout: BlockLayout = replace(head._layout, samples_root=not head._layout.samples_root)
+    monkeypatch.setattr(head, "_layout", layout)
+
+
+def late_context(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row of the context is made of the state of the token before."""
+    context = head._context
+
+    def wrong(tokens: Any, features: Any, first: int, end: int) -> torch.Tensor:
+        return context(tokens, features, first, end).roll(1, 0)
+
+    monkeypatch.setattr(head, "_context", wrong)
+
+
+def bare_context(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fused states before their norm."""
+    parts = replace(head._parts, context_norm=lambda rows: rows)
+    monkeypatch.setattr(head, "_parts", parts)
+
+
+def other_causality(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = head._layout
+    turned = tuple(not each for each in layout.is_causal)
+    monkeypatch.setattr(head, "_layout", replace(layout, is_causal=turned))
+
+
+WRONG: dict[str, Callable[[BlockHead, pytest.MonkeyPatch], None]] = {
+    "slot 0 as a mask": masked_root,
+    "rows off by one": row_off,
+    "states of the token before": late_context,
+    "states before the norm": bare_context,
+    "the other causality": other_causality,
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("name", ["z-lab full", "z-lab sliding", "DeepSpec rnn", "z-lab DFlash2"])
+def test_a_wrong_variant_is_seen(
+    name: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them merely loses acceptance, so that no reply would show it."""
+    case = CASES[name]
+    head, target = head_of(case, tmp_path)
+    WRONG[fault](head, monkeypatch)
+    logits, _, _ = drafted(head, target, case.lengths[0])
+    wanted = case.results["logits"][0]
+    size = min(len(logits), len(wanted))
+    assert largest_error(logits[:size], wanted[:size]) > 100 * TOLERANCE
