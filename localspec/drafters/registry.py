@@ -72,7 +72,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             family="lookup",
             colour="#a500ff",
             token_kind="ngram",
-            plan_rank=1,  # waits for repetition
+            plan_rank=2,  # waits for repetition
         ),
         DrafterInfo(
             name="lookahead",
@@ -126,7 +126,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             needs="copy",
             token_kind="self",
             reads_nothing=True,
-            plan_rank=2,  # guesses well, but each step is costly
+            plan_rank=3,  # guesses well, but each step is costly
         ),
         DrafterInfo(
             name="early_exit",
@@ -167,6 +167,7 @@ REGISTRY: dict[str, DrafterInfo] = {
             colour="#a54b96",
             needs="head",
             token_kind="self",
+            plan_rank=1,  # ships with a model and guesses most of its text well
         ),
         DrafterInfo(
             name="assistant",

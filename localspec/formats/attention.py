@@ -68,10 +68,9 @@ def no_drafts_for(family: str) -> str:
 def chains_for(family: str) -> str:
     """How drafts are checked for the other models with a recurrent state."""
     return (
-        f"{family} reads the text into a state and runs on transformers' own forward, which is "
-        "slower. It checks a draft that is one chain of tokens, and reads the accepted part again "
-        "after a rejection; trees, heads and drafts by its own layers need a model with full "
-        "attention."
+        f"{family} reads the text into a state. It checks a draft that is one chain of tokens, and "
+        "reads the accepted part again after a rejection; trees, heads and drafts by its own "
+        "layers need a model with full attention."
     )
 
 

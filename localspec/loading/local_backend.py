@@ -229,7 +229,7 @@ def _target(
     short = check_target(source.folder, place, options.anyway)
     opened = load_at(source.folder, place, is_fastest=_kernels(options, place) == FASTEST)
     target = opened.model
-    slower = "transformers' own forward is used, which is slower."
+    slower = "This model runs on transformers' own forward, which is slower."
     own = None if opened.notice is None else f"{slower} {opened.notice}"
     is_told = not opened.has_invariant_rows and refusal_of(target) is None
     is_by_library = place.device.type != "cpu" or opened.notice is not None

@@ -182,6 +182,9 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
     return replace(
         shape,
         not_native=shape.not_native or native_fault(config),
+        num_drafting_layers=len(
+            {key.split(".")[2] for key in tensors if key.startswith("mtp.layers.")}
+        ),
         extra_params=sum(prod(tensors[key]) for key in beside),
         counted=Counted(num_params, linear, experts, tables),
     )

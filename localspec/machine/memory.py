@@ -26,6 +26,8 @@ from localspec.machine.hardware import (
 from localspec.machine.model import Model
 from localspec.machine.shapes import ModelShape
 
+# Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
+DRAFT_MODEL, SELF_QUANT, MTP = "draft_model", "self_quant", "mtp"
 # Context lengths that are tried below the wanted one.
 CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024)
 MIB = 2**20
@@ -215,6 +217,8 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         draft_weights, draft_cache = sizes
     if plan.self_draft is not None:
         draft_weights = target.copy_bytes(plan.self_draft)
+    if plan.drafter == MTP:  # it reads the target's last state of every token
+        draft_cache = plan.context_length * target.hidden_size * FULL_BYTES[full]
     if room.is_loading:
         return PlanBytes(weights, draft_weights, cache, draft_cache, in_ram=in_ram)
     activations = max(

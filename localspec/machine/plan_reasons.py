@@ -13,8 +13,10 @@ from localspec.core.decoding import OFF
 from localspec.core.speculation import Measurement
 from localspec.core.units import billions, capital, gib
 from localspec.drafters.registry import REGISTRY
-from localspec.machine.memory import Arrangement, PlanBytes, draft_bytes_of, longest_fitting
+from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
+from localspec.machine.memory import MTP, Arrangement, PlanBytes, draft_bytes_of, longest_fitting
 from localspec.machine.plans import PlanRequest
+from localspec.machine.shapes import ModelShape
 
 # A larger draft seldom pays: Hugging Face's universal assisted generation wants 1:50 to 1:100, LM
 # Studio's table of pairs begins at about 1:7.
@@ -30,6 +32,11 @@ def what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByte
             f"{copy_of(arrangement).capitalize()} of the target's own layers drafts for "
             f"{gib(needed.draft_weights, ceil)}; it shares the target's cache and needs no "
             "download."
+        )
+    if arrangement.drafter == MTP:
+        return (
+            f"{capital(REGISTRY[MTP].summary)}. It ships with the model and is counted with it; "
+            f"the states that it reads take {gib(needed.draft_kv, ceil)}."
         )
     if draft is None:
         return (
@@ -130,6 +137,14 @@ def in_ram(arrangement: Arrangement, needed: PlanBytes) -> Iterator[str]:
             f"Tables of {gib(needed.in_ram)} stay in the RAM: a token looks up one row, and they "
             "are never computed with."
         )
+
+
+def of_states(shape: ModelShape) -> str:
+    """What drafts for a model that keeps a state on transformers' forward; "" for others."""
+    if shape.is_native or not shape.is_recurrent:
+        return ""
+    is_slow = shape.family in TOKEN_BY_TOKEN
+    return no_drafts_for(shape.family) if is_slow else chains_for(shape.family)
 
 
 def _done(request: PlanRequest, arrangement: Arrangement) -> str:

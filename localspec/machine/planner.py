@@ -6,11 +6,11 @@ and what would make it fit. A shortened context or a lower precision is stated i
 reason. A need is rounded up and free memory down, so no sentence claims more room than there is.
 
 Order: plans with less than half the wanted context come last. On a GPU what drafts well (a draft
-model, or whatever was measured to gain) comes before what does not: a 4-bit target with a draft is
-several times as fast as a full one without. Then precision comes before context, and context before
-the drafter. Among drafters a measured gain decides; without one, the registry's order does. A draft
-is beside its target, on a second GPU only where that gives the target more bits or more context:
-the two take turns, so a second GPU makes neither faster.
+model, the model's own module, or whatever was measured to gain) comes before what does not: a 4-bit
+target with a draft is several times as fast as a full one without. Then precision comes before
+context, and context before the drafter. Among drafters a measured gain decides; without one, the
+registry's order does. A draft is beside its target, on a second GPU only where that gives the
+target more bits or more context: the two take turns, so a second GPU makes neither faster.
 
 Not here: reading the machine (hardware), profiles and folders (plan_report).
 """
@@ -30,6 +30,9 @@ from localspec.drafters.registry import planned
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.machine.memory import (
     CONTEXTS,
+    DRAFT_MODEL,
+    MTP,
+    SELF_QUANT,
     Arrangement,
     bytes_of,
     draft_bytes_of,
@@ -41,13 +44,12 @@ from localspec.machine.plan_reasons import (
     concessions,
     gain_of,
     in_ram,
+    of_states,
     precision_at,
     title_of,
     what_drafts,
 )
 from localspec.machine.plans import (
-    DRAFT_MODEL,
-    SELF_QUANT,
     Plan,
     PlanReport,
     PlanRequest,
@@ -106,6 +108,7 @@ def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrang
         lacking = [each for each in with_draft if other.is_asked or not _fits(request, each)]
         if lacking:
             yield DRAFT_MODEL, [replace(each, draft_on=other) for each in lacking]
+    yield MTP, _mtp_objection(request.target) or [replace(each, drafter=MTP) for each in base]
     whole = [each for each in base if each.precision == request.full]
     # A processor that computes in fp32 has no kernel for NF4, and copies run faster in 8 bits.
     copied: Precision = "8-bit" if request.full == "fp32" else "4-bit"
@@ -140,6 +143,15 @@ def _draft_objection(request: PlanRequest, draft: Model) -> str | None:
             f"wanted: context {draft.shape.context_length} would do."
         )
     return None
+
+
+def _mtp_objection(target: Model) -> str | None:
+    if target.shape.is_native and target.shape.num_drafting_layers:
+        return None
+    return (
+        f"No module for multi-token prediction ships with {target.name}. Name the folder of a "
+        "trained one with --heads, or choose a model that has one, such as Qwen3.5."
+    )
 
 
 def _self_draft_objection(request: PlanRequest) -> str | None:
@@ -227,7 +239,7 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
     else:
         tier = 0 if speedup > 1.0 else 3
     drafts = [draft.id for draft in request.target.drafts]
-    gains = speedup > 1.0 if speedup is not None else each.drafter == DRAFT_MODEL
+    gains = speedup > 1.0 if speedup is not None else each.drafter in (DRAFT_MODEL, MTP)
     is_quick = gains and request.room.device != "cpu"
     return (
         each.context_length < request.wanted_context / 2,
@@ -257,6 +269,7 @@ def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
         *concessions(request, arrangement),
         *in_ram(arrangement, needed),
         because and f"{target.name} runs on transformers' own {because}",
+        of_states(target.shape),
         f"{gib(request.room.free_bytes - needed.total, floor)} stays free beyond the margin.",
     )
     reason = " ".join(part for part in parts if part)

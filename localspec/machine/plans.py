@@ -15,9 +15,6 @@ from localspec.core.speculation import Measurement
 from localspec.machine.memory import Arrangement, OtherDevice, PlanBytes, Room
 from localspec.machine.model import Model
 
-# Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
-DRAFT_MODEL, SELF_QUANT = "draft_model", "self_quant"
-
 DEFAULT_CONTEXT = 8192
 
 

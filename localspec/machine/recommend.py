@@ -28,10 +28,10 @@ from localspec.core.options import LoadOptions
 from localspec.core.precisions import TORCH_NAMES, Precision
 from localspec.core.speculation import Measurement, best_speedup
 from localspec.drafters.registry import REGISTRY
-from localspec.machine.memory import OtherDevice, Room
+from localspec.machine.memory import DRAFT_MODEL, MTP, SELF_QUANT, OtherDevice, Room
 from localspec.machine.model import Model
 from localspec.machine.planner import plan
-from localspec.machine.plans import DRAFT_MODEL, SELF_QUANT, Plan, PlanRequest
+from localspec.machine.plans import Plan, PlanRequest
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")
 # A processor reads each weight once a token: at the 20 GB/s that common memory gives, this many
@@ -44,7 +44,11 @@ DRAFT_WORTH = 2.25  # a draft about doubles the speed, as half the size would
 WHOLE_FILES_WORTH = 0.6
 
 LONGEST_DRAFT = 8
-ASSUMED_ACCEPTANCE = {DRAFT_MODEL: (0.5, 0.8), SELF_QUANT: (0.8, 0.95)}  # careful, hopeful
+ASSUMED_ACCEPTANCE = {  # careful, hopeful
+    DRAFT_MODEL: (0.5, 0.8),
+    MTP: (0.5, 0.8),
+    SELF_QUANT: (0.8, 0.95),
+}
 CHECK_SHARE = {"cuda": 0.03, "mps": 0.06, "cpu": 0.15}  # of a step, for each further token checked
 MOST_LOOKUP_GAIN = 2.0
 
@@ -203,11 +207,13 @@ def _is_for_anyone(card: Card) -> bool:
 def worth_of(plan: Plan, device: str, is_here: bool) -> tuple[bool, float]:
     """Return what a plan is worth compared with those of other models: whether its model is of the
     newest generation, and its size. Sizes alike to two digits are equal, and tables that are looked
-    up do not count. is_here: the target's files are on this machine."""
-    target, is_pair = plan.target, plan.drafter == DRAFT_MODEL and device != "cpu"
+    up do not count. A draft adds nothing to the worth of a mixture, whose steps read few weights
+    and whose drafted tokens read others. is_here: the target's files are on this machine."""
+    target, is_pair = plan.target, plan.drafter in (DRAFT_MODEL, MTP) and device != "cpu"
     counted = target.shape.counted
     size = target.shape.num_params - (0 if counted is None else counted.table_params)
-    worth = (DRAFT_WORTH if is_pair else 1.0) * float(f"{size:.1e}")
+    is_doubled = is_pair and not target.shape.num_experts
+    worth = (DRAFT_WORTH if is_doubled else 1.0) * float(f"{size:.1e}")
     # No 4-bit copy of a model of the newest generation is known, so none is offered before it.
     is_whole = not (target.shape.stored_as or is_here or target.is_current)
     return target.is_current, worth * WHOLE_FILES_WORTH if is_whole else worth
@@ -275,9 +281,10 @@ def expected_gain(plan: Plan, device: str) -> ExpectedGain | None:
     cost = f"{100 * low_cost:.0f} %"
     if high_cost > low_cost:
         cost = f"{100 * low_cost:.0f} to {100 * high_cost:.0f} %"
+    check_share = max(CHECK_SHARE[device], plan.target.shape.expert_share)
     return ExpectedGain(
-        assumed_speedup(careful, high_cost, CHECK_SHARE[device]),
-        assumed_speedup(hopeful, low_cost, CHECK_SHARE[device]),
+        assumed_speedup(careful, high_cost, check_share),
+        assumed_speedup(hopeful, low_cost, check_share),
         f"assumes that {100 * careful:.0f} to {100 * hopeful:.0f} % of the drafted tokens are "
         f"accepted and that drafting one costs {cost} of a step of the target",
     )
@@ -286,6 +293,9 @@ def expected_gain(plan: Plan, device: str) -> ExpectedGain | None:
 def _draft_costs(plan: Plan, device: str) -> tuple[float, float]:
     """A draft token's cost in steps of the target, hopeful and careful: its share of the bytes
     that are read, and on a GPU that waits for launches its share of the layers."""
+    if plan.drafter == MTP:
+        share = plan.target.shape.drafting_share
+        return share, share
     if plan.draft is None:
         assert plan.self_draft is not None, "what needs no model was answered before"
         copied = plan.target.shape.weight_bytes(plan.self_draft, plan.full)

@@ -67,8 +67,10 @@ class ModelShape:
     counted: None where its parameters are estimated. all_kv_width: as `kv_width` of all layers
     together, None where all have the same; window_kv_width: of those that see `window` positions.
     rotated_width: of all tables of angles together, 0 where they are as wide as a usual head.
-    experts_kept: see native.Layout. group_size, num_in_groups: of 4-bit weights in the files that
-    can stay as they are (formats.stored). is_published_wide: not held by fp16."""
+    experts_kept: see native.Layout. num_drafting_layers: of the module for multi-token prediction
+    in its files, whose weights and keys are counted with its own. group_size, num_in_groups: of
+    4-bit weights in the files that can stay as they are (formats.stored). is_published_wide: not
+    held by fp16."""
 
     family: str
     num_layers: int
@@ -98,6 +100,7 @@ class ModelShape:
     window_kv_width: int = 0
     rotated_width: int = 0
     experts_kept: ExpertsKept = "4-bit"
+    num_drafting_layers: int = 0
     group_size: int = 0
     num_in_groups: int | None = None
     is_published_wide: bool = False
@@ -119,7 +122,7 @@ class ModelShape:
     @property
     def keeps_mxfp4(self) -> bool:
         """True if its experts stay in MXFP4; those of a dense folder are none."""
-        return self.is_native and self.experts_kept == "stored" and self.stored_as == "MXFP4"
+        return self.is_native and self.experts_kept == "stored" and "MXFP4" in self.stored_as
 
     @property
     def has_4_bit_experts(self) -> bool:
@@ -169,6 +172,33 @@ class ModelShape:
         routers = self.num_experts * self.num_expert_layers
         small = self.hidden_size * (2 * self.num_layers + 1 + routers)
         return embeddings + self.linear_params + self.expert_params + small + self.extra_params
+
+    @property
+    def drafting_share(self) -> float:
+        """Share of the weights that a token goes through that a token of the module for multi-token
+        prediction goes through: one layer and the output head."""
+        table, read = self.vocab_size * self.hidden_size, self._num_read
+        layer = (read - table) / (self.num_layers + self.num_drafting_layers)
+        return (table + layer) / (read - self.num_drafting_layers * layer)
+
+    @property
+    def expert_share(self) -> float:
+        """Share of the weights that a token goes through that are those of its experts. A further
+        token in the same forward reads about as many others."""
+        return self._num_read_of_experts / self._num_read
+
+    @property
+    def _num_read_of_experts(self) -> int:
+        if not self.num_experts:
+            return 0
+        return self.expert_params * self.num_experts_per_token // self.num_experts
+
+    @property
+    def _num_read(self) -> int:
+        """Weights that a token goes through, the output head among them."""
+        unread = self.extra_params + self.table_params + self.expert_params
+        unread += 0 if self.is_tied else self.vocab_size * self.hidden_size
+        return self.num_params - unread + self._num_read_of_experts
 
     @property
     def active_width(self) -> int:

@@ -107,8 +107,8 @@ def test_an_entry_names_a_class_of_its_name(name: str) -> None:
 
 
 def test_each_place_among_the_plans_is_taken_once() -> None:
-    assert [info.name for info in planned()] == ["draft_model", "ngram", "self_quant"]
-    assert [info.plan_rank for info in planned()] == [0, 1, 2]
+    assert [info.name for info in planned()] == ["draft_model", "mtp", "ngram", "self_quant"]
+    assert [info.plan_rank for info in planned()] == [0, 1, 2, 3]
 
 
 def test_the_declarations_are_read_without_torch() -> None:
