@@ -2,7 +2,8 @@
 
 No kernel of torch multiplies with MXFP4 and no other format of 4 bits holds its values, so the
 layer unpacks its weight for every product by a table of bytes. The weight itself stays as the file
-holds it: 4.25 bits.
+holds it: 4.25 bits. On a GPU a kernel of bitsandbytes for a single row takes the table of the 16
+values as an argument, and a scale for 32 weights: `OneRowLinear` multiplies with the packed weight.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ import torch
 import torch.nn.functional as F
 
 from localspec.core.errors import ModelError
+from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
 from localspec.formats.folder_files import ModelFolder
 from localspec.formats.safetensors_file import TensorPlace
 from localspec.weights.dense import PACKED_DTYPES
 from localspec.weights.files import places_in, read_tensor
+from localspec.weights.library import bitsandbytes
 from localspec.weights.linear import QuantisedLinear, bytes_of
-from localspec.weights.stored import Dense, Mxfp4, Mxfp4Tables, Weight
+from localspec.weights.stored import MXFP4_BLOCK, Dense, Mxfp4, Mxfp4Tables, Weight
 
+TRIED_ROWS = 64  # Outputs of the product that tries the kernel of a GPU.
+MOST_ERROR = 0.02  # Of that product, by its norm: rounding to bf16 is near 0.003.
 BLOCKS, SCALES = "_blocks", "_scales"  # end the names of the two parts of a weight
 # Rows, a weight [out, in] and a bias, or none.
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
@@ -42,7 +47,80 @@ class Mxfp4Linear(QuantisedLinear):
         self.weight_bytes = bytes_of(weight.blocks, weight.scales, bias)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._product(rows, self.weight.unpacked(self._tables), self.bias)
+        return _unpacked_product(rows, self.weight, self.bias, self._tables, self._product)
+
+
+class OneRowLinear(QuantisedLinear):
+    """The product on a GPU with a kernel for single rows (`has_kernel`); for several rows the
+    weight is unpacked."""
+
+    has_invariant_rows = False
+
+    def __init__(self, weight: Mxfp4, tables: Mxfp4Tables) -> None:
+        """weight: [out, in], `turned`. tables: of turned weights, in the precision of the rows."""
+        self.weight, self._tables = weight, tables
+        self.weight_bytes = bytes_of(weight.blocks, weight.scales)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.shape[0] > 1:
+            return _unpacked_product(rows, self.weight, None, self._tables, F.linear)
+        scales = F.embedding(self.weight.scales.int(), self._tables.scales).float()
+        packed = self.weight.blocks.reshape(-1, 1)
+        kernel: Any = torch.ops.bitsandbytes.gemv_4bit.default
+        result: torch.Tensor = kernel(
+            rows, packed, self.weight.shape, scales.flatten(), self._tables.values, MXFP4_BLOCK
+        )
+        return result
+
+
+def _unpacked_product(
+    rows: torch.Tensor,
+    weight: Mxfp4,
+    bias: torch.Tensor | None,
+    tables: Mxfp4Tables,
+    product: Product,
+) -> torch.Tensor:
+    """Unpack as many outputs at a time as fit the bound."""
+    num_out, num_in = weight.shape
+    step = max(1, UNPACKED_AT_ONCE // num_in)
+    if step >= num_out:
+        return product(rows, weight.unpacked(tables), bias)
+    pieces = [slice(start, start + step) for start in range(0, num_out, step)]
+    biases = [None if bias is None else bias[piece] for piece in pieces]
+    products = [
+        product(rows, weight.rows(piece).unpacked(tables), part)
+        for piece, part in zip(pieces, biases, strict=True)
+    ]
+    return torch.cat(products, -1)
+
+
+def turned(weight: Mxfp4) -> Mxfp4:
+    """Return the weight with the first of two weights in the upper half of each byte."""
+    return Mxfp4(weight.blocks << 4 | weight.blocks >> 4, weight.scales)
+
+
+@cache
+def has_kernel(device: torch.device) -> bool:
+    """Return True if a GPU multiplies a row with packed weights."""
+    return device.type == "cuda" and tries_kernel(device)
+
+
+def tries_kernel(device: torch.device) -> bool:
+    """Return True if a small product on a device is right."""
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(0, 256, (TRIED_ROWS, 3, MXFP4_BLOCK // 2), generator=generator)
+    scales = torch.randint(120, 128, (TRIED_ROWS, 3), generator=generator)
+    weight = Mxfp4(blocks.byte(), scales.byte())
+    row = torch.randn(1, 3 * MXFP4_BLOCK, generator=generator)
+    wanted = row @ weight.dense(torch.float32).T
+    try:
+        bitsandbytes()
+        tables = Mxfp4Tables.of(torch.bfloat16, device, is_turned=True)
+        layer = OneRowLinear(turned(weight.to(device)), tables)
+        product = layer(row.bfloat16().to(device)).float().cpu()
+    except (RuntimeError, AttributeError, NotImplementedError, ModelError):
+        return False
+    return bool((product - wanted).norm() <= MOST_ERROR * wanted.norm())
 
 
 @cache

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 
 from localspec.core.errors import ModelError
-from localspec.weights import nf4
+from localspec.weights import mxfp4, nf4
 from localspec.weights.int4 import Int4Linear, packed_parts
 from localspec.weights.linear import Linear, PlainLinear, QuantisedLinear, bytes_of
-from localspec.weights.mxfp4 import Mxfp4Linear
+from localspec.weights.mxfp4 import Mxfp4Linear, OneRowLinear, turned
 from localspec.weights.stored import Dense, Grouped, Mxfp4, Mxfp4Tables, Nf4, Weight
 
 Parts = tuple[torch.Tensor, ...]
@@ -92,10 +92,14 @@ def format_of(weight: Weight, dtype: torch.dtype, device: torch.device) -> Stack
             lambda each: _groups(each, device), (0, 1), (1, 0), _of_groups(weight.group_size)
         )
     if isinstance(weight, Mxfp4):
-        tables = Mxfp4Tables.of(dtype, device)
-        return StackFormat(
-            _blocks, (0, 0), (1, 1), lambda parts: Mxfp4Linear(Mxfp4(*parts), None, tables)
-        )
+        has_kernel = mxfp4.has_kernel(device)
+        tables = Mxfp4Tables.of(dtype, device, has_kernel)
+
+        def layer(parts: Parts) -> Linear:
+            chosen = Mxfp4(*parts)
+            return OneRowLinear(chosen, tables) if has_kernel else Mxfp4Linear(chosen, None, tables)
+
+        return StackFormat(_turned_blocks if has_kernel else _blocks, (0, 0), (1, 1), layer)
     if isinstance(weight, Nf4):
         return StackFormat(_nf4, (0, 0), (1, 1), _of_nf4)
     return StackFormat(_values, (0,), (1,), lambda parts: PlainLinear(parts[0], None))
@@ -109,6 +113,11 @@ def _values(weight: Weight) -> Parts:
 def _blocks(weight: Weight) -> Parts:
     assert isinstance(weight, Mxfp4)
     return weight.blocks, weight.scales  # [out, in / 32, 16], [out, in / 32]
+
+
+def _turned_blocks(weight: Weight) -> Parts:
+    assert isinstance(weight, Mxfp4)
+    return _blocks(turned(weight))
 
 
 def _nf4(weight: Weight) -> Parts:

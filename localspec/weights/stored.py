@@ -239,18 +239,22 @@ class Int8:
 @dataclass(frozen=True)
 class Mxfp4Tables:
     """What bytes stand for: pairs, [256, 2], the weights of a byte; scales, [256, 1], powers of two
-    by their exponent."""
+    by their exponent; values, [16] fp32, the weights of 4 bits."""
 
     pairs: torch.Tensor
     scales: torch.Tensor
+    values: torch.Tensor
 
     @classmethod
-    def of(cls, dtype: torch.dtype, device: torch.device) -> Mxfp4Tables:
-        pairs = [(FP4_VALUES[byte & 15], FP4_VALUES[byte >> 4]) for byte in range(256)]
+    def of(cls, dtype: torch.dtype, device: torch.device, is_turned: bool = False) -> Mxfp4Tables:
+        """is_turned: the first weight of a byte is in its upper half."""
+        halves = [(byte & 15, byte >> 4)[:: -1 if is_turned else 1] for byte in range(256)]
+        pairs = [[FP4_VALUES[half] for half in pair] for pair in halves]
         scales = [[2.0 ** (exponent - 127)] for exponent in range(255)] + [[float("nan")]]
         return cls(
             torch.tensor(pairs, dtype=dtype, device=device),
             torch.tensor(scales, dtype=dtype, device=device),
+            torch.tensor(FP4_VALUES, dtype=torch.float32, device=device),
         )
 
 

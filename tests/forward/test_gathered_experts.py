@@ -19,12 +19,14 @@ from localspec.forward.experts_beside import ExpertsBeside, SharedExpert
 from localspec.forward.gathered_experts import GatheredExperts
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.load import load_model
-from localspec.weights import nf4
+from localspec.weights import mxfp4, nf4
+from localspec.weights.library import bitsandbytes
 from localspec.weights.linear import FEW_ROWS
+from localspec.weights.nf4 import Nf4Linear
 from localspec.weights.precision import Precision
 from localspec.weights.stored import Grouped, Mxfp4, Nf4
 from tests.kit.card_int4 import imitate_card
-from tests.kit.decoders import weights_of
+from tests.kit.decoders import layers_of, weights_of
 from tests.kit.fake_card import CUDA, fake_card, fake_module, memory_of_card
 from tests.kit.families import small
 from tests.kit.mxfp4 import saved_in_mxfp4
@@ -204,6 +206,26 @@ def test_every_step_of_a_mixture_is_captured_and_none_waits_for_the_host(family:
         assert not traffic.reads and not traffic.uploads
         model.forward(TEXT[:20], num_logits=1)
         assert sum(traffic.reads.values()) == len(model.weights.blocks) and not traffic.uploads
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_kernel", [False, True])
+def test_gpt_oss_in_mxfp4_waits_for_nothing_on_a_card(
+    has_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its other layers in NF4."""
+    monkeypatch.setattr(mxfp4, "has_kernel", lambda device: has_kernel)
+    bitsandbytes()
+    saved_in_mxfp4(small("gpt_oss", hidden_size=64, intermediate_size=96, **ONE_LAYER), tmp_path)
+    with fake_card() as traffic, memory_of_card() as memory:
+        model = load_model(tmp_path, BF16, CUDA, 64, bits=4).model
+        assert isinstance(model, Decoder) and isinstance(layers_of(model)[0], Nf4Linear)
+        part = mixture_of(model.weights.blocks[0])
+        assert part.gate_up.weight_bytes + part.down.weight_bytes == 4 * 3 * 64 * 96 * 4.25 / 8
+        assert model.weight_bytes <= memory.used
+        traffic.clear()
+        assert model.forward(TEXT[:4]).shape == (4, 48)
+        assert not traffic.reads and not traffic.uploads
 
 
 def test_a_shared_expert_waits_for_nothing() -> None:

@@ -4,6 +4,8 @@ that do not belong together."""
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from localspec.core.errors import ModelError
 from localspec.formats.folder_files import check_folder
+from localspec.weights import mxfp4
 from localspec.weights.dense import PackedLinear
-from localspec.weights.mxfp4 import Mxfp4Linear
-from localspec.weights.precision import Precision, linear_for
+from localspec.weights.library import bitsandbytes
+from localspec.weights.mxfp4 import Mxfp4Linear, OneRowLinear
+from localspec.weights.precision import Precision, linear_for, stack_for
 from localspec.weights.source import open_source
 from localspec.weights.stored import Mxfp4, joined
 from tests.kit.mxfp4 import random_mxfp4
@@ -43,6 +47,48 @@ def test_a_product_has_the_bits_of_the_dense_weight_at_every_width(dtype: torch.
         assert torch.equal(layer(rows[:width]), wanted[:width])
     residual = torch.ones(16, 64, dtype=dtype)
     assert torch.equal(layer.add_to(rows, residual), wanted + residual)
+
+
+def test_a_large_weight_is_unpacked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, rows, bias = random_mxfp4(64, 96), torch.eye(96), torch.randn(64)
+    layer = linear_for([weight], [bias], Precision(FP32, CPU))
+    wanted = layer(rows)
+    monkeypatch.setattr(mxfp4, "UNPACKED_AT_ONCE", 20 * 96)
+    assert torch.equal(layer(rows), wanted)
+
+
+def kernel_of_a_card(
+    row: torch.Tensor, packed: torch.Tensor, shape: tuple[int, int], scales: torch.Tensor,
+    table: torch.Tensor, block: int,
+) -> torch.Tensor:  # fmt: skip
+    """Of bitsandbytes: the first weight of a byte in its upper half, a scale for each block."""
+    halves = torch.stack((packed.flatten() >> 4, packed.flatten() & 15), -1).flatten()
+    values = table[halves.long()].view(-1, block) * scales[:, None]
+    return torch.nn.functional.linear(row, values.view(shape).to(row.dtype))
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_card_multiplies_one_row_with_the_bytes_where_its_kernel_is_right(
+    is_right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kernel(*given: Any) -> torch.Tensor:
+        return kernel_of_a_card(*given) * (1.0 if is_right else 1.1)
+
+    bitsandbytes()
+    ops = torch.ops.bitsandbytes
+    monkeypatch.setattr(ops, "gemv_4bit", SimpleNamespace(default=kernel))
+    monkeypatch.setattr(mxfp4, "has_kernel", lambda device: mxfp4.tries_kernel(CPU))
+    weights = [random_mxfp4(64, 96, seed=seed) for seed in range(3)]
+    for is_summed in (False, True):
+        matrices = [[weight] for weight in weights]
+        stack = stack_for(matrices, 3, Precision(FP32, CPU), is_summed)
+        layer = stack.chosen(torch.tensor([2, 0]))
+        assert isinstance(layer, OneRowLinear if is_right else Mxfp4Linear)
+        values = [weights[expert].dense(FP32) for expert in (2, 0)]
+        wanted = torch.cat(values, int(is_summed)).T
+        eye = torch.eye(wanted.shape[0])
+        assert torch.equal(layer(eye), wanted)
+        assert torch.equal(torch.cat([layer(row) for row in eye.split(1)]), wanted)
 
 
 def test_rows_and_layers_below_each_other_are_those_of_the_values() -> None:
