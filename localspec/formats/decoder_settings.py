@@ -55,7 +55,9 @@ MUST_SAY: Mapping[str, tuple[str, ...]] = {
     "gpt_oss": (_WINDOW, _BIAS),
     "phi3": ("original_max_position_embeddings",),
     "qwen3_moe": ("norm_topk_prob", "moe_intermediate_size", _SWITCH),
-    **dict.fromkeys(("qwen3_vl_moe_text", "qwen3_5_moe_text"), ("moe_intermediate_size",)),
+    **dict.fromkeys(
+        ("qwen3_vl_moe_text", "qwen3_5_moe_text", "qwen3_next"), ("moe_intermediate_size",)
+    ),
     "mellum": (_WINDOW, "moe_intermediate_size", "norm_topk_prob"),
     "cohere": ("logit_scale",),
     "cohere2": ("logit_scale", _WINDOW),

@@ -8,7 +8,7 @@ from typing import Any
 
 from localspec.core.errors import ModelError
 from localspec.formats.native import LAYOUTS
-from localspec.formats.rotation_settings import Incomplete
+from localspec.formats.rotation_settings import Incomplete, NotNative
 
 # What the experts of gpt-oss were trained with, where nothing is said: the limit of gate and up,
 # and the steepness of the gate's sigmoid.
@@ -37,7 +37,7 @@ def mixture_of(
     """Return the experts of a family that may have them, None for a model without any.
 
     text: settings by their usual names. is_complete: whether it has every key of its family.
-    Raises Incomplete, ModelError."""
+    Raises Incomplete, NotNative, ModelError."""
     is_beside = LAYOUTS[family].has_own_sizes
     if is_beside and not text.get("enable_moe_block"):
         return None
@@ -53,12 +53,15 @@ def mixture_of(
             "token, which no model does. Fetch it again."
         )
     said, size = text.get("norm_topk_prob"), text.get("moe_intermediate_size")
+    layers = _layers_with_experts(text, num_layers)
+    if LAYOUTS[family].has_shared_expert and not all(layers):
+        raise NotNative("some of its layers have no experts")
     return MixtureSettings(
         num_experts=int(count),
         num_chosen=num_chosen,
         ffn_size=int(size or _need(text, f"{'moe_' if is_beside else ''}intermediate_size")),
         is_normalised=said is None or bool(said),
-        layers=_layers_with_experts(text, num_layers),
+        layers=layers,
         is_beside=is_beside,
         **(_clamp(text) if LAYOUTS[family].has_expert_columns else {}),
     )

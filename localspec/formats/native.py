@@ -40,6 +40,7 @@ class Layout:
 
     has_output_gate: attention's result is multiplied by a gate, whose rows stand behind those of
     each query head. has_states: layers of the kind "linear_attention" are gated delta nets.
+    joins_state_inputs: their layers of one input are two, with the rows of each key head together.
 
     experts_kept: how experts are kept beside linear layers in 4 bits: in 4 bits as well, or, at
     every precision, as the files hold them.
@@ -83,6 +84,7 @@ class Layout:
     has_shared_expert: bool = False
     has_output_gate: bool = False
     has_states: bool = False
+    joins_state_inputs: bool = False
     has_expert_bias: bool = False
     has_expert_columns: bool = False
     has_sinks: bool = False
@@ -142,6 +144,12 @@ _LAYER_NORMS = Layout(has_layer_norms=True, has_norm_bias=True, norm_epsilon="la
 _QWEN2 = Layout(qkv_bias=True, output_bias=False)
 _QWEN3_MOE = Layout(head_norms="each", has_experts=True)
 _QWEN3_5 = Layout(head_norms="each", norm_offset=1.0, has_output_gate=True, has_states=True)
+_QWEN3_5_MOE = replace(
+    _QWEN3_5,
+    has_experts=True,
+    has_shared_expert=True,
+    ffn_size="shared_expert_intermediate_size",
+)
 _GLM = Layout(is_gate_up_joined=True, is_interleaved=True, output_bias=False)
 # Of a mixture whose router and experts have other names in published folders.
 _MIXTRAL_NAMES = {
@@ -237,12 +245,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "gemma4_text": replace(_GEMMA4, has_experts=True),
     "gemma4_unified_text": _GEMMA4,
     "qwen3_5_text": _QWEN3_5,
-    "qwen3_5_moe_text": replace(
-        _QWEN3_5,
-        has_experts=True,
-        has_shared_expert=True,
-        ffn_size="shared_expert_intermediate_size",
-    ),
+    "qwen3_5_moe_text": _QWEN3_5_MOE,
+    "qwen3_next": replace(_QWEN3_5_MOE, joins_state_inputs=True),
 }
 # Families whose published folders bring code that is not needed, by transformers' name of them.
 KNOWN_AS = {

@@ -1,4 +1,5 @@
-"""The weights of a published model by its config.json alone: Qwen3.5-class, Gemma 4, gpt-oss.
+"""The weights of a published model by its config.json alone: Qwen3-Next, Qwen3.5-class, Gemma 4 and
+gpt-oss.
 
 `published_tensors` lists what the folder of such a model holds for text, with the MTP head of
 Qwen3.5-class models, and without towers for images and sound. Of these families neither the number
@@ -133,10 +134,14 @@ def _state_widths(text: Mapping[str, Any]) -> tuple[int, int]:
 def _delta_net(text: Mapping[str, Any]) -> Iterator[Tensor]:
     width, heads = int(text["hidden_size"]), int(text["linear_num_value_heads"])
     keys, values = _state_widths(text)
-    yield "in_proj_qkv.weight", (2 * keys + values, width)
-    yield "in_proj_z.weight", (values, width)
-    yield "in_proj_a.weight", (heads, width)
-    yield "in_proj_b.weight", (heads, width)
+    if text["model_type"] == "qwen3_next":
+        yield "in_proj_qkvz.weight", (2 * keys + 2 * values, width)
+        yield "in_proj_ba.weight", (2 * heads, width)
+    else:
+        yield "in_proj_qkv.weight", (2 * keys + values, width)
+        yield "in_proj_z.weight", (values, width)
+        yield "in_proj_a.weight", (heads, width)
+        yield "in_proj_b.weight", (heads, width)
     yield "conv1d.weight", (2 * keys + values, 1, int(text["linear_conv_kernel_dim"]))
     yield "A_log", (heads,)
     yield "dt_bias", (heads,)
@@ -247,6 +252,7 @@ def _gpt_oss_layer(text: Mapping[str, Any]) -> Iterator[Tensor]:
 _FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[Tensor]]] = {
     "qwen3_5": _qwen,
     "qwen3_5_moe": _qwen,
+    "qwen3_next": _qwen,
     "gemma4": _gemma,
     "gemma4_unified": _gemma,
     "gpt_oss": _gpt_oss,

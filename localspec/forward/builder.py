@@ -201,9 +201,12 @@ class Builder:
 
     def _delta_net(self, begin: str, delta: DeltaSettings) -> DeltaNet:
         """Its own norm adds nothing to its weight, whatever the other norms do."""
-        inputs = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        inputs = [self._weight(f"{begin}{part}.weight") for part in self._state_inputs]
+        if self.settings.layout.joins_state_inputs:
+            orders = _rows_by_part(delta)
+            inputs = [weight.rows(rows) for weight, rows in zip(inputs, orders, strict=True)]
         return DeltaNet(
-            projection=self._linear([f"{begin}{part}" for part in inputs], has_bias=False),
+            projection=linear_for(inputs, [None] * len(inputs), self.precision),
             output=self._linear([f"{begin}out_proj"], has_bias=False),
             shape=delta,
             convolution=self._whole(f"{begin}conv1d.weight")[:, 0].T.contiguous(),
@@ -214,6 +217,13 @@ class Builder:
                 self._dense(f"{begin}norm.weight"), self.settings.norm_epsilon
             ),
         )
+
+    @property
+    def _state_inputs(self) -> tuple[str, ...]:
+        """The names of a gated delta net's layers of one input."""
+        if self.settings.layout.joins_state_inputs:
+            return ("in_proj_qkvz", "in_proj_ba")
+        return ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
 
     def _whole(self, name: str) -> torch.Tensor:
         """In fp32, as recurrences are computed."""
@@ -368,3 +378,13 @@ class Builder:
 
     def _read(self, name: str) -> Weight:
         return self.source.read(self.names.actual[name])
+
+
+def _rows_by_part(delta: DeltaSettings) -> Iterator[torch.Tensor]:
+    """Yield the rows of two layers whose outputs stand together by key head, in the order of parts:
+    all queries, keys, values and output gates; all shares, then all decays."""
+    of_key = delta.num_value_heads // delta.num_key_heads
+    values = of_key * delta.value_size
+    for sizes in ([delta.key_size, delta.key_size, values, values], [of_key, of_key]):
+        rows = torch.arange(delta.num_key_heads * sum(sizes)).view(delta.num_key_heads, -1)
+        yield torch.cat([part.flatten() for part in torch.split(rows, sizes, 1)])

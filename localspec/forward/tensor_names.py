@@ -183,10 +183,11 @@ def _mixer_shapes(settings: DecoderSettings, layer: int) -> Iterator[tuple[str, 
         return
     begin, heads = "linear_attn.", delta.num_value_heads
     values = heads * delta.value_size
-    for part, num_out in (
-        ("in_proj_qkv", delta.num_channels), ("in_proj_z", values),
-        ("in_proj_b", heads), ("in_proj_a", heads),
-    ):  # fmt: skip
+    parts = {"in_proj_qkv": delta.num_channels, "in_proj_z": values}
+    parts |= {"in_proj_b": heads, "in_proj_a": heads}
+    if settings.layout.joins_state_inputs:
+        parts = {"in_proj_qkvz": delta.num_channels + values, "in_proj_ba": 2 * heads}
+    for part, num_out in parts.items():
         yield f"{begin}{part}.weight", (num_out, width)
     yield f"{begin}conv1d.weight", (delta.num_channels, 1, delta.kernel)
     yield f"{begin}A_log", (heads,)

@@ -88,6 +88,12 @@ def test_the_sizes_of_a_layer_are_read_where_its_number_is_written_with_zeros() 
     assert [key_heads_of(said, layer)[1] for layer in range(12)] == sizes
 
 
+def test_layers_without_experts_beside_layers_with_a_shared_one_are_named() -> None:
+    said, _ = written("qwen3_next")
+    with pytest.raises(NotNative, match="some of its layers have no experts"):
+        settings_of({**said, "mlp_only_layers": [1]})
+
+
 def test_a_key_of_a_rotation_that_nothing_reads_is_named() -> None:
     said, _ = written("llama")
     rotation = {**said["rope_parameters"], "twist": 2.0}

@@ -71,6 +71,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Those that loading puts on transformers' own forward.
+LOADED = tuple(family for family in FAMILIES if family != "qwen3_next")
+
+
 def module_of(family: str, is_peaked: bool = True, **sizes: int) -> Any:
     torch.manual_seed(0)
     config: Any = AutoConfig.for_model(family, **{**COMMON, **FAMILIES[family], **sizes})
@@ -106,7 +110,7 @@ def greedy(module: Any, prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LOADED)
 def test_a_hybrid_decodes_what_it_says_of_the_whole_text(family: str, tmp_path: Path) -> None:
     """A turn, another that goes on from it, an edit, and the first again."""
     module = module_of(family)
@@ -122,7 +126,7 @@ def test_a_hybrid_decodes_what_it_says_of_the_whole_text(family: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_peaked", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LOADED)
 def test_a_plan_drafts_for_a_hybrid_where_loading_reads_it_in_pieces(
     family: str, is_peaked: bool, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@ was read without going back."""
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 
@@ -222,7 +223,7 @@ def test_a_model_with_states_drafts_for_another() -> None:
     assert play(Engine(target, drafters), TEXT[:30], plans, 20).tokens == wanted
 
 
-@pytest.mark.parametrize("family", WITH_STATES)
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
 def test_a_published_folder_is_loaded_without_its_images(family: str, tmp_path: Path) -> None:
     """Its tensors stand under model.language_model., those of its drafting head beside them."""
     text = {**SHAPE, **SETTINGS[family]}
@@ -244,3 +245,24 @@ def test_a_published_folder_is_loaded_without_its_images(family: str, tmp_path: 
     on_gpu = ClosedStates(states.shape, torch.bfloat16, CPU)
     assert on_gpu.nbytes <= shape.loaded_bytes("bf16", "bf16", 0, "cuda")[1] < states.nbytes
     assert shape.kv_bytes_per_token("fp32") == 2 * 2 * 16 * 4  # one layer of four
+
+
+def test_a_published_folder_of_qwen3_next_is_read(tmp_path: Path) -> None:
+    """Its config.json has older names of the rotation, and no kinds of layers."""
+    module("qwen3_next").save_pretrained(str(tmp_path))
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["mtp.fc.weight"] = torch.zeros(4, 4)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["layer_types"]
+    rotation = config.pop("rope_parameters")
+    config |= {"full_attention_interval": 4, "rope_scaling": None, "decoder_sparse_step": 1}
+    config |= {name: rotation[name] for name in ("rope_theta", "partial_rotary_factor")}
+    path.write_text(json.dumps(config))
+    opened = load_model(tmp_path, torch.float32, CPU, 96)
+    assert (opened.notice, opened.unread) == (None, None)
+    assert_close(opened.model.forward(TEXT), by_transformers("qwen3_next"))
+    shape = shape_from_folder(tmp_path)
+    states = opened.model.cache.states
+    assert shape.is_native and states is not None and shape.kv_bytes(0) == states.nbytes

@@ -181,8 +181,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "rope_parameters": QUARTER, "num_experts": 6, "num_experts_per_tok": 2,
         "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
     },
+    "qwen3_next": {
+        "model_type": "qwen3_next", "head_dim": 16, "num_hidden_layers": 4, **DELTA,
+        "rope_parameters": PARTIAL, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40,
+    },
 }  # fmt: skip
-WITH_STATES = ("qwen3_5", "qwen3_5_moe")  # tests/forward/test_states.py compares them
+WITH_STATES = ("qwen3_5", "qwen3_5_moe", "qwen3_next")  # tests/forward/test_states.py compares them
 ATTENTION_ALONE = tuple(name for name in SETTINGS if name not in WITH_STATES)
 
 

@@ -108,6 +108,10 @@ TINY: dict[str, dict[str, Any]] = {
         "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
         "shared_expert_intermediate_size": 20,
     },
+    "qwen3_next": {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+    },
     "gemma4_text, experts": {
         "global_head_dim": 32, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
         "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24,
