@@ -31,7 +31,8 @@ from localspec.drafters.tree_growth import (
     usual_growth,
 )
 from localspec.forward.heads.autoregressive import AutoregressiveHead
-from localspec.forward.heads.eagle import KIND, read_eagle
+from localspec.forward.heads.eagle import KIND
+from localspec.forward.heads.eagle_files import read_eagle
 from localspec.forward.upload import indices, uploaded
 
 NUM_CHILDREN = 8  # candidates of one node

@@ -55,6 +55,23 @@ class PlainSource:
             yield Dense(read_tensor(place))
 
 
+class HeldTensors:
+    """Tensors in memory, by name."""
+
+    def __init__(self, held: Mapping[str, torch.Tensor]) -> None:
+        self._held = held
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._held)
+
+    def read(self, name: str) -> Weight:
+        return Dense(self._held[name])
+
+    def entries(self, name: str) -> Iterator[Weight]:
+        yield from map(Dense, self._held[name])
+
+
 # By the method in quantization_config.
 SOURCES: Mapping[str, Callable[[ModelFolder, torch.dtype], WeightSource]] = {
     "gguf": GGUFSource,

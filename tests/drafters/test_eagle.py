@@ -14,7 +14,7 @@ from localspec.drafters.eagle import EagleDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.heads.autoregressive import AutoregressiveHead
-from localspec.forward.heads.eagle import read_eagle
+from localspec.forward.heads.eagle_files import read_eagle
 from localspec.forward.heads.files import CONFIG, WEIGHTS
 from localspec.forward.tree import depths
 from tests.kit.random_eagle import write_random

@@ -149,3 +149,17 @@ def save_cases(file: Path, made: Mapping[str, Case]) -> None:
         for name, case in made.items()
     }
     save_file(tensors, file, told)
+
+
+def target_of(case: Case) -> MadeUpTarget:
+    """The target that a case is for: Gemma's scale and cap where its config says a cap."""
+    cap = case.config.get("final_logit_softcapping")
+    return MadeUpTarget() if cap is None else MadeUpTarget(scale=WIDTH**0.5, cap=cap)
+
+
+def largest_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Of numbers that are no infinities, which must stand at the same places."""
+    is_number = wanted.isfinite()
+    if not torch.equal(is_number, found.isfinite()):
+        return float("inf")
+    return float((found[is_number] - wanted[is_number]).abs().max())

@@ -14,7 +14,7 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
-from localspec.forward.heads.eagle import read_eagle
+from localspec.forward.heads.eagle_files import read_eagle
 from localspec.forward.heads.files import TargetSizes
 from localspec.training.eagle import read_layers
 from localspec.training.recipe import HeadRecipe, make_recipe

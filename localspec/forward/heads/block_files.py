@@ -6,8 +6,8 @@ compared before one is used; what the target has as well is borrowed from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from math import isclose
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from localspec.forward.tensor_names import TensorNames
 from localspec.weights.dense import dense_linear
 from localspec.weights.linear import Linear
 from localspec.weights.precision import Precision
-from localspec.weights.stored import Dense, Weight
+from localspec.weights.source import HeldTensors
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 W1, W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
@@ -48,23 +48,6 @@ CONVOLUTIONS = ("attention_conv", "mlp_conv")
 # Tensors of training alone, and a rotation's, which the config says.
 UNUSED = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 SCALE_TOLERANCE = 1e-2  # bf16 rounds the factor of an embedding by less.
-
-
-@dataclass(frozen=True)
-class _Tensors:
-    """Tensors in memory: a weights.source.WeightSource."""
-
-    held: Mapping[str, torch.Tensor]
-
-    @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self.held)
-
-    def read(self, name: str) -> Weight:
-        return Dense(self.held[name])
-
-    def entries(self, name: str) -> Iterator[Weight]:
-        yield from (Dense(matrix) for matrix in self.held[name])
 
 
 def read_block(folder: Path, target: LanguageModel) -> BlockParts:
@@ -87,7 +70,7 @@ def read_block(folder: Path, target: LanguageModel) -> BlockParts:
     names = TensorNames.of_layers(layout.settings, actual, others, folder.name)
     held = take(tensors, names.shapes, folder.name, dtype, target.device)
     precision = Precision(dtype, target.device)
-    builder = Builder(layout.settings, _Tensors(held), names, precision, capacity)
+    builder = Builder(layout.settings, HeldTensors(held), names, precision, capacity)
     layers = tuple(_layer(layout, block, held, at) for at, block in enumerate(builder.blocks()))
     final_norm, context_norm = builder.norm("norm"), builder.norm("hidden_norm")
     embed, embedding_bytes = _embedding(config, layout, held, target)

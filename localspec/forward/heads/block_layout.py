@@ -29,7 +29,8 @@ OF_DRAFTERS = frozenset(
     ("dflash_config", "block_size", "num_target_layers", "target_layer_ids", "mask_token_id",
      "num_anchors", "enable_confidence_head", "confidence_head_with_markov", "markov_rank",
      "markov_head_type", "is_causal", "target_model_type", "target_text_model_type",
-     "target_model_name_or_path", "draft_vocab_size")
+     "target_model_name_or_path", "draft_vocab_size", "ttt_length", "step_loss_decay",
+     "draft_num_hidden_layers")
 )  # fmt: skip
 # Keys within `dflash_config` that are read.
 OF_DFLASH = frozenset(
@@ -140,7 +141,7 @@ def _of_z_lab(config: HeadSettings, sizes: TargetSizes) -> BlockLayout:
     if unknown := sorted(key for key in nested.keys() - OF_DFLASH if nested[key]):
         raise config.unfit(f"its dflash_config says {unknown[0]}, which is not known here")
     read = replace(config, values={**config.values, **nested})
-    settings = _settings(read, "qwen3", OF_DRAFTERS | OF_DFLASH)
+    settings = drafter_settings(read, "qwen3", OF_DRAFTERS | OF_DFLASH)
     _require_target(read, settings, sizes)
     is_causal = next((read.values.get(key) for key in CAUSAL if key in read.values), None)
     convolutions, selector = _second(read)
@@ -169,7 +170,7 @@ def _of_deepspec(config: HeadSettings, sizes: TargetSizes) -> BlockLayout:
     """Every layer is bidirectional within the block, and row i predicts token i + 1."""
     is_gemma = any(name.startswith("Gemma4") for name in architectures(config.values))
     family = str(config.values.get("model_type")) if is_gemma else "qwen3"
-    settings = _settings(config, family, OF_DRAFTERS)
+    settings = drafter_settings(config, family, OF_DRAFTERS)
     _require_target(config, settings, sizes)
     markov, reads_markov = _markov(config, DEEPSPEC), False
     has_confidence = bool(config.values.get("enable_confidence_head"))
@@ -209,7 +210,7 @@ def _of_speculators(config: HeadSettings, sizes: TargetSizes) -> BlockLayout:
     if isinstance(rotations := layers.get("rope_parameters"), dict):
         layers["rope_parameters"] = rotations.get("sliding_attention", rotations)
     inner = replace(config, values={**layers, "num_target_layers": None})
-    settings = _settings(inner, "qwen3", OF_DRAFTERS)
+    settings = drafter_settings(inner, "qwen3", OF_DRAFTERS)
     _require_target(replace(config, values={**layers, **values}), settings, sizes)
     bidirectional = bool(values.get("sliding_window_non_causal", False))
     has_confidence = is_dspark and bool(values.get("enable_confidence_head", True))
@@ -291,7 +292,9 @@ def _factor(config: HeadSettings, key: str) -> float | None:
     return config.fraction(key) if config.values.get(key) else None
 
 
-def _settings(config: HeadSettings, family: str, left_out: Collection[str]) -> DecoderSettings:
+def drafter_settings(
+    config: HeadSettings, family: str, left_out: Collection[str]
+) -> DecoderSettings:
     """Return the settings of the drafter's layers. Raises ModelError."""
     own = {key: value for key, value in config.values.items() if key not in left_out}
     own["model_type"] = family

@@ -37,7 +37,10 @@ def embedding_of(
     """Return the embedding, and the bytes of one that is not the target's.
 
     table: [V, d], None where the files hold none. scale: of the rows that a forward reads."""
-    if table is None or _is_targets_embedding(table, target, scale):
+    if table is None:
+        return target.embed, 0
+    scale = float(torch.tensor(scale).to(table.dtype))  # as transformers rounds Gemma's
+    if _is_targets_embedding(table, target, scale):
         return target.embed, 0
 
     def embed(ids: Tokens) -> torch.Tensor:

@@ -177,8 +177,7 @@ def _unread_layout(config: Mapping[str, Any]) -> str | None:
     names = " ".join(architectures(config))
     if "DFlash" in names:
         return "DFlash without a dflash_config"
-    others = {"Gemma4Eagle3Model": "DeepSpec (EAGLE-3 for Gemma 4)", "PEagle": "P-EAGLE"}
-    return next((layout for name, layout in others.items() if name in names), None)
+    return "P-EAGLE" if "PEagle" in names else None
 
 
 def read_head(folder: Path, kind: str, sizes: TargetSizes) -> HeadFiles:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from localspec.forward.heads.autoregressive import AutoregressiveHead
-from localspec.forward.heads.eagle import read_eagle
+from localspec.forward.heads.eagle_files import read_eagle
 from localspec.forward.heads.files import WEIGHTS
 from tests.kit.random_eagle import write_random
 from tests.kit.tiny import tiny_llama, with_cache

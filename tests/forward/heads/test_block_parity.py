@@ -18,16 +18,11 @@ import torch
 from localspec.forward.heads.block import BlockHead
 from localspec.forward.heads.block_files import read_block
 from localspec.forward.heads.block_layout import BlockLayout
-from tests.kit.parity import CAPACITY, Case, MadeUpTarget, cases, text
+from tests.kit.parity import CAPACITY, Case, MadeUpTarget, cases, largest_error, target_of, text
 
 FILES = sorted((Path(__file__).parent / "parity").glob("block_*.safetensors"))
 CASES = {name: case for file in FILES for name, case in cases(file).items()}
 TOLERANCE = 2e-4  # of logits up to 20, in fp32; a wrong row is off by more than 1
-
-
-def target_of(case: Case) -> MadeUpTarget:
-    cap = case.config.get("final_logit_softcapping")
-    return MadeUpTarget() if cap is None else MadeUpTarget(scale=32**0.5, cap=cap)
 
 
 def head_of(case: Case, folder: Path) -> tuple[BlockHead, MadeUpTarget]:
@@ -53,14 +48,6 @@ def drafted(
             stated.append(confidence[0])
     head.forget(length - 1)
     return torch.stack(logits), found, torch.stack(stated) if stated else None
-
-
-def largest_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Of numbers that are no infinities, which must stand at the same places."""
-    is_number = wanted.isfinite()
-    if not torch.equal(is_number, found.isfinite()):
-        return float("inf")
-    return float((found[is_number] - wanted[is_number]).abs().max())
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localspec.core.errors import ModelError
-from localspec.forward.heads.eagle import read_eagle
+from localspec.forward.heads.eagle_files import read_eagle
 from localspec.forward.heads.files import WEIGHTS, head_kind
 from localspec.forward.heads.medusa import read_medusa
 from localspec.forward.heads.mtp_files import read_mtp
@@ -107,10 +107,6 @@ def test_a_head_of_another_kind_and_no_head_are_refused(heads: Path, kind: str) 
     [
         ({"speculators_model_type": "eagle", "num_hidden_layers": 1}, "speculators .eagle."),
         ({"architectures": ["DFlashDraftModel"]}, "DFlash without a dflash_config"),
-        (
-            {"architectures": ["Gemma4Eagle3Model"], "num_hidden_layers": 1},
-            "DeepSpec .EAGLE-3 for Gemma 4.",
-        ),
         ({"architectures": ["PEagleDraftModel"], "num_hidden_layers": 4}, "P-EAGLE"),
     ],
 )
