@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from localspec.core.decoding import Outcome, Sequence
-from localspec.core.errors import ModelError
+from localspec.core.errors import MemoryShortage, ModelError
 from localspec.core.off_code import OffCode
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.lookup import Lookup
@@ -60,8 +60,8 @@ class Parts:
     heads: by kind (medusa, eagle, mtp) the folder of a head for this target. foreign: a draft model
     with other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
     oldest first, for lookup. draft_pool: as pool, for the draft model, which may be on a device of
-    its own. bits: of the target's linear layers, which a head that ships with it shares. made: what
-    `once` has made."""
+    its own. refused_heads: why there is no room for a head, by kind. bits: of the target's linear
+    layers, which a head that ships with it shares. made: what `once` has made."""
 
     target: LanguageModel
     draft: LanguageModel | None = None
@@ -73,6 +73,7 @@ class Parts:
     foreign_refusal: str = "no draft with another vocabulary was chosen."
     past: tuple[tuple[int, ...], ...] = ()
     draft_pool: GraphPool | None = None
+    refused_heads: Mapping[str, MemoryShortage] = field(default_factory=dict)
     bits: Literal[4, 8] | None = None
     made: dict[str, Any] = field(default_factory=dict)
 
@@ -125,7 +126,9 @@ class Parts:
 
     def head(self, kind: str, missing: str) -> Path:
         """The folder of a head of this kind. missing: what there is none of, for a person. Raises
-        ModelError."""
+        ModelError, MemoryShortage."""
+        if kind in self.refused_heads:
+            raise self.refused_heads[kind]
         if kind not in self.heads:
             remedy = f"Train one: python -m localspec train {kind}."
             if kind not in TRAINED:

@@ -33,7 +33,13 @@ from localspec.core.off_code import OffCode
 from localspec.core.options import LoadOptions
 from localspec.core.units import capital, gib
 from localspec.formats.folder_files import check_folder, longest_of, name_of, weight_files
-from localspec.loading.placement import Place, keep_out_of_ram, load_at, refuse_shortage
+from localspec.loading.placement import (
+    Place,
+    keep_out_of_ram,
+    load_at,
+    refuse_module,
+    refuse_shortage,
+)
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.memory import GRAPHS_BYTES
 from localspec.machine.model import Model
@@ -43,7 +49,6 @@ if TYPE_CHECKING:
     from localspec.drafters.vocabularies import Foreign
     from localspec.forward.graphs import Capturing, GraphPool
     from localspec.forward.model import LanguageModel
-    from localspec.weights.precision import Bits
 
 NO_DRAFT = "no draft model was chosen for this target; --draft names one."
 
@@ -79,24 +84,24 @@ class _Draft(NamedTuple):
 
 def gather(
     source: Model,
-    places: Sequence[Place],
-    bits: Bits | None,
+    place: Place,
+    draft_places: Sequence[Place],
     target: LanguageModel,
     template: ChatTemplate,
     past: Sequence[str],
     pool: GraphPool | None,
     report: Report,
 ) -> Gathered:
-    """Load everything the source names beside the target. places: for a draft model, the preferred
-    first. bits: of the target."""
+    """Load everything the source names beside the target. place: of the target. draft_places: for a
+    draft model, the preferred first."""
     from localspec.drafters.parts import Parts
     from localspec.forward.recurrent import refusal_of
 
     if (why := refusal_of(target)) is not None:
         return Gathered(Parts(target, draft_refusal=why), (), ())
-    draft, refusal, code = _draft(source, target, places, report)
+    draft, refusal, code = _draft(source, target, draft_places, report)
     stranger = _path_of(source.drafts) if code == "incompatible_vocabulary" else None
-    foreign, foreign_refusal = _foreign(source, stranger, target, places, report)
+    foreign, foreign_refusal = _foreign(source, stranger, target, draft_places, report)
     heads, odd = heads_of(source)
     is_apart = draft is not None and draft.place.device != target.device
     draft_pool = pool_of(draft.place) if draft is not None and is_apart else pool
@@ -111,7 +116,8 @@ def gather(
         foreign_refusal=foreign_refusal,
         past=tuple(tuple(template.encode_text(text)) for text in past),
         draft_pool=draft_pool,
-        bits=bits,
+        refused_heads=_without_room(source, heads, place),
+        bits=place.bits,
     )
     drafts = [each for each in (draft, foreign and foreign[1]) if each is not None]
     told = chain.from_iterable(
@@ -346,6 +352,19 @@ def heads_of(source: Model) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]
     if ships_mtp(source.folder):
         found.setdefault("mtp", source.folder)
     return found, tuple(odd)
+
+
+def _without_room(
+    source: Model, heads: Mapping[str, Path], place: Place
+) -> dict[str, MemoryShortage]:
+    """The kinds of heads in the target's own files for which there is no room beside it."""
+    refused = dict[str, MemoryShortage]()
+    for kind in (kind for kind, folder in heads.items() if folder == source.folder):
+        try:
+            refuse_module(source.folder, place)
+        except MemoryShortage as shortage:
+            refused[kind] = shortage
+    return refused
 
 
 def marks_of(source: Model, heads: Mapping[str, Path]) -> dict[str, str]:

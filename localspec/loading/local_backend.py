@@ -209,7 +209,7 @@ def _begun(
     pool = pool_of(place)
     target = capturable(target, pool, _kernels(options, place) == FASTEST)
     template = ChatTemplate.load(source.folder, options.raw)
-    found = gather(source, draft_at, place.bits, target, template, past, pool, report)
+    found = gather(source, place, draft_at, target, template, past, pool, report)
     if found.apart is not None:
         _threads(found.apart, report, beside_page)
     # A computer without an NVIDIA card has no fault; only `doctor` mentions it.

@@ -41,6 +41,7 @@ from localspec.machine.memory import (
     bytes_of,
     full_precision,
     longest_fitting,
+    module_bytes,
     shortage_of,
 )
 from localspec.machine.model import Model
@@ -295,6 +296,21 @@ def _arrangement(folder: Path, place: Place) -> Arrangement:
 def _room(place: Place, free: int) -> Room:
     device: Any = place.device.type
     return Room(device, free, is_loading=True, ram_bytes=place.hardware.ram_beside_bytes)
+
+
+def refuse_module(folder: Path, place: Place) -> None:
+    """Compare what the module for multi-token prediction in a loaded target's files needs with what
+    is free at this moment. Raises MemoryShortage."""
+    plan, free = _arrangement(folder, place), free_bytes_now(place.hardware)
+    if plan.target.known_shape is None:
+        return
+    needed = sum(module_bytes(plan, place.hardware.device))
+    if needed > free:
+        raise MemoryShortage(
+            f"The module for multi-token prediction of {name_of(folder)} needs {gib(needed, ceil)} "
+            f"beside the model, and {gib(free, floor)} is free on {place.hardware.device_name}. "
+            "With a shorter --context there is room for it."
+        )
 
 
 def needed_bytes(folder: Path, place: Place) -> int:

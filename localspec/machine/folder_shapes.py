@@ -11,6 +11,7 @@ Not here: the arithmetic (shapes), whether the model can run (forward.model).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -66,6 +67,7 @@ BITSANDBYTES = "bitsandbytes__"  # begins the last part of the name of a layer's
 OUTER = ("embed", "wte", "wpe", "lm_head", "output.weight")  # in names outside of the layers
 # In names of layers that a mixture of experts has; transformers keeps neither in linear layers.
 OF_MIXTURES = (".experts.", ".gate.weight", "router")
+OF_MTP = re.compile(r"(^|\.)mtp(_layers)?\.")  # In names of a module that only drafts.
 CONVOLUTION = "conv1d"  # of two axes in GGUF files
 
 
@@ -131,7 +133,8 @@ def _kept_bytes(sizes: Mapping[str, int]) -> int:
     """Of weights that stay as bitsandbytes wrote them. Scales that are quantised themselves are
     held in fp32, which is four times as much."""
     scales = [key for key in sizes if f"{key.removesuffix('absmax')}nested_absmax" in sizes]
-    held = sum(size for key, size in sizes.items() if not _is_beside(key))
+    own = [key for key in sizes if not _is_beside(key) and not OF_MTP.search(key)]
+    held = sum(sizes[key] for key in own)
     return held + 3 * sum(sizes[key] for key in scales if key.endswith(".absmax"))
 
 
@@ -171,33 +174,51 @@ def counted_shape(config: Mapping[str, Any], tensors: Shapes, name: str) -> Mode
     is_sized = str(config.get("model_type", "unknown")) in SIZED
     sized = shape_from_config if is_sized else partial(_shape_of_other, tensors=tensors)
     shape = sized(config, name)
-    beside = {key for key in tensors if _is_beside(key)}
+    drafting = {key: size for key, size in tensors.items() if OF_MTP.search(key)}
+    beside = {key for key in tensors if _is_beside(key)} | drafting.keys()
     # Some write a tied head all the same.
     twice = {key for key in tensors if shape.is_tied and "lm_head" in key}
-    own = {key: tensors[key] for key in tensors.keys() - beside - twice}
-    linear = sum(prod(shape) for key, shape in own.items() if _is_linear(key, shape))
-    experts = sum(prod(size) for key, size in own.items() if ".experts." in key and len(size) > 1)
-    tables = sum(prod(size) for key, size in own.items() if "embed_tokens_per_layer" in key)
+    counted = _counted({key: tensors[key] for key in tensors.keys() - beside - twice})
     num_params = sum(prod(tensors[key]) for key in tensors.keys() - twice)
     return replace(
         shape,
         not_native=shape.not_native or native_fault(config),
-        num_drafting_layers=len(
-            {key.split(".")[2] for key in tensors if key.startswith("mtp.layers.")}
-        ),
         extra_params=sum(prod(tensors[key]) for key in beside),
-        counted=Counted(num_params, linear, experts, tables),
+        counted=replace(counted, num_params=num_params),
+        mtp=_module_of(shape, drafting),
     )
 
 
-def _with_drafting_layers(shape: ModelShape, tensors: Shapes) -> int | None:
-    """Return `all_kv_width` with the keys of the layers that only draft, the model's MTP head."""
-    keys = [key for key in tensors if key.startswith("mtp.layers.")]
-    drafting = [tensors[key][0] for key in keys if key.endswith("self_attn.k_proj.weight")]
-    if not drafting:
-        return shape.all_kv_width
-    width = shape.all_kv_width
-    return (shape.num_layers * shape.kv_width if width is None else width) + sum(drafting)
+def _counted(tensors: Shapes) -> Counted:
+    """The parameters of these tensors."""
+    sizes = tensors.items()
+    return Counted(
+        num_params=sum(prod(size) for _, size in sizes),
+        linear_params=sum(prod(size) for key, size in sizes if _is_linear(key, size)),
+        expert_params=sum(
+            prod(size) for key, size in sizes if ".experts." in key and len(size) > 1
+        ),
+        table_params=sum(prod(size) for key, size in sizes if "embed_tokens_per_layer" in key),
+    )
+
+
+def _module_of(shape: ModelShape, tensors: Shapes) -> ModelShape | None:
+    """The module for multi-token prediction that these tensors are; None where there are none."""
+    if not tensors:
+        return None
+    return replace(
+        shape,
+        num_layers=1,
+        vocab_size=0,
+        num_dense_layers=0,
+        is_recurrent=False,
+        state_numbers=(0, 0),
+        ingredient_bytes=0,
+        kept_as=None,
+        all_kv_width=None,
+        num_in_groups=None,
+        counted=_counted(tensors),
+    )
 
 
 def _shape_of_other(config: Mapping[str, Any], name: str, tensors: Shapes) -> ModelShape:
@@ -226,7 +247,6 @@ def _shape_of_other(config: Mapping[str, Any], name: str, tensors: Shapes) -> Mo
         shape,
         is_recurrent=is_recurrent(text),
         not_native=why_not_native(text, named) or "",
-        all_kv_width=_with_drafting_layers(shape, tensors),
         state_numbers=state_numbers(text),
         ingredient_bytes=ingredient_bytes(text),
     )

@@ -217,8 +217,8 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         draft_weights, draft_cache = sizes
     if plan.self_draft is not None:
         draft_weights = target.copy_bytes(plan.self_draft)
-    if plan.drafter == MTP:  # it reads the target's last state of every token
-        draft_cache = plan.context_length * target.hidden_size * FULL_BYTES[full]
+    if plan.drafter == MTP:
+        draft_weights, draft_cache = module_bytes(plan, room.device)
     if room.is_loading:
         return PlanBytes(weights, draft_weights, cache, draft_cache, in_ram=in_ram)
     activations = max(
@@ -246,6 +246,16 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         margin=room.margin_bytes,
         in_ram=in_ram,
     )
+
+
+def module_bytes(plan: Arrangement, device: Device) -> tuple[int, int]:
+    """Return the bytes of the target's module for multi-token prediction: of its weights, and of
+    its keys and values with the states of the target that it reads. None of both without one."""
+    module = plan.target.shape.mtp
+    if module is None:
+        return 0, 0
+    weights, cache = module.loaded_bytes(plan.precision, plan.full, plan.context_length, device)
+    return weights, cache + plan.context_length * module.hidden_size * FULL_BYTES[plan.full]
 
 
 def _in_ram(plan: Arrangement, room: Room) -> int:

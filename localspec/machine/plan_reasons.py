@@ -34,9 +34,10 @@ def what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByte
             "download."
         )
     if arrangement.drafter == MTP:
+        size = gib(needed.draft_weights + needed.draft_kv, ceil)
         return (
-            f"{capital(REGISTRY[MTP].summary)}. It ships with the model and is counted with it; "
-            f"the states that it reads take {gib(needed.draft_kv, ceil)}."
+            f"The module for multi-token prediction in its files drafts for {size}, its cache "
+            "included; it needs no further download."
         )
     if draft is None:
         return (
@@ -108,6 +109,7 @@ def concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]
     if arrangement.context_length < request.wanted_context:
         asked_for = f"{request.wanted_context} tokens"
         yield f"The context is cut to {arrangement.context_length} of {asked_for} to fit."
+        yield from _longer_without(request, arrangement)
     if target.copy_of:
         yield (
             f"{target.name} is {target.copy_of} published in 4 bits: about "
@@ -128,6 +130,16 @@ def concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]
         )
     if shape.num_experts and not shape.has_4_bit_experts:
         yield "Its experts cannot be quantised here, so there is no 8-bit or 4-bit plan."
+
+
+def _longer_without(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]:
+    """What a module in the target's files takes of the context."""
+    if arrangement.drafter != MTP:
+        return
+    alone = replace(arrangement, drafter=OFF, context_length=request.wanted_context)
+    without = longest_fitting(alone, request.room)
+    if without is not None and without.context_length > arrangement.context_length:
+        yield f"Without the module {without.context_length} would fit."
 
 
 def in_ram(arrangement: Arrangement, needed: PlanBytes) -> Iterator[str]:
@@ -168,6 +180,8 @@ def title_of(arrangement: Arrangement) -> str:
         said += f" on {arrangement.draft_on.name}"
     if arrangement.self_draft is not None:
         said += f" with {copy_of(arrangement)} of itself"
+    if arrangement.drafter == MTP:
+        said += " with its module for multi-token prediction"
     return f"{said} at context {arrangement.context_length}"
 
 

@@ -8,9 +8,10 @@ reason. A need is rounded up and free memory down, so no sentence claims more ro
 Order: plans with less than half the wanted context come last. On a GPU what drafts well (a draft
 model, the model's own module, or whatever was measured to gain) comes before what does not: a 4-bit
 target with a draft is several times as fast as a full one without. Then precision comes before
-context, and context before the drafter. Among drafters a measured gain decides; without one, the
-registry's order does. A draft is beside its target, on a second GPU only where that gives the
-target more bits or more context: the two take turns, so a second GPU makes neither faster.
+context, and context before the drafter: the model's own module counts only where the whole context
+stays. Among drafters a measured gain decides; without one, the registry's order does. A draft is
+beside its target, on a second GPU only where that gives the target more bits or more context: the
+two take turns, so a second GPU makes neither faster.
 
 Not here: reading the machine (hardware), profiles and folders (plan_report).
 """
@@ -146,12 +147,18 @@ def _draft_objection(request: PlanRequest, draft: Model) -> str | None:
 
 
 def _mtp_objection(target: Model) -> str | None:
-    if target.shape.is_native and target.shape.num_drafting_layers:
-        return None
-    return (
-        f"No module for multi-token prediction ships with {target.name}. Name the folder of a "
-        "trained one with --heads, or choose a model that has one, such as Qwen3.5."
-    )
+    if target.shape.mtp is None:
+        return (
+            f"No module for multi-token prediction ships with {target.name}. Name the folder of a "
+            "trained one with --heads, or choose a model that has one, such as Qwen3.5."
+        )
+    if not target.shape.is_native:
+        return (
+            f"The module for multi-token prediction that ships with {target.name} runs on the "
+            f"native decoder only, and {target.name} on transformers', because "
+            f"{target.shape.not_native or 'it keeps states'}."
+        )
+    return None
 
 
 def _self_draft_objection(request: PlanRequest) -> str | None:
@@ -240,6 +247,8 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
         tier = 0 if speedup > 1.0 else 3
     drafts = [draft.id for draft in request.target.drafts]
     gains = speedup > 1.0 if speedup is not None else each.drafter in (DRAFT_MODEL, MTP)
+    # The module goes before any of the context does.
+    gains = gains and (each.drafter != MTP or each.context_length == request.wanted_context)
     is_quick = gains and request.room.device != "cpu"
     return (
         each.context_length < request.wanted_context / 2,

@@ -44,11 +44,9 @@ DRAFT_WORTH = 2.25  # a draft about doubles the speed, as half the size would
 WHOLE_FILES_WORTH = 0.6
 
 LONGEST_DRAFT = 8
-ASSUMED_ACCEPTANCE = {  # careful, hopeful
-    DRAFT_MODEL: (0.5, 0.8),
-    MTP: (0.5, 0.8),
-    SELF_QUANT: (0.8, 0.95),
-}
+# Careful and hopeful. Of modules for multi-token prediction, as published for Qwen3.5 to 3.8: 40 to
+# 55 % of drafts at 86k tokens, 72 % at the first place while thinking, 80 to 91 % in short chats.
+ASSUMED_ACCEPTANCE = {DRAFT_MODEL: (0.5, 0.8), MTP: (0.5, 0.8), SELF_QUANT: (0.8, 0.95)}
 CHECK_SHARE = {"cuda": 0.03, "mps": 0.06, "cpu": 0.15}  # of a step, for each further token checked
 MOST_LOOKUP_GAIN = 2.0
 

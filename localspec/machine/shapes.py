@@ -67,10 +67,10 @@ class ModelShape:
     counted: None where its parameters are estimated. all_kv_width: as `kv_width` of all layers
     together, None where all have the same; window_kv_width: of those that see `window` positions.
     rotated_width: of all tables of angles together, 0 where they are as wide as a usual head.
-    experts_kept: see native.Layout. num_drafting_layers: of the module for multi-token prediction
-    in its files, whose weights and keys are counted with its own. group_size, num_in_groups: of
-    4-bit weights in the files that can stay as they are (formats.stored). is_published_wide: not
-    held by fp16."""
+    experts_kept: see native.Layout. group_size, num_in_groups: of 4-bit weights in the files that
+    can stay as they are (formats.stored). is_published_wide: not held by fp16. mtp: the module for
+    multi-token prediction in its files, as a decoder of one layer without an embedding; it is kept
+    only where it drafts, and among extra_params."""
 
     family: str
     num_layers: int
@@ -100,10 +100,10 @@ class ModelShape:
     window_kv_width: int = 0
     rotated_width: int = 0
     experts_kept: ExpertsKept = "4-bit"
-    num_drafting_layers: int = 0
     group_size: int = 0
     num_in_groups: int | None = None
     is_published_wide: bool = False
+    mtp: ModelShape | None = None
 
     @property
     def published_bytes(self) -> int:
@@ -177,9 +177,8 @@ class ModelShape:
     def drafting_share(self) -> float:
         """Share of the weights that a token goes through that a token of the module for multi-token
         prediction goes through: one layer and the output head."""
-        table, read = self.vocab_size * self.hidden_size, self._num_read
-        layer = (read - table) / (self.num_layers + self.num_drafting_layers)
-        return (table + layer) / (read - self.num_drafting_layers * layer)
+        module = 0 if self.mtp is None else self.mtp._num_read
+        return (self.vocab_size * self.hidden_size + module) / self._num_read
 
     @property
     def expert_share(self) -> float:

@@ -24,7 +24,6 @@ from localspec.machine.model import Model
 from localspec.machine.planner import plan
 from localspec.machine.plans import Plan, PlanReport, PlanRequest
 from localspec.machine.profiles import load_profiles
-from localspec.machine.recommend import expected_gain
 
 MODELS = {
     entry.id: entry
@@ -396,20 +395,3 @@ def test_a_model_that_is_not_native_says_why_in_each_plan() -> None:
     reasons = [each.reason for each in plan(replace(asked, target=target)).plans]
     assert len(reasons) > 3 and all(told in reason for reason in reasons)
     assert not any("transformers" in each.reason for each in plan(asked).plans)
-
-
-def test_the_module_that_ships_with_a_model_is_planned_with_the_states_it_reads() -> None:
-    target = replace(MODELS["Qwen/Qwen3.5-9B"], drafts=())
-    report = plan(PlanRequest(target, gpu(24), 4096))
-    best = report.plans[0]
-    assert (best.precision, best.drafter) == ("bf16", "mtp")
-    plain = next(each for each in report.plans if (each.precision, each.drafter) == ("bf16", "off"))
-    assert best.bytes.total == plain.bytes.total + 2 * 4096 * 4096, "weights are the target's"
-    assert "ships with the model" in best.reason and "32 MiB" in best.reason
-    without = replace(target, known_shape=replace(target.shape, num_drafting_layers=0))
-    assert (
-        "No module for multi-token prediction"
-        in refusals(plan(PlanRequest(without, gpu(24), 4096)), "mtp")[0]
-    )
-    gain = expected_gain(best, "cuda")
-    assert gain is not None and 1.0 < gain.low < gain.high < 3.0
