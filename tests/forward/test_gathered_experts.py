@@ -10,25 +10,28 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from gguf import GGUFWriter
 
 from localspec.forward import graphs
 from localspec.forward.block import Block
-from localspec.forward.cache import WIDEST, KVCache, native_cache
+from localspec.forward.cache import WIDEST, native_cache
 from localspec.forward.decoder import Decoder, kv_shape_of
 from localspec.forward.experts_beside import ExpertsBeside, SharedExpert
 from localspec.forward.gathered_experts import GatheredExperts
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.load import load_model
+from localspec.machine.gguf_models import opened_gguf
 from localspec.weights import mxfp4, nf4
 from localspec.weights.library import bitsandbytes
 from localspec.weights.linear import FEW_ROWS
 from localspec.weights.nf4 import Nf4Linear
 from localspec.weights.precision import Precision
-from localspec.weights.stored import Grouped, Mxfp4, Nf4
+from localspec.weights.stored import Dense, Grouped, Mxfp4, Nf4
 from tests.kit.card_int4 import imitate_card
 from tests.kit.decoders import layers_of, weights_of
 from tests.kit.fake_card import CUDA, fake_card, fake_module, memory_of_card
 from tests.kit.families import small
+from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.mxfp4 import saved_in_mxfp4
 from tests.kit.packed import LAYOUTS, packed_folder
 from tests.kit.tiny import CPU
@@ -182,18 +185,59 @@ def test_a_packed_folder_keeps_its_experts_in_its_own_groups(
     assert float((opened.model.forward(TEXT[:20]) - wanted).norm() / wanted.norm()) < 0.1
 
 
+def mixture_as_gguf(folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
+    """Return a file as Q4_K_M, with Q4_K and, for down, Q6_K, and the values of its tensors."""
+
+    def describe(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        writer.add_expert_count(3)
+        writer.add_expert_used_count(2)
+        writer.add_expert_feed_forward_length(256)
+
+    made = small(
+        "qwen3_moe", vocab_size=64, hidden_size=256, intermediate_size=256,
+        moe_intermediate_size=256, num_experts=3, num_hidden_layers=1, head_dim=64,
+    )  # fmt: skip
+    kinds = dict.fromkeys(("embed_tokens", "lm_head", "gate"), "F32")
+    file = folder / "m.gguf"
+    values = write_gguf(file, made, "Q4_K", "qwen3moe", describe, {**kinds, "down_proj": "Q6_K"})
+    return opened_gguf(file, folder), values
+
+
+def test_a_gguf_file_keeps_its_experts_in_its_own_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitate_card(monkeypatch)
+    folder, values = mixture_as_gguf(tmp_path)
+    opened = load_model(folder, FP32, CPU, 64, 4)
+    part = mixture_of(opened.model.weights.blocks[0])
+    # A processor unpacks Q6_K; a card rounds it to 4 bits.
+    assert (part.gate_up.kind, part.down.kind) == (Grouped, Dense)
+    begin = "model.layers.0.mlp.experts."
+    for chosen in range(3):
+        layer = part.gate_up.chosen(torch.tensor([chosen]))
+        halves = [values[f"{begin}{half}_proj.weight"][chosen] for half in ("gate", "up")]
+        assert float((layer(torch.eye(256)).T - torch.cat(halves)).norm()) < 0.01 * float(
+            torch.cat(halves).norm()
+        )
+        down = part.down.chosen(torch.tensor([chosen]))(torch.eye(256)).T
+        assert torch.equal(down, values[f"{begin}down_proj.weight"][chosen])
+
+
 # -- a card ----------------------------------------------------------------------------------
 
 
 def on_card(family: str, capacity: int = 64) -> Decoder:
-    fake = fake_module(even(family, **ONE_LAYER), BF16)
+    kinds = ["linear_attention"] * (family == "qwen3_5_moe") + ["full_attention"]
+    module = even(family, num_hidden_layers=len(kinds), layer_types=kinds)
+    fake = fake_module(module, BF16)
     weights = weights_of(fake, Precision(BF16, CUDA, "nf4"), capacity)
-    cache = KVCache(kv_shape_of(weights, capacity), BF16, CUDA, num_spare=WIDEST)
+    cache = native_cache(kv_shape_of(weights, capacity), BF16, CUDA)
     return Decoder(weights, cache)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["gemma4, experts beside", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "gemma4, experts beside", "gpt_oss"])
 def test_every_step_of_a_mixture_is_captured_and_none_waits_for_the_host(family: str) -> None:
     """A prompt waits once a layer."""
     few = patch.multiple(graphs, COARSE_WIDTHS=(1, WIDEST), FINE_WIDTHS=())
@@ -238,6 +282,19 @@ def test_a_shared_expert_waits_for_nothing() -> None:
         )
         traffic.clear()
         assert part(rows).shape == (8, 64)
+        assert not traffic.reads and not traffic.uploads
+
+
+@pytest.mark.slow
+def test_a_card_rounds_the_experts_of_a_gguf_file_that_are_in_more_bits(tmp_path: Path) -> None:
+    folder, _ = mixture_as_gguf(tmp_path)
+    with fake_card() as traffic:
+        opened = load_model(folder, BF16, CUDA, 64, 4)
+        part = mixture_of(opened.model.weights.blocks[0])
+        assert (part.gate_up.kind, part.down.kind) == (Grouped, Grouped)
+        assert part.gate_up.weight_bytes + part.down.weight_bytes == 3 * 3 * 256 * 256 * 5 / 8
+        traffic.clear()
+        assert opened.model.forward(TEXT[:5]).shape == (5, 64)
         assert not traffic.reads and not traffic.uploads
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from safetensors.torch import save_file
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from localspec.forward.by_transformers import load_module
 from localspec.forward.decoder import Decoder
@@ -30,7 +31,7 @@ def kib(name):
     return int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 def loaded(folder):
-    bits = 4 if "Q4_0" in folder else None
+    bits = 4 if "Q4_0" in folder or "experts" in folder else None
     return load_model(Path(folder), torch.float32, torch.device("cpu"), 64, bits)
 
 for small, large in zip(sys.argv[1::2], sys.argv[2::2]):
@@ -67,6 +68,20 @@ def saved_gguf(folder: Path, num_layers: int, kind: str) -> tuple[Path, Any]:
     return opened_gguf(folder / "m.gguf", folder), module
 
 
+def saved_mixture(folder: Path, num_experts: int) -> Any:
+    """Of one layer, whose experts are joined, in bf16."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=128, hidden_size=256, intermediate_size=256, moe_intermediate_size=512,
+        num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, num_experts=num_experts,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    module = Qwen3MoeForCausalLM(config).to(torch.bfloat16)
+    config.save_pretrained(str(folder))
+    save_file(module.state_dict(), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return module
+
+
 def most_held(*folders: Path) -> list[int]:
     """While the second of each two is loaded, after the first was. The C library maps each tensor
     of a large model apart; those of a small one only where it is told to, else what was freed
@@ -89,17 +104,23 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     """Both the files' pages and what is made of them would be twice the model. Of what is unpacked
     each layer is let go when it is laid out: the pages of a file in 8 bits are a quarter of the
     weights in fp32. What stays in 4 bits is an eighth of them; as numbers of their own, which is
-    how they are read, they would be all of them."""
+    how they are read, they would be all of them. Experts are quantised one by one."""
     saved(tmp_path / "small", torch.float32, 2, 512, is_tied=False)
     large = saved(tmp_path / "large", torch.float32, 8, 512, is_tied=False)
     ggufs = {kind: [saved_gguf(tmp_path / f"{kind} {num_layers}", num_layers, kind)
              for num_layers in (2, 12)] for kind in ("Q8_0", "Q4_0")}  # fmt: skip
     folders = [folder for pair in ggufs.values() for folder, _ in pair]
-    dense, unpacked, in_4_bits = most_held(tmp_path / "small", tmp_path / "large", *folders)
+    saved_mixture(tmp_path / "2 experts", 2)
+    mixture = saved_mixture(tmp_path / "64 experts", 64)
+    folders += [tmp_path / "2 experts", tmp_path / "64 experts"]
+    dense, unpacked, in_4_bits, experts = most_held(
+        tmp_path / "small", tmp_path / "large", *folders
+    )
     of_gguf = bytes_in_fp32(ggufs["Q8_0"][-1][1])
     assert dense < 1.1 * bytes_in_fp32(large) + SCRATCH_BYTES
     assert unpacked < 1.1 * of_gguf + SCRATCH_BYTES
     assert in_4_bits < of_gguf / 4 + SCRATCH_BYTES
+    assert experts < bytes_in_fp32(mixture) / 4 + SCRATCH_BYTES / 2
 
 
 @pytest.mark.slow

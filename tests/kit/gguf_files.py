@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -97,15 +98,15 @@ def of_delta_net(config: Any, name: str, values: torch.Tensor) -> torch.Tensor:
     return -by_turns(values).exp() if part == "A_log" else by_turns(values)
 
 
-def noise_in(kind: str, shape: tuple[int, int], seed: int) -> np.ndarray[Any, Any]:
-    """Random blocks of a K kind, [rows, bytes]."""
+def noise_in(kind: str, shape: tuple[int, ...], seed: int) -> np.ndarray[Any, Any]:
+    """Random blocks of a K kind, [..., bytes]."""
     per_block, num_bytes = GGML_QUANT_SIZES[Kind[kind]]
     made = np.random.default_rng(seed)
-    blocks = made.integers(0, 256, (shape[0] * shape[1] // per_block, num_bytes), dtype=np.uint8)
+    blocks = made.integers(0, 256, (prod(shape) // per_block, num_bytes), dtype=np.uint8)
     scale = np.frombuffer(np.float16(0.0005).tobytes(), np.uint8)
     for place in SCALES_AT[kind]:
         blocks[:, place : place + 2] = scale
-    return blocks.reshape(shape[0], -1)
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def write_gguf(
