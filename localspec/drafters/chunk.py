@@ -296,7 +296,8 @@ class ChunkedDraft:
         """`count` tokens and their confidences, [2, count, K], by the largest chunks that fit."""
         sequence, buffers, found = draft.sequence, self._buffer(), list[torch.Tensor]()
         cuts, start, done = cuts_of(sequence.sampling), self.model.cache.length, len(draft.tokens)
-        self.model.cache.claim(max(FIRST_WIDTH, len(pending) + count - 1))
+        num_rows = max(FIRST_WIDTH, len(pending) + count - 1)
+        self.model.cache.claim(num_rows, num_padding=1)  # the first step of a chunk has two rows
         num_settled = self.model.cache.num_settled
         if cuts.penalty:
             seen = indices([*{*sequence.tokens, *draft.tokens}], self.model.device)

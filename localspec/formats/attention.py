@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Rows of a window ring beyond the window, which a text can go back; None as long as the cache keeps
-# every position of every layer.
-RING_SPARE: int | None = None
+# Positions that a layer with a window holds beyond the window, so that a text can go back by them.
+RING_SPARE = 256
+# The same where later layers read its keys after all rows of a forward: so many as a prompt is read
+# at once (forward.model.PREFILL_CHUNK).
+RING_SPARE_OF_SHARED = 512
 # States of a recurrent model that are held at once, the present one and the one before a draft. The
 # native decoder holds the latter alone on a GPU.
 NUM_STATES = 2
@@ -172,9 +174,10 @@ def count_rotated_width(text: Mapping[str, Any]) -> int:
     return sum({kind: key_heads_of(text, at)[1] for at, kind in enumerate(kinds)}.values())
 
 
-def kept_positions(window: int, num_tokens: int) -> int:
-    """Positions of a layer with a window whose keys and values are held."""
-    return num_tokens if RING_SPARE is None else min(num_tokens, window + RING_SPARE)
+def ring_spare(has_shared_keys: bool) -> int:
+    """Return the positions that a layer with a window holds beyond the window, at least.
+    has_shared_keys: whether later layers read the keys of others."""
+    return RING_SPARE_OF_SHARED if has_shared_keys else RING_SPARE
 
 
 def attention_fault(text: Mapping[str, Any]) -> str | None:

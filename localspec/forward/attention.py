@@ -17,7 +17,8 @@ import torch.nn.functional as F
 
 from localspec.forward.cache import WIDEST, KVCache
 from localspec.forward.row_attention import Attend, CachedAttend, Heads, RowAttention, with_sinks
-from localspec.forward.tree import additive_mask
+from localspec.forward.tree import additive_mask, block_mask, depths, slot_mask
+from localspec.forward.upload import indices
 from localspec.weights.linear import filled
 
 
@@ -29,14 +30,20 @@ def cached_attention(
     parents: Sequence[int] | None = None,
     window: int | None = None,
     mask: torch.Tensor | None = None,
+    num_slots: int | None = None,
 ) -> CachedAttend:
-    """Attention of `num_rows` rows whose keys and values are written from slot `start` on. On a
+    """Attention of `num_rows` rows whose keys and values are written from position `start` on. On a
     processor more rows may come (`weights.linear.padded`), of which nothing is written.
 
     parents: of a tree, None for a chain. window: how many positions up to its own a row sees, None
-    for all. mask: what rows see in place of that, added to the scores, [1, 1, n, start + n]."""
+    for all. mask: what rows see in place of that, added to the scores, [1, 1, n, start + n].
+    num_slots: of the layers that it serves, None for those of the cache."""
     if cache.has_key_blocks:
-        return RowAttention(cache, start, num_rows, heads, parents, window, mask)
+        return RowAttention(cache, start, num_rows, heads, parents, window, mask, num_slots)
+    num_slots = num_slots or cache.num_slots
+    if start + num_rows > num_slots:
+        assert window is not None and mask is None, "a ring holds a window"
+        return _ring_attention(cache, start, num_rows, heads, parents, window, num_slots)
     if mask is None:
         mask = additive_mask(num_rows, parents, start, cache.dtype, cache.device, window)
     grouped = grouped_mask(mask, heads.num_groups)
@@ -47,8 +54,52 @@ def cached_attention(
         keys_values: torch.Tensor,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        keys, values = cache.write(layer, start, start + num_rows, keys_values)
+        keys, values = cache.key_values.write(layer, start, start + num_rows, keys_values)
         return grouped_attention(queries, keys, values, grouped, sinks)
+
+    return attend
+
+
+def _ring_attention(
+    cache: KVCache,
+    start: int,
+    num_rows: int,
+    heads: Heads,
+    parents: Sequence[int] | None,
+    window: int,
+    num_slots: int,
+) -> CachedAttend:
+    """The same in a ring that has no slot for every position: so many rows at once that the first
+    one's window stands when the last one's keys are written."""
+    most = num_slots - window
+    assert parents is None or num_rows <= most, "a tree has fewer nodes than a ring has to spare"
+    columns = torch.arange(num_slots, device=cache.device)
+    stretches = list[tuple[slice, torch.Tensor | None]]()
+    for first in range(0, num_rows, most):
+        size = min(most, num_rows - first)
+        slots = torch.arange(start + first, start + first + size, device=cache.device)
+        positions = slots
+        if parents is not None:
+            positions = indices([start + depth for depth in depths(parents)], cache.device)
+        block = block_mask(size, parents, cache.dtype, cache.device)
+        mask = slot_mask(positions, slots, block, columns, window)
+        shown = mask[..., : min(num_slots, start + first + size)]
+        stretches.append((slice(first, first + size), grouped_mask(shown, heads.num_groups)))
+
+    def attend(
+        layer: int,
+        queries: torch.Tensor,
+        keys_values: torch.Tensor,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        assert keys_values.shape[1] or num_rows <= most, "keys of others are read after all rows"
+        seen = list[torch.Tensor]()
+        for rows, grouped in stretches:
+            held = cache.key_values.write(
+                layer, start + rows.start, start + rows.stop, keys_values[rows]
+            )
+            seen.append(grouped_attention(queries[rows], *held, grouped, sinks))
+        return seen[0] if len(seen) == 1 else torch.cat(seen)
 
     return attend
 

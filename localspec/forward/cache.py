@@ -1,56 +1,35 @@
 """A preallocated KV cache addressed by absolute lengths.
 
-Contract: `tokens` mirrors on the host what the slots hold. `reuse` (longest common prefix)
+`tokens` mirrors on the host what the slots hold. `reuse` (longest common prefix)
 serves rejection, cancel, edit, regenerate and the next turn alike; `rollback` shortens;
-`keep` compacts the accepted path of a tree. Every position is kept, so every length can be
-returned to. `append` is the context of one forward, which writes by `write`, or by the methods that
-transformers calls on a cache (`update`, `get_seq_length`, `get_mask_sizes`, `get_query_offset`).
-
-Not here: attention, masks, models.
+`keep` compacts the accepted path of a tree. Layers that see everything can return to every length.
+Rings (`rings`) and states (`states`) can return to a few last lengths, and to those of
+which `hold` took a snapshot; tokens behind these are read again (`unread`). `append` is the context
+of one forward, which writes into `key_values`, or by the methods that transformers calls on a cache
+(`update`, `get_seq_length`, `get_mask_sizes`, `get_query_offset`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
 from localspec.core.errors import CacheError
 from localspec.core.prefix import common_prefix_length
-from localspec.formats.delta_settings import DeltaSettings
 from localspec.forward.delta_chunks import ClosedStates
 from localspec.forward.features import Features
+from localspec.forward.key_values import KeyValues, SlotViews
+from localspec.forward.key_values import KVShape as KVShape
+from localspec.forward.rings import Rings
 from localspec.forward.snapshots import Memory, Snapshots
 from localspec.forward.states import WIDEST as WIDEST
 from localspec.forward.states import OrderedStates, States
-from localspec.forward.upload import indices
 
 STRETCH = 256  # keys that attention on a GPU takes at once
 KEY_BLOCK = 512  # keys that attention on a processor takes at once, as torch's kernel does
 SNAPSHOT_EVERY = 2048  # tokens of a prompt after which a snapshot is taken
-
-
-@dataclass(frozen=True)
-class KVShape:
-    """What a cache must hold: layers, key/value heads, head size, slots. of_layers: heads and head
-    size of each layer where they differ; the two before are then those of the widest. num_layers
-    counts those with keys and values; states: of the layers that have a state in their place."""
-
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
-    capacity: int
-    of_layers: tuple[tuple[int, int], ...] = ()
-    states: DeltaSettings | None = None
-
-    @property
-    def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Heads and head size of each layer."""
-        return self.of_layers or ((self.num_kv_heads, self.head_dim),) * self.num_layers
 
 
 def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KVCache:
@@ -62,14 +41,9 @@ def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KV
     return KVCache(shape, dtype, device, num_spare=WIDEST if device.type == "cuda" else 0)
 
 
-View = TypeVar("View")
-# Views of keys and values of each layer, [1, kv_heads, n, head_dim] each.
-SlotViews = tuple[tuple[torch.Tensor, torch.Tensor], ...]
-
-
 class KVCache:
-    """K and V of one sequence, allocated once: [2, layers, 1, kv_heads, capacity, head_dim] of all
-    layers that are alike.
+    """K and V of one sequence, allocated once for all layers that are alike. Position p of a layer
+    stands in slot p modulo its number of slots (`rings`).
 
     has_key_blocks: whether the slots come to a multiple of KEY_BLOCK, for the attention that gives
     a row the same bits whatever rows run beside it; states are then moved in order. num_spare:
@@ -101,13 +75,8 @@ class KVCache:
             slots += -slots % STRETCH
         self.num_slots = slots
         self.dtype, self.device = dtype, device
-        self._parts = tuple(
-            torch.zeros(2, count, 1, heads, slots, width, dtype=dtype, device=device)
-            for (heads, width), count in Counter(shape.sizes).items()
-        )
-        # Views made once: indexing the big tensors for every layer of every step is host time.
-        self.slots = self.between(0, slots)
-        self._pairs = self.pairs_between(0, slots)
+        unit = KEY_BLOCK if has_key_blocks else STRETCH
+        self.key_values = KeyValues(shape, slots, unit, dtype, device)
         self._start = 0
         self._end = 0
         self.features: Features | None = None
@@ -115,12 +84,20 @@ class KVCache:
         self.states: States | None = None
         if shape.states is not None:
             self.states = kind(shape.states, dtype, device)
-        self._memories: tuple[Memory, ...] = () if self.states is None else (self.states,)
+        rings = self.key_values.rings
+        self._rings = Rings(rings) if rings else None
+        memories: tuple[Memory | None, ...] = (self.states, self._rings)
+        self._memories = tuple(memory for memory in memories if memory is not None)
         self._snapshots = Snapshots()
 
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    @property
+    def slots(self) -> tuple[SlotViews, ...]:
+        """Keys and values of each layer, [1, kv_heads, num_slots, head_dim] each."""
+        return self.key_values.slots
 
     @property
     def num_settled(self) -> int:
@@ -140,8 +117,7 @@ class KVCache:
 
     @property
     def kv_bytes(self) -> int:
-        slots = sum(part.nbytes for part in self._parts)
-        return slots + (0 if self.states is None else self.states.nbytes)
+        return self.key_values.nbytes + (0 if self.states is None else self.states.nbytes)
 
     def another(self) -> KVCache:
         """An empty cache of the same shape, for another sequence."""
@@ -158,35 +134,18 @@ class KVCache:
         self.features.follow(layers, of_last_row)
         return self.features
 
-    def between(self, first: int, end: int) -> SlotViews:
-        """Return keys and values of some slots."""
-        parts = (part.narrow(4, first, end - first).unbind(1) for part in self._parts)
-        return self._by_layer([[(keys, values) for keys, values in part] for part in parts])
-
-    def pairs_between(self, first: int, end: int) -> tuple[torch.Tensor, ...]:
-        """Return the same of each layer as one view, [2, kv_heads, n, head_dim]."""
-        parts = (part[:, :, 0].narrow(3, first, end - first) for part in self._parts)
-        return self._by_layer([part.unbind(1) for part in parts])
-
-    def _by_layer(self, parts: Sequence[Sequence[View]]) -> tuple[View, ...]:
-        """Return in the order of the layers what stands together where layers are alike."""
-        if len(parts) < 2:
-            return tuple(parts[0]) if parts else ()
-        rows = dict(zip(dict.fromkeys(self.shape.sizes), map(iter, parts), strict=True))
-        return tuple(next(rows[size]) for size in self.shape.sizes)
-
     @property
     def earliest(self) -> int:
         """The shortest length that it can return to without a token being read again."""
-        if self.states is None:
+        if not self._memories:
             return 0
-        reach = self.states.reach
+        reach = self._reach
         return reach[0] if self.length in reach else self.length
 
     @property
     def most_rows(self) -> int:
         """Rows of one forward that can all be taken back without a token being read again."""
-        return self.shape.capacity if self.states is None else WIDEST
+        return min([self.shape.capacity, *(memory.most_rows for memory in self._memories)])
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Shorten to the longest prefix of `tokens` that is held; returns its length."""
@@ -240,8 +199,15 @@ class KVCache:
         the same forwards, whatever turns came before."""
         length = self.reuse(tokens)
         if self.piece is not None:
-            self.rollback(min(length, self._num_whole))
+            self.rollback(self._whole_length(min(length, self._num_whole)))
         return self.length
+
+    def _whole_length(self, length: int) -> int:
+        """The longest length in whole pieces, up to `length`, after which every layer can go on."""
+        assert self.piece is not None
+        while length % self.piece or length != self._held_length(length):
+            length = self._held_length(length - length % self.piece)
+        return length
 
     def rollback(self, length: int) -> None:
         """Forget every slot from `length` on. Raises CacheError if that many were never held."""
@@ -258,8 +224,9 @@ class KVCache:
     def zero_beyond(self) -> None:
         """Zero the slots beyond the end, after NaN may have been written there: a mask does not
         hide NaN, and a rollback does not erase it."""
-        for part in self._parts:
-            part[:, :, :, :, self.length :].zero_()
+        self.key_values.zero_beyond(self.length)
+        if self._rings is not None:
+            self._rings.zero_beyond(self.length)
         if self.states is not None:
             self.states.zero_beyond()
 
@@ -272,9 +239,7 @@ class KVCache:
         if not all(0 <= offset < self.length - base for offset in path):
             raise CacheError(f"The path {list(path)} names a slot that was never written.")
         if list(path) != list(range(len(path))):
-            places = indices([base + offset for offset in path], self.device)
-            for part in self._parts:
-                part[:, :, :, :, base : base + len(path)] = part.index_select(4, places)
+            self.key_values.compact(base, path)
             if self.features is not None:
                 self.features.compact(base, path)
         tokens = [self.tokens[base + offset] for offset in path]
@@ -291,6 +256,8 @@ class KVCache:
                 "Start a new chat or load the model with a longer context."
             )
         self._start, self._end = start, end
+        if self.piece is not None and start == self._num_whole and len(tokens) < self.piece:
+            self.hold()  # a later prompt is read from the end of whole pieces on
         self.claim(len(tokens))
         yield start
         self.tokens.extend(tokens)
@@ -300,30 +267,20 @@ class KVCache:
         if len(tokens) == self.piece and start == self._num_whole:
             self._num_whole = end
 
-    def claim(self, num_rows: int) -> None:
-        """Make room for so many rows after the end. A forward that writes more rows than it appends
-        tokens claims them itself."""
+    def claim(self, num_rows: int, num_padding: int = 0) -> None:
+        """Make room for so many rows after the end, and for padding behind them. A forward that
+        writes more rows than it appends tokens claims them itself."""
         self._go_to(self.length)
         if self.states is not None:
             self.states.begin(self.length, num_rows)
+        if self._rings is not None:
+            self._rings.claim(self.length + num_rows + num_padding)
 
     def _hold_seldom(self, end: int, num_rows: int) -> None:
         """Hold a long prompt every SNAPSHOT_EVERY tokens."""
         is_read = self._memories and num_rows > WIDEST
         if is_read and end - self._snapshots.longest(self.tokens) >= SNAPSHOT_EVERY:
             self.hold()
-
-    def write(
-        self, layer: int, start: int, end: int, keys_values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put n = end - start rows, [n, 2 * kv_heads, head_dim], keys first, into their slots, none
-        where there are no heads; returns all keys and values up to `end`,
-        [1, kv_heads, end, head_dim] each."""
-        slots, (keys, values) = self._pairs[layer], self.slots[layer]
-        if keys_values.shape[1]:
-            rows = keys_values.view(end - start, 2, slots.shape[1], slots.shape[3])
-            slots[:, :, start:end].copy_(rows.permute(1, 2, 0, 3))
-        return keys[:, :, :end], values[:, :, :end]
 
     # What transformers asks of a cache during a forward.
 
@@ -332,7 +289,7 @@ class KVCache:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [1, heads, n, dim] into this forward's slots; returns all K and V so far. Raises
         CacheError for keys or values of another size: torch would repeat a single head."""
-        held_keys, held_values = self.slots[layer]
+        held_keys, held_values = self.key_values.slots[layer]
         for made, held in ((keys, held_keys), (values, held_values)):
             if (made.shape[1], made.shape[3]) != (held.shape[1], held.shape[3]):
                 raise CacheError(

@@ -21,6 +21,7 @@ from math import prod
 
 import torch
 
+from localspec.formats.attention import RING_SPARE_OF_SHARED, ring_spare
 from localspec.forward.attention import cached_attention, each_its_own
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.decoder_weights import Weights
@@ -33,6 +34,8 @@ from localspec.forward.states import StateRows
 from localspec.forward.tree import depths
 from localspec.forward.upload import indices
 from localspec.weights.linear import ROW_MULTIPLE, Linear, padded
+
+assert RING_SPARE_OF_SHARED == PREFILL_CHUNK, "a piece of a prompt overwrites none of its window"
 
 
 @dataclass(frozen=True)
@@ -239,15 +242,20 @@ class Decoder:
         return self.weights.tables_at(places), attend
 
     def _attention(self, num_rows: int, parents: Sequence[int] | None, start: int) -> Attend:
-        attentions = self.weights.attentions
-        kinds = [(attention.heads, attention.window) for attention in attentions]
-        found = {
-            (heads, window): cached_attention(self.cache, start, num_rows, heads, parents, window)
-            for heads, window in dict.fromkeys(kinds)
+        attentions, kv_layers = self.weights.attentions, self.weights.kv_layers
+        kinds = [
+            (attention.heads, attention.window, self.cache.key_values.num_slots_of(layer))
+            for attention, layer in zip(attentions, kv_layers, strict=True)
+        ]
+        attends = {
+            kind: cached_attention(
+                self.cache, start, num_rows, kind[0], parents, kind[1], num_slots=kind[2]
+            )
+            for kind in dict.fromkeys(kinds)
         }
         of_attentions = [
-            partial(found[attention.heads, attention.window], layer, sinks=attention.sinks)
-            for attention, layer in zip(attentions, self.weights.kv_layers, strict=True)
+            partial(attends[kind], layer, sinks=attention.sinks)
+            for attention, kind, layer in zip(attentions, kinds, kv_layers, strict=True)
         ]
         states = self.cache.states
         assert states is None or parents is None, "a state follows one text"
@@ -293,7 +301,9 @@ def kv_shape_of(weights: Weights, capacity: int) -> KVShape:
     mixers = (block.mixer for block in weights.blocks)
     nets = [mixer for mixer in mixers if isinstance(mixer, DeltaNet)]
     states = replace(nets[0].shape, layers=(True,) * len(nets)) if nets else None
-    return KVShape(len(sizes), *widest, capacity, of_layers, states)
+    windows = tuple(attention.window for attention in own)
+    spare = ring_spare(has_shared_keys=len(own) < len(weights.attentions))
+    return KVShape(len(sizes), *widest, capacity, of_layers, states, windows, spare)
 
 
 def forward_together(parts: Sequence[Rows]) -> list[torch.Tensor]:

@@ -36,7 +36,9 @@ class OneWidthDecoder(CapturedDecoder):
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder, pool)
         self.cache.piece = PREFILL_CHUNK
-        self._windows_of = lambda bucket: (Window(self, bucket, bucket // STRETCH),)
+        self._windows_of = lambda bucket: (
+            Window(self, bucket, lambda num_keys: num_keys // STRETCH),
+        )
 
     def beside(self) -> Decoder:
         """See Decoder.beside; nothing is captured for it."""

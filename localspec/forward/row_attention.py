@@ -8,20 +8,26 @@ it is tried once for each precision and head size (`tile_of`); `row_check` then 
 
 A row of a tree has the bits of its chain because it runs as one: the keys and values of each path
 from the root to a leaf stand in the new slots in order while the rows of that path are computed.
+
+In a ring a position has one slot, so a row sees the same keys in the same order at every width. The
+rows of a call are written just before it runs: those of a long prompt would otherwise overwrite
+what its first rows still see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from localspec.core.prefix import common_prefix_length
-from localspec.forward.cache import KEY_BLOCK, KVCache, SlotViews
+from localspec.forward.cache import KEY_BLOCK, KVCache
+from localspec.forward.key_values import SlotViews
+from localspec.forward.rings import stretches
 from localspec.forward.tree import leaf_paths
 from localspec.weights.linear import filled
 
@@ -79,12 +85,11 @@ PROBED_ROWS = 200  # A difference in fp32 shows in few of the numbers of bf16, s
 
 
 @dataclass(frozen=True)
-class _Path:
-    """What a tree's path needs before its rows run: the rows `moved` of the keys and values that
-    are gathered for all paths go to `slots`, a view for each layer."""
+class _Write:
+    """Rows of the keys and values of a forward, and the slots they go to: a view for each layer."""
 
-    moved: slice
-    slots: tuple[torch.Tensor, ...]
+    rows: slice
+    slots: Mapping[int, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -94,21 +99,23 @@ class _Part:
     rows: a view of them all, [1, kv_heads, n, head_dim], filled up by the rows behind them, whose
     results are dropped. size: how many count. keys_values: views of the slots that they may see, by
     layer. mask: as `fused_attention` takes it. groups: of each row the query head among those that
-    share a key head. path: what is written before, None for nothing."""
+    share a key head. writes: what is written before; of a tree among the keys and values of all
+    paths, one path after the other."""
 
     rows: torch.Tensor
     size: int
-    keys_values: SlotViews
+    keys_values: Mapping[int, SlotViews]
     mask: torch.Tensor
     groups: torch.Tensor
-    path: _Path | None
+    writes: tuple[_Write, ...]
 
 
 class RowAttention:
     """Attention of the new rows of one forward: an `Attend`.
 
     The rows are a chain, or a tree by `parents`; each sees the last `window` positions up to its
-    own, or all. mask: what rows see in place of that, added to the scores, [1, 1, n, start + n]."""
+    own, or all. mask: what rows see in place of that, added to the scores, [1, 1, n, start + n].
+    num_slots: of the layers that it serves, None for those of the cache."""
 
     def __init__(
         self,
@@ -119,9 +126,16 @@ class RowAttention:
         parents: Sequence[int] | None = None,
         window: int | None = None,
         mask: torch.Tensor | None = None,
+        num_slots: int | None = None,
     ) -> None:
         self._cache, self._start, self._num_rows = cache, start, num_rows
         self._window, self._mask = window, mask
+        self._num_slots = num_slots or cache.num_slots
+        # Whether the first row still sees its window when the last one's keys are written.
+        self._fits = start + num_rows <= self._num_slots or num_rows <= self._num_slots - (
+            window or 0
+        )
+        assert self._fits or parents is None, "a tree has fewer nodes than a ring has to spare"
         self._kv_heads, self._groups = heads.num_kv_heads, heads.num_groups
         tile, spread = tile_of(cache.dtype, heads.head_dim), _spread(self._kv_heads)
         self._tile = Tile(spread * tile.multiple, spread * tile.most)
@@ -129,11 +143,13 @@ class RowAttention:
         size = (1, self._kv_heads, count + self._tile.multiple - 1, heads.head_dim)
         self._rows = torch.zeros(size, dtype=cache.dtype)
         self._by_head = self._rows[0, :, :count].view(-1, num_rows, self._groups, heads.head_dim)
-        self._new_slots = cache.pairs_between(start, start + num_rows)
-        self._views = lru_cache(cache.between)  # many parts see the same slots
+        # Many parts see the same slots.
+        self._views = lru_cache(partial(cache.key_values.between, num_slots=self._num_slots))
         # Of the nodes of a tree: as they are computed, and as they are moved into their paths.
         self._order, self._moves = torch.empty(2, 0, dtype=torch.int64)
         self._is_tree = parents is not None
+        # Each node of a tree in its own slot.
+        self._own = self._writes(start, start + num_rows, 0) if self._is_tree else ()
         self._parts = self._tree_parts(parents) if parents is not None else self._chain_parts()
 
     def __call__(
@@ -146,20 +162,20 @@ class RowAttention:
         """Rows beyond `num_rows` only fill a forward up; of them nothing is written."""
         size, heads, head_dim = self._num_rows, queries.shape[1], queries.shape[2]
         is_written = keys_values.shape[1] > 0  # else an earlier layer has written them
+        assert is_written or self._fits, "keys of other layers are read after all rows"
         if not is_written and self._is_tree:
-            keys_values = self._new_slots[layer].flatten(0, 1).transpose(0, 1).clone()
+            held = [write.slots[layer] for write in self._own]
+            keys_values = torch.cat(held, 2).flatten(0, 1).transpose(0, 1)
         new = queries.index_select(0, self._order) if self._is_tree else queries[:size]
         by_row = new.view(size, self._kv_heads, self._groups, head_dim)
         self._by_head.copy_(by_row.transpose(0, 1))
-        if is_written and not self._is_tree:
-            _write(self._new_slots[layer], keys_values[:size])
         moved = keys_values.index_select(0, self._moves) if self._is_tree else keys_values
         parts = [self._seen(layer, part, moved, sinks) for part in self._parts]
         seen = parts[0] if len(parts) == 1 else torch.cat(parts)  # [n * groups, kv_heads, head_dim]
         result = seen.view(size, self._groups, self._kv_heads, head_dim).transpose(1, 2)
         result = result.reshape(size, heads * head_dim).to(queries.dtype)
         if self._is_tree:
-            _write(self._new_slots[layer], keys_values[:size])  # each node into its own slot
+            _write(layer, self._own, keys_values)  # each node into its own slot
             result = torch.empty_like(result).index_copy_(0, self._order, result)
         return filled(result, queries.shape[0])
 
@@ -167,12 +183,22 @@ class RowAttention:
         self, layer: int, part: _Part, moved: torch.Tensor, sinks: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the results of a part, [size, kv_heads, head_dim]."""
-        if part.path is not None:
-            _write(part.path.slots[layer], moved[part.path.moved])
+        if moved.shape[1]:  # else an earlier layer has written them
+            _write(layer, part.writes, moved)
         if sinks is not None:
             sinks = sinks.view(self._kv_heads, -1).index_select(1, part.groups).T
         seen = fused_attention(part.rows, *part.keys_values[layer], part.mask, sinks)
         return seen if seen.shape[0] == part.size else seen[: part.size]
+
+    def _writes(self, first: int, end: int, row: int) -> tuple[_Write, ...]:
+        """Return what puts the rows from `row` on into the slots of these positions."""
+        return tuple(
+            _Write(
+                slice(row + rows.start, row + rows.stop),
+                self._cache.key_values.pairs_between(slots.start, slots.stop, self._num_slots),
+            )
+            for slots, rows in stretches(first, end, self._num_slots)
+        )
 
     def _chain_parts(self) -> list[_Part]:
         return list(self._parts_of(0, range(self._num_rows), None))
@@ -184,9 +210,8 @@ class RowAttention:
         for nodes in leaf_paths(parents):
             num_shared = common_prefix_length(nodes, standing)
             num_computed = sum(node in order for node in nodes)
-            slots = (self._start + num_shared, self._start + len(nodes))
-            moved = slice(len(moves), len(moves) + len(nodes) - num_shared)
-            path = _Path(moved, self._cache.pairs_between(*slots))
+            positions = (self._start + num_shared, self._start + len(nodes))
+            path = self._writes(*positions, len(moves))
             parts += self._parts_of(len(order), range(num_computed, len(nodes)), path)
             order += nodes[num_computed:]
             moves += nodes[num_shared:]
@@ -194,44 +219,60 @@ class RowAttention:
         self._order, self._moves = torch.tensor(order), torch.tensor(moves)
         return parts
 
-    def _parts_of(self, place: int, depths: range, path: _Path | None) -> Iterator[_Part]:
+    def _parts_of(
+        self, place: int, depths: range, path: tuple[_Write, ...] | None
+    ) -> Iterator[_Part]:
         """Yield the parts of rows that stand one after the other from `place` on, so many positions
-        behind the start as `depths` says."""
-        groups, tile = self._groups, self._tile
+        behind the start as `depths` says. path: what is written before all of them; None for a
+        chain, of which each part writes its own positions."""
+        groups, tile, written = self._groups, self._tile, self._start
         for at in range(0, len(depths) * groups, tile.most):
             size = min(tile.most, len(depths) * groups - at)
             filled = torch.arange(at, at + size + -size % tile.multiple).clamp(max=at + size - 1)
             positions = self._start + depths.start + filled // groups  # of each row
-            first, end = self._keys_seen(int(positions[0]), int(positions[-1]))
+            oldest, newest = int(positions[0]), int(positions[-1])
+            writes = path
+            if writes is None:
+                writes = self._writes(written, newest + 1, written - self._start)
+                written = newest + 1
+            first, end = self._keys_seen(oldest, newest)
             rows = self._rows.narrow(2, place * groups + at, len(filled))
             mask = mask_of_heads(self._row_mask(positions, first, end), self._kv_heads)
-            yield _Part(rows, size, self._views(first, end), mask, filled % groups, path)
-            path = None  # it stays where it is
+            yield _Part(rows, size, self._views(first, end), mask, filled % groups, writes)
+            path = () if path is not None else None  # a path stays where it is
 
     def _keys_seen(self, first: int, last: int) -> tuple[int, int]:
-        """Return whole blocks with all that is seen from the positions `first` to `last`."""
+        """Return whole blocks of slots with all that is seen from the positions `first` to `last`:
+        a whole ring if these go on from its end at its start."""
         if self._mask is not None:
             first, last = self._start, self._start + self._num_rows - 1
         oldest = 0 if self._window is None else max(0, first - self._window + 1)
-        return oldest - oldest % KEY_BLOCK, last + 1 + -(last + 1) % KEY_BLOCK
+        first, end = oldest - oldest % KEY_BLOCK, last + 1 + -(last + 1) % KEY_BLOCK
+        if first // self._num_slots < (end - 1) // self._num_slots:
+            return 0, self._num_slots
+        return first % self._num_slots, (end - 1) % self._num_slots + 1
 
     def _row_mask(self, positions: torch.Tensor, first: int, end: int) -> torch.Tensor:
         """Return what rows at these positions see of the slots, [n, end - first]."""
         if self._mask is not None:
             given = self._mask[0, 0].index_select(0, positions - self._start)
             return F.pad(given, (0, end - given.shape[1]), value=float("-inf"))
-        slots, own = torch.arange(first, end), positions[:, None]
-        hidden = slots > own
+        own = positions[:, None]
+        distance = (own - torch.arange(first, end)) % self._num_slots  # to the position in a slot
+        hidden = distance > own
         if self._window is not None:
-            hidden |= slots <= own - self._window
+            hidden |= distance >= self._window
         mask = torch.zeros(hidden.shape, dtype=self._cache.dtype)
         return mask.masked_fill_(hidden, float("-inf"))
 
 
-def _write(slots: torch.Tensor, keys_values: torch.Tensor) -> None:
-    """slots: [2, kv_heads, n, head_dim]. keys_values: [n, 2 * kv_heads, head_dim], keys first."""
-    _, kv_heads, size, head_dim = slots.shape
-    slots.copy_(keys_values.view(size, 2, kv_heads, head_dim).permute(1, 2, 0, 3))
+def _write(layer: int, writes: Sequence[_Write], keys_values: torch.Tensor) -> None:
+    """keys_values: [n, 2 * kv_heads, head_dim], keys first."""
+    for write in writes:
+        slots = write.slots[layer]  # [2, kv_heads, m, head_dim]
+        _, kv_heads, size, head_dim = slots.shape
+        rows = keys_values[write.rows].view(size, 2, kv_heads, head_dim)
+        slots.copy_(rows.permute(1, 2, 0, 3))
 
 
 # -- the kernel -----------------------------------------------------------------------------

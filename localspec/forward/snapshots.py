@@ -47,6 +47,11 @@ class Memory(Protocol):
         """The lengths that can be gone to without a snapshot."""
         ...
 
+    @property
+    def most_rows(self) -> int:
+        """Rows of one forward that can all be taken back."""
+        ...
+
     def clear(self) -> None:
         """Go to the start of a text."""
         ...

@@ -107,6 +107,11 @@ class States:
         return range(self._length, self._length + self._num_pending + 1)
 
     @property
+    def most_rows(self) -> int:
+        """Rows of one forward that can all be taken back."""
+        return WIDEST
+
+    @property
     def num_pending(self) -> int:
         """Tokens after the settled length whose ingredients stand: where the next forward's go."""
         return self._num_pending

@@ -1,14 +1,14 @@
 """The native decoder's forward with fixed shapes and no work on the host: what a graph can hold.
 
 Contract: `Window.forward` runs rows whose ids, positions and slots are tensors, writes their keys
-and values into those slots and attends to the first `bucket` slots of the cache under a mask that
-is made on the device. `StaticForward` adds buffers: `fill` copies the description of the tokens to
-the device in one small copy, a call computes their logits into a buffer. Both are plain tensor code
-and give the decoder's own logits on any device, captured or not.
+and values into those slots and attends to the first `bucket` slots of the cache, or to all of a
+ring, under a mask that is made on the device. `StaticForward` adds buffers: `fill` copies the
+description of the tokens to the device in one small copy, a call computes their logits into a
+buffer. Both are plain tensor code and give the decoder's own logits on any device, captured or not.
 
 Rows that only pad a width write to slots beyond the sequence's end, which the cache must be told
-(`KVCache.claim`). These slots are masked, which
-hides finite values only, so they must not hold NaN (`KVCache.zero_beyond`).
+(`KVCache.claim`): in a ring they overwrite what stood a ring's length before. These slots are
+masked, which hides finite values only, so they must not hold NaN (`KVCache.zero_beyond`).
 
 Capturing has never been tried on CUDA hardware: no GPU was available.
 
@@ -17,7 +17,7 @@ Not here: choosing widths and buckets, capturing (graphs), the cache's bookkeepi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -34,7 +34,7 @@ from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.row_attention import Attend
-from localspec.forward.tree import additive_mask, depths
+from localspec.forward.tree import block_mask, depths, slot_mask
 from localspec.forward.upload import pinned
 
 
@@ -57,10 +57,13 @@ def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
 
 
 class Window:
-    """The first `bucket` slots of a decoder's cache, addressed by tensors only. parts: stretches
-    of keys that attention takes at once."""
+    """The slots of the first `bucket` positions of a decoder's cache, addressed by tensors only: of
+    a ring with fewer slots all of them. parts: into how many stretches attention splits so many
+    keys."""
 
-    def __init__(self, decoder: Decoder, bucket: int, parts: int = 1) -> None:
+    def __init__(
+        self, decoder: Decoder, bucket: int, parts: Callable[[int], int] = lambda _: 1
+    ) -> None:
         assert bucket <= decoder.cache.num_slots, "a window ends within the cache"
         self.bucket = bucket
         self.weights = decoder.weights
@@ -81,10 +84,11 @@ class Window:
         state_slots: torch.Tensor,
         looked_up: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Through every layer: [w, d]. ids, positions, slots: [w]; slots ascend without a gap and
-        lie in the window. block: [w, w] additive, what the rows see of each other; they see every
-        slot before their first. state_slots: [w], those where states hold the rows; not read where
-        there are no states. looked_up: of the tokens, see Decoder.looked_up."""
+        """Through every layer: [w, d]. ids, positions, slots: [w]; slots are those of a layer
+        without a ring, ascend without a gap and lie in the window. block: [w, w] additive, what
+        the rows see of each other; they see every position before their first. state_slots: [w],
+        those where states hold the rows; not read where there are no states. looked_up: of the
+        tokens, see Decoder.looked_up."""
         weights = self.weights
         rows = weights.embed(ids)  # [w, d]
         tables = weights.tables_at(positions)
@@ -102,23 +106,6 @@ class Window:
         """[w, d] -> [w, V] in the weights' own precision."""
         return self.weights.logits(self.weights.final_norm(rows))
 
-    def _mask(
-        self,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        block: torch.Tensor,
-        window: int | None,
-    ) -> torch.Tensor:
-        """Additive, [1, 1, w, bucket]."""
-        # Filled in place: a number in `where` would be copied from the host, which stops a capture.
-        past = torch.zeros(self.bucket, dtype=self.dtype, device=self.device)
-        past.masked_fill_(self._columns >= slots[:1], float("-inf"))
-        mask = past.repeat(block.shape[0], 1).index_copy_(1, slots, block)
-        if window is not None:
-            held = self._columns.index_copy(0, slots, positions)  # the position in every slot
-            mask.masked_fill_(positions[:, None] - held >= window, float("-inf"))
-        return mask[None, None]
-
     def _attention(
         self,
         positions: torch.Tensor,
@@ -127,25 +114,33 @@ class Window:
         state_slots: torch.Tensor,
     ) -> Attend:
         attentions, kv_layers = self.weights.attentions, self.weights.kv_layers
-        kinds = {(each.window, each.heads.num_groups) for each in attentions}
+        sizes = [min(self.bucket, self._slots[layer][0].shape[2]) for layer in kv_layers]
+        kinds = [
+            (each.window, each.heads.num_groups, size)
+            for each, size in zip(attentions, sizes, strict=True)
+        ]
         masks = {
-            (window, groups): grouped_mask(self._mask(positions, slots, block, window), groups)
-            for window, groups in kinds
+            (window, groups, size): grouped_mask(
+                slot_mask(positions, slots, block, self._columns[:size], window), groups
+            )
+            for window, groups, size in dict.fromkeys(kinds)
         }
-        of_layers = [masks[each.window, each.heads.num_groups] for each in attentions]
+        of_layers = [masks[kind] for kind in kinds]
+        own = {size: torch.remainder(slots, size) for size in dict.fromkeys(sizes)}
 
         def attend(layer: int, queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
             width, _, head_dim = queries.shape
             keys, values = self._slots[kv_layers[layer]]
+            size = sizes[layer]
             if keys_values.shape[1]:  # else an earlier layer has written them
                 new = keys_values.view(width, 2, -1, head_dim).permute(1, 2, 0, 3).to(keys.dtype)
-                keys.index_copy_(2, slots, new[:1])
-                values.index_copy_(2, slots, new[1:])
-            held = (keys[:, :, : self.bucket], values[:, :, : self.bucket])
-            mask, sinks = of_layers[layer], attentions[layer].sinks
-            if self._parts == 1 or mask is None:
+                keys.index_copy_(2, own[size], new[:1])
+                values.index_copy_(2, own[size], new[1:])
+            held = (keys[:, :, :size], values[:, :, :size])
+            mask, sinks, parts = of_layers[layer], attentions[layer].sinks, self._parts(size)
+            if parts == 1 or mask is None:
                 return grouped_attention(queries, *held, mask, sinks)
-            return split_attention(queries, *held, mask, self._parts, sinks)
+            return split_attention(queries, *held, mask, parts, sinks)
 
         states = self._decoder.cache.states
         state_rows = None if states is None else states.rows_at(state_slots)
@@ -155,11 +150,11 @@ class Window:
 
 def windows(decoder: Decoder, bucket: int) -> tuple[Window, ...]:
     """Every way of attending in a bucket that may be the fastest on the decoder's device."""
-    whole, parts = Window(decoder, bucket), parts_of(bucket)
-    if decoder.device.type != "cuda" or parts == 1:
+    whole = Window(decoder, bucket)
+    if decoder.device.type != "cuda" or parts_of(bucket) == 1:
         return (whole,)
     has_kernel = can_split(decoder.cache.dtype, decoder.device)
-    return (whole, Window(decoder, bucket, parts)) if has_kernel else (whole,)
+    return (whole, Window(decoder, bucket, parts_of)) if has_kernel else (whole,)
 
 
 class StaticForward:
@@ -173,7 +168,7 @@ class StaticForward:
         self._out = out[:width]
         self._inputs = torch.zeros(4, width, dtype=torch.int64, device=window.device)
         self._parents: tuple[int, ...] | None = None
-        self._block = _block(None, width, window)
+        self._block = block_mask(width, None, window.dtype, window.device)
         self._looked_up = window.looked_up([0] * width)
 
     @torch.inference_mode()
@@ -205,7 +200,8 @@ class StaticForward:
         if looked_up is not None and self._looked_up is not None:
             self._looked_up.copy_(looked_up)
         if tree != self._parents:  # mostly a chain after a chain, with nothing to copy
-            self._block.copy_(_block(tree, self.width, self.window))
+            block = block_mask(self.width, tree, self.window.dtype, self.window.device)
+            self._block.copy_(block)
             self._parents = tree
 
     @torch.inference_mode()
@@ -214,11 +210,3 @@ class StaticForward:
         ids, positions, slots, state_slots = self._inputs.unbind()
         rows = self.window.forward(ids, positions, slots, self._block, state_slots, self._looked_up)
         self._out.copy_(self.window.logits(rows))
-
-
-def _block(parents: Sequence[int] | None, width: int, window: Window) -> torch.Tensor:
-    """What `width` rows see of each other, [w, w]."""
-    mask = additive_mask(width, parents, 0, window.dtype, window.device)
-    return (
-        torch.zeros(1, 1, dtype=window.dtype, device=window.device) if mask is None else mask[0, 0]
-    )

@@ -88,6 +88,42 @@ def visible_mask(
     return seen & (places[start:, None] - places < window)
 
 
+def block_mask(
+    num_tokens: int, parents: Sequence[int] | None, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Mask to add to the scores of new tokens among themselves, [n, n]."""
+    mask = additive_mask(num_tokens, parents, 0, dtype, device)
+    return torch.zeros(1, 1, dtype=dtype, device=device) if mask is None else mask[0, 0]
+
+
+def slot_mask(
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    block: torch.Tensor,
+    columns: torch.Tensor,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Mask to add to the scores of n new rows over the slots of a layer, [1, 1, n, num_slots].
+    Tensors in, tensors out, without work on the host.
+
+    positions: of the rows, [n]. slots: the positions whose slots they are written to, [n],
+    ascending without a gap; position p has slot p modulo the number of slots. block: additive, what
+    the rows see of each other, [n, n]; they see every position before the first. columns: all
+    slots, ascending, [num_slots]. window: how many positions up to its own a row sees, None for
+    all."""
+    num_slots = columns.shape[0]
+    last = slots[:1] - 1
+    held = last - torch.remainder(last - columns, num_slots)  # the position in every slot
+    # Filled in place: a number in `where` would be copied from the host, which stops a capture.
+    past = torch.zeros_like(columns, dtype=block.dtype).masked_fill_(held < 0, float("-inf"))
+    own = torch.remainder(slots, num_slots)
+    mask = past.repeat(block.shape[0], 1).index_copy_(1, own, block)
+    if window is not None:
+        held = held.index_copy(0, own, positions)
+        mask.masked_fill_(positions[:, None] - held >= window, float("-inf"))
+    return mask[None, None]
+
+
 def children(parents: Sequence[int]) -> dict[int, list[int]]:
     """Children of each node in proposal order; key -1 is the root."""
     found: dict[int, list[int]] = {}

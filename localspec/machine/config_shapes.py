@@ -107,6 +107,7 @@ def _decoder_shape(config: Mapping[str, Any], name: str, family: str) -> ModelSh
         all_kv_width=None if is_uniform else widths[0],
         window=int(config.get("sliding_window") or 0) if widths[1] else 0,
         window_kv_width=widths[1],
+        has_shared_keys=bool(config.get("num_kv_shared_layers")),
         rotated_width=count_rotated_width(config) if turns > 1 else _rotated(config, head_dim),
         experts_kept=NATIVE[family].experts_kept if family in NATIVE else "4-bit",
     )

@@ -19,7 +19,7 @@ from localspec.core.precisions import FULL_BYTES, Precision
 from localspec.formats.attention import (
     NUM_PENDING,
     NUM_STATES,
-    kept_positions,
+    ring_spare,
 )
 from localspec.formats.native import NATIVE
 from localspec.machine.hardware import cpu_flags
@@ -28,6 +28,7 @@ from localspec.machine.hardware import cpu_flags
 # in 2 bytes where it computes in fp32 (weights.dense.Fp16Linear).
 HAS_FBGEMM = platform.machine().lower() in ("x86_64", "amd64")
 CPU_KEY_BLOCK = 512  # tokens; a processor's cache has room for a multiple (forward.cache.KEY_BLOCK)
+GPU_STRETCH = 256  # tokens; elsewhere a ring has room for a multiple (forward.cache.STRETCH)
 # Whether oneDNN lays weights in bf16 out anew (weights.dense.PackedLinear); unknown counts as yes.
 PACKS_BF16 = not cpu_flags() or not {"avx512bw", "avx_ne_convert"}.isdisjoint(cpu_flags())
 # bitsandbytes NF4: half a byte, and one fp32 scale for each block of 64 weights.
@@ -66,6 +67,7 @@ class ModelShape:
     not_native: why the native decoder does not run it, after "because"; empty where it does.
     counted: None where its parameters are estimated. all_kv_width: as `kv_width` of all layers
     together, None where all have the same; window_kv_width: of those that see `window` positions.
+    has_shared_keys: whether later layers read the keys of earlier ones.
     rotated_width: of all tables of angles together, 0 where they are as wide as a usual head.
     experts_kept: see native.Layout. group_size, num_in_groups: of 4-bit weights in the files that
     can stay as they are (formats.stored). is_published_wide: not held by fp16. mtp: the module for
@@ -98,6 +100,7 @@ class ModelShape:
     all_kv_width: int | None = None
     window: int = 0
     window_kv_width: int = 0
+    has_shared_keys: bool = False
     rotated_width: int = 0
     experts_kept: ExpertsKept = "4-bit"
     group_size: int = 0
@@ -304,9 +307,10 @@ class ModelShape:
         on a device."""
         # As forward.cache.native_cache keeps keys and values.
         computed_in: Precision = "bf16" if precision == self.kept_as else full
-        num_slots, kept_in = num_tokens, computed_in
+        num_slots, kept_in, ring_unit = num_tokens, computed_in, GPU_STRETCH
         if self.is_native and device == "cpu":
             num_slots += -num_slots % CPU_KEY_BLOCK
+            ring_unit = CPU_KEY_BLOCK
             kept_in = "fp32" if computed_in == "fp16" else computed_in
         weights = self.weight_bytes(precision, full, device, has_experts)
         if self.family in NATIVE and self.is_native:
@@ -314,7 +318,7 @@ class ModelShape:
             weights += 2 * num_tokens * width * FULL_BYTES[computed_in]  # cosines and sines
         # As forward.delta_chunks keeps the states on a GPU.
         num_states = 1 if self.is_native and device != "cpu" else NUM_STATES
-        return weights, self.kv_bytes(num_slots, kept_in, num_states)
+        return weights, self.kv_bytes(num_slots, kept_in, num_states, ring_unit)
 
     def copy_bytes(self, precision: Precision) -> int:
         """Of linear layers and output head in 8 or 4 bits: what a self-draft does not share."""
@@ -347,10 +351,18 @@ class ModelShape:
         return FULL_BYTES["fp32"] * sums + FULL_BYTES["bf16"] * convolved
 
     def kv_bytes(
-        self, num_tokens: int, full: Precision = "bf16", num_states: int = NUM_STATES
+        self,
+        num_tokens: int,
+        full: Precision = "bf16",
+        num_states: int = NUM_STATES,
+        ring_unit: int = GPU_STRETCH,
     ) -> int:
-        """Bytes of what is held of a text: keys and values, and the states of a recurrent model."""
-        forgotten = num_tokens - kept_positions(self.window, num_tokens)
+        """Bytes of what is held of a text: keys and values, and the states of a recurrent model.
+        The native decoder holds the newest positions of layers with a window in a ring of a
+        multiple of `ring_unit` slots; transformers' forward holds every position."""
         held = self.kv_bytes_per_token(full) * num_tokens + num_states * self.state_bytes
         held += NUM_PENDING * self.ingredient_bytes
+        num_slots = self.window + ring_spare(self.has_shared_keys)
+        num_slots += -num_slots % ring_unit
+        forgotten = max(0, num_tokens - num_slots) if self.is_native else 0
         return held - 2 * self.window_kv_width * FULL_BYTES[full] * forgotten

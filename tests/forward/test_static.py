@@ -46,7 +46,7 @@ def static_logits(
 ) -> torch.Tensor:
     """Logits of `tokens` after what the cache holds, which stays as long as it was."""
     out = torch.zeros(width, decoder.vocab_size)
-    static = StaticForward(Window(decoder, bucket, parts), width, out)
+    static = StaticForward(Window(decoder, bucket, lambda _: parts), width, out)
     static.fill(tokens, parents, decoder.cache.length)
     static()
     return out[: len(tokens)]

@@ -134,17 +134,22 @@ class Assistant:
     def _attention(self) -> Attend:
         """Return the attention of one row to all that the target has cached."""
         cache, layers = self._target.cache, self._parts.layers.attentions
-        kinds = {(layer.heads, layer.window) for layer in layers}
+        kinds = [
+            (layer.heads, layer.window, cache.key_values.num_slots_of(kv_layer))
+            for layer, kv_layer in zip(layers, self._parts.kv_layers, strict=True)
+        ]
         last = cache.length - 1
         # The row stands behind the last cached token. As in transformers it sees those tokens that
         # are at most a window away from that token: one more than the token itself sees.
         attends = {
-            (heads, window): cached_attention(cache, last, 1, heads, window=window and window + 1)
-            for heads, window in kinds
+            (heads, window, num_slots): cached_attention(
+                cache, last, 1, heads, window=window and window + 1, num_slots=num_slots
+            )
+            for heads, window, num_slots in dict.fromkeys(kinds)
         }
         of_layers = [
-            partial(attends[layer.heads, layer.window], kv_layer)
-            for layer, kv_layer in zip(layers, self._parts.kv_layers, strict=True)
+            partial(attends[kind], kv_layer)
+            for kind, kv_layer in zip(kinds, self._parts.kv_layers, strict=True)
         ]
         return lambda layer, queries, keys_values: of_layers[layer](queries, keys_values)
 

@@ -234,7 +234,7 @@ class BlockHead:
                 def write(
                     queries: torch.Tensor, keys_values: torch.Tensor, layer: int = layer
                 ) -> torch.Tensor:
-                    self.cache.write(layer, first, end, keys_values)
+                    self.cache.key_values.write(layer, first, end, keys_values)
                     return queries.flatten(1)
 
                 attention.mix(context, tables, halves_swapped, write)
@@ -261,7 +261,7 @@ class BlockHead:
         grouped = grouped_mask(mask, attention.heads.num_groups)
 
         def attend(queries: torch.Tensor, keys_values: torch.Tensor) -> torch.Tensor:
-            keys, values = self.cache.write(layer, first, end, keys_values)
+            keys, values = self.cache.key_values.write(layer, first, end, keys_values)
             own = queries[-self._layout.block_size :]
             return grouped_attention(own, keys[:, :, oldest:], values[:, :, oldest:], grouped)
 
