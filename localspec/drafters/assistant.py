@@ -6,7 +6,6 @@ in the target's cache. Source: forward.heads.assistant.
 
 from __future__ import annotations
 
-from localspec.core.errors import ModelError
 from localspec.drafters.head_drafter import ChainDrafter
 from localspec.drafters.parts import Parts
 from localspec.forward.decoder import Decoder
@@ -18,12 +17,7 @@ class AssistantDrafter(ChainDrafter):
 
     @classmethod
     def build(cls, parts: Parts) -> AssistantDrafter:
-        folder = parts.heads.get(KIND)
-        if folder is None:
-            raise ModelError(
-                "There is no assistant for this target. Gemma 4 has assistants of its own: fetch "
-                "that of this target and name its folder with --heads."
-            )
+        folder = parts.head(KIND, "assistant, as Gemma 4 has them,")
         assistant = parts.once(KIND, lambda: read_assistant(folder, parts.target))
         assert isinstance(parts.target, Decoder), "`read_assistant` refused other targets"
         return cls(parts.target, Assistant(assistant, parts.target))

@@ -84,14 +84,17 @@ class Drafting:
         missing = self.plan.num_draft_tokens - len(self.tokens)
         return missing if self.plan.keep_drafting is None else min(missing, RULED_SIZE)
 
-    def take(self, row: torch.Tensor, stated: float | None = None) -> bool:
+    def take(self, row: torch.Tensor, stated: torch.Tensor | None = None) -> bool:
         """Take the next token from its row; False when the draft ends here. stated: the confidence
-        in it, None for its chance."""
-        (peak,), (token,) = peaks(row[None])
-        confidence = peak if stated is None else stated
+        in it, [1], None for its chance. One host copy."""
+        if stated is None:
+            (confidence,), (token,) = peaks(row[None])
+        else:
+            height, place = row.max(dim=-1)
+            chance = torch.where(height.isnan(), height, stated[0])
+            confidence, token = torch.stack((chance, place.to(height.dtype))).tolist()
         # A damaged draft costs time, never correctness.
-        is_whole = not math.isnan(peak) and not math.isnan(confidence)
-        return is_whole and self.add(token, confidence)
+        return not math.isnan(confidence) and self.add(int(token), confidence)
 
     def take_forced(self) -> bool:
         """Take what the turn's grammar forces next, which no step has to guess; False when the

@@ -99,10 +99,6 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
         of the token's chance among all."""
         return None
 
-    def _stated_here(self) -> float | None:
-        stated = self.stated()
-        return None if stated is None else float(stated)
-
     @torch.inference_mode()
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         draft = Drafting(sequence, plan, self._target.vocab_size, HEAD_SHARE)
@@ -113,7 +109,7 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
             if self._reads_once and sequence.grammar is None:
                 self._draft_unread(draft, state)
                 return draft.proposal()
-            while draft.take(draft.row(self._head.logits(state)[0]), self._stated_here()):
+            while draft.take(draft.row(self._head.logits(state)[0]), self.stated()):
                 state = self._head.extend(draft.tokens[-1], state)
         finally:
             self._head.forget(len(sequence.tokens) - 1)

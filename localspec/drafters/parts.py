@@ -132,6 +132,6 @@ class Parts:
         if kind not in self.heads:
             remedy = f"Train one: python -m localspec train {kind}."
             if kind not in TRAINED:
-                remedy = "Fetch one that was published for it, and name its folder with --heads."
+                remedy = "Choose one that was published for it, and name its folder with --heads."
             raise ModelError(f"There is no {missing} for this target. {remedy}")
         return self.heads[kind]

@@ -37,7 +37,7 @@ NUM_DRAFT_LAYERS = 2
 LATER = 0.2  # how much the layers after those of the draft say
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 
-CHAINS = {"ngram", "draft_model", "chained", "early_exit", "eagle", "medusa", "mtp"}
+CHAINS = {"ngram", "draft_model", "chained", "early_exit", "eagle", "medusa", "mtp", "block"}
 TREES = {"lookahead", "draft_tree"}
 FAMILIES: dict[str, set[str]] = {
     "qwen3_5": {*CHAINS, "self_quant", "cross_tokenizer"},

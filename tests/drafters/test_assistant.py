@@ -82,5 +82,5 @@ def test_draft_read_at_once_is_the_draft_read_token_by_token(tmp_path: Path) -> 
 
 
 def test_target_without_an_assistant_is_told_what_to_fetch() -> None:
-    with pytest.raises(ModelError, match="assistants of its own: fetch"):
+    with pytest.raises(ModelError, match="no assistant, as Gemma 4 has them, for this"):
         AssistantDrafter.build(Parts(with_cache(module("gemma4"), 48)))
