@@ -5,6 +5,7 @@ Numbers, streams and real captures are not covered: see fake_card.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,7 +29,7 @@ from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.drafters.vocabularies import Foreign
 from localspec.engine.engine import Engine
 from localspec.forward import graphs
-from localspec.forward.cache import WIDEST, KVCache
+from localspec.forward.cache import WIDEST, KVCache, native_cache
 from localspec.forward.decoder import Decoder, kv_shape_of
 from localspec.forward.graphs import CapturedDecoder, Work, shapes
 from localspec.forward.load import load_model
@@ -45,6 +46,7 @@ from localspec.weights.library import bitsandbytes
 from localspec.weights.nf4 import BLOCK, Nf4Linear
 from localspec.weights.precision import Precision
 from localspec.weights.stored import Dense
+from tests.kit import qwen_mtp
 from tests.kit.assistants import shared_keys
 from tests.kit.decoders import decoder_of, layers_of, weights_of
 from tests.kit.fake_card import (
@@ -193,6 +195,21 @@ def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
         sampling = replace(SAMPLED, presence_penalty=0.5, frequency_penalty=0.5)
         for _ in rounds_of(name, uncaptured, sampling, traffic):
             assert not traffic.uploads
+
+
+@pytest.mark.slow
+def test_a_module_that_ships_with_its_target_waits_no_more_than_others(tmp_path: Path) -> None:
+    folder = qwen_mtp.write(tmp_path, *qwen_mtp.pair())
+    module = copy.deepcopy(qwen_mtp.pair()[0])
+    with fake_card(number=0.9) as traffic:
+        module = fake_module(module, DTYPE)
+        weights = weights_of(module, Precision(DTYPE, CUDA), 64)
+        target = Decoder(weights, native_cache(kv_shape_of(weights, 64), DTYPE, CUDA))
+        for sampling, most in ((GREEDY, MOST_GREEDY), (SAMPLED, MOST_SAMPLED)):
+            parts = Parts(target, heads={"mtp": folder})
+            for _ in rounds_of("mtp", parts, sampling, traffic):
+                assert not traffic.uploads
+                assert sum(traffic.reads.values()) <= most, traffic.reads
 
 
 @pytest.mark.slow
