@@ -30,6 +30,7 @@ ONNX = ("*.onnx", "onnx/*.onnx")
 # What a folder without config.json is, by a file of it.
 NO_MODELS = {
     "model_index.json": "is of diffusers, which makes images. Choose a model that chats.",
+    "mtp-*.gguf": "holds only a module that drafts for a model (mtp-). Name the model's own file.",
     "mmproj*.gguf": "holds only what a model has for images (mmproj). Name the model's own file.",
     "params.json": (
         "is in the layout of its makers (params.json), which is not read. Choose its copy in the "

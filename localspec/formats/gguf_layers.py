@@ -14,6 +14,8 @@ from localspec.formats.gguf_file import GGUFTensor
 
 Tensors = Mapping[str, GGUFTensor]
 MTP_COUNT = "nextn_predict_layers"  # Blocks at the end that only draft; block_count has them.
+# Begins the name of a file that holds such blocks alone, as llama.cpp's converter writes it.
+MTP_ALONE = "mtp-"
 # Parts of a block that only drafts, by the names of the published MTP head.
 MTP_PARTS = {
     "nextn.eh_proj.weight": "fc.weight",

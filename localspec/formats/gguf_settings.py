@@ -20,6 +20,7 @@ from localspec.core.errors import ModelError
 from localspec.formats.gguf_families import FAMILIES, Family
 from localspec.formats.gguf_file import GGUFHeader, GGUFTensor
 from localspec.formats.gguf_layers import (
+    MTP_ALONE,
     MTP_COUNT,
     MTP_PARTS,
     count_layers,
@@ -102,6 +103,11 @@ def family_of(header: GGUFHeader) -> Family:
 
 def config_of(header: GGUFHeader) -> dict[str, Any]:
     """The config.json of the model in a file. Raises ModelError."""
+    if header.file.name.startswith(MTP_ALONE):
+        raise ModelError(
+            f"{header.file.name} holds a module that drafts for a model, and no model. Name the "
+            "file of the model itself, beside which it is found."
+        )
     family = family_of(header)
     try:
         return _config(header, family)

@@ -28,6 +28,7 @@ from localspec.formats.gguf_file import (
     parts_of,
     read_header,
 )
+from localspec.formats.gguf_layers import MTP_ALONE
 from localspec.formats.gguf_settings import config_of, end_ids_of, tensor_names, unread_settings
 from localspec.formats.gguf_tokenizer import says_no_split, tokenizer_of
 from localspec.formats.noted_settings import NotedSettings
@@ -55,9 +56,12 @@ def gguf_of(path: Path) -> Path | None:
 
 
 def is_model_file(file: Path) -> bool:
-    """Whether it is a model, or the first part of one: no vision tower and no further part."""
+    """Return True for a model or the first part of one: no vision tower, no module that drafts for
+    a model, and no further part."""
     part = PART.match(file.stem)
-    return PROJECTOR not in file.name and (part is None or int(part["number"]) == 1)
+    if PROJECTOR in file.name or file.name.startswith(MTP_ALONE):
+        return False
+    return part is None or int(part["number"]) == 1
 
 
 def title_of(file: Path) -> str:

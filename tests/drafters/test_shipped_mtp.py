@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from gguf import GGUFWriter
 
 from localspec.core.decoding import DraftPlan, SamplingParams
+from localspec.core.errors import ModelError
 from localspec.drafters.mtp import MtpDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
@@ -18,9 +21,11 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads import mtp_files
 from localspec.forward.heads.autoregressive import AutoregressiveHead
-from localspec.forward.heads.mtp_files import read_mtp
+from localspec.forward.heads.mtp_files import read_mtp, ships_mtp
+from localspec.machine.gguf_models import opened_gguf
 from tests.kit.families import assert_close, small
-from tests.kit.qwen_mtp import Reference, module_for, pair, write
+from tests.kit.gguf_files import VOCABULARY, write_gguf
+from tests.kit.qwen_mtp import Reference, module_for, pair, published, write
 from tests.kit.tiny import GREEDY, Plans, play, turn_of, with_cache
 
 FAMILIES = ("qwen3_5", "qwen3_5_moe")
@@ -97,7 +102,7 @@ def test_states_of_another_place_do_not_pass(
 ) -> None:
     model, text = target("qwen3_5"), list(PROMPT)
     features = read_up_to(model, text)
-    features.write(0, {LAST: wrong("qwen3_5", text[:-1])})
+    features.write(len(text) - 1, {LAST: wrong("qwen3_5", text[:-1])})
     _, rows = chain(
         AutoregressiveHead(read_mtp(shipped_folders["qwen3_5"], model), CAPACITY), text, features
     )
@@ -156,3 +161,91 @@ def test_it_is_kept_in_the_bits_of_its_target(tmp_path: Path) -> None:
     assert (
         drafter.memory_bytes < MtpDrafter.build(Parts(loaded, heads={"mtp": folder})).memory_bytes
     )
+
+
+GGUF_NAMES = {
+    "mtp.fc": "nextn.eh_proj", "mtp.pre_fc_norm_embedding": "nextn.enorm",
+    "mtp.pre_fc_norm_hidden": "nextn.hnorm", "mtp.norm": "nextn.shared_head_norm",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "post_attention_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def add_module(writer: GGUFWriter, module: Any, block: int) -> None:
+    """As llama.cpp's converter writes it: a block after the last, every norm with its 1."""
+    writer.add_uint32("qwen35.nextn_predict_layers", 1)
+    for name, tensor in published(module).items():
+        path = name.removesuffix(".weight").removeprefix("mtp.layers.0.")
+        shift = 1.0 if "norm" in path else 0.0
+        called = f"blk.{block}.{GGUF_NAMES[path]}.weight"
+        writer.add_tensor(called, (tensor + shift).numpy())
+
+
+def gguf_pair(place: Path, is_alone: bool) -> Path:
+    """The tiny Qwen3.5 as a GGUF file, with its module in it, or in a file beside it."""
+    model, module = pair()
+    num_layers = model.config.num_hidden_layers
+
+    def describe(writer: GGUFWriter) -> None:
+        VOCABULARY(writer)
+        writer.add_uint32("qwen35.full_attention_interval", 2)
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_state_size(16)
+        writer.add_ssm_group_count(2)
+        writer.add_ssm_time_step_rank(4)
+        writer.add_ssm_inner_size(32)
+        writer.add_rope_dimension_count(8)
+        writer.add_name("Tiny Qwen")
+        if not is_alone:
+            add_module(writer, module, num_layers)
+
+    file = place / "tiny-Q8.gguf"
+    write_gguf(file, model, "F32", "qwen35", describe, num_drafting=0 if is_alone else 1)
+    return file
+
+
+def write_alone(file: Path, name: str = "tiny-qwen", width: int = 32) -> None:
+    model, module = pair()
+    writer = GGUFWriter(file, "qwen35")
+    writer.add_name(name)
+    writer.add_block_count(model.config.num_hidden_layers + 1)
+    writer.add_embedding_length(width)
+    add_module(writer, module, model.config.num_hidden_layers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("is_alone", [False, True], ids=["in the file", "in a file beside it"])
+def test_a_gguf_file_has_the_same_module(is_alone: bool, tmp_path: Path) -> None:
+    file = gguf_pair(tmp_path, is_alone)
+    folder = opened_gguf(file, tmp_path)
+    assert ships_mtp(folder) is not is_alone
+    if is_alone:
+        write_alone(tmp_path / "mtp-tiny-F32.gguf")
+        write_alone(tmp_path / "mtp-another-F32.gguf", "another")
+    assert ships_mtp(folder)
+    model, text = target("qwen3_5"), list(PROMPT)
+    head = AutoregressiveHead(read_mtp(folder, model), CAPACITY)
+    _, rows = chain(head, text, read_up_to(model, text))
+    assert_close(rows, Reference(*pair()).logits(text, NUM_DRAFTED))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [({"name": "Another"}, "of the name another, and tiny-Q8.gguf has tinyqwen"),
+     ({"width": 64}, "of the width 64, and tiny-Q8.gguf has 32")],
+)  # fmt: skip
+def test_the_module_of_another_model_is_refused_by_name_and_shape(
+    changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = opened_gguf(gguf_pair(tmp_path, is_alone=True), tmp_path)
+    write_alone(tmp_path / "mtp-tiny.gguf", **changed)
+    with pytest.raises(ModelError, match="Name the file of the model itself"):
+        opened_gguf(tmp_path / "mtp-tiny.gguf", tmp_path)
+    with pytest.raises(ModelError, match=said):
+        read_mtp(folder, target("qwen3_5"))

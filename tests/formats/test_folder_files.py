@@ -196,6 +196,7 @@ def test_a_tokenizer_that_is_not_read_is_told(name: str, said: str, model_folder
         ("model_index.json", "of diffusers"),
         ("params.json", "layout of its makers"),
         ("mmproj-model-f16.gguf", "for images"),
+        ("mtp-model-f16.gguf", "drafts for a model"),
     ],
 )
 def test_a_folder_of_another_kind_is_told_by_its_files(

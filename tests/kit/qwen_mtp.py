@@ -27,7 +27,7 @@ PUBLISHED = {
 def pair(family: str = "qwen3_5") -> tuple[Any, Any]:
     """The model, and transformers' module for it; every parameter of both is noise."""
     layers = ["linear_attention", "full_attention"]
-    model = small(family, num_hidden_layers=2, layer_types=layers)
+    model = small(family, vocab_size=64, num_hidden_layers=2, layer_types=layers)
     model.set_attn_implementation("eager")
     return model, module_for(model)
 

@@ -106,6 +106,7 @@ def test_it_can_be_named_by_its_folder_and_two_are_not_guessed_between(
 ) -> None:
     shutil.copy(demo_gguf, tmp_path / "one.gguf")
     shutil.copy(demo_gguf, tmp_path / "mmproj-one.gguf")  # a vision tower is no model
+    shutil.copy(demo_gguf, tmp_path / "mtp-one.gguf")  # nor is a module that drafts for one
     assert gguf_of(tmp_path) == tmp_path / "one.gguf"
     (tmp_path / "config.json").touch()  # as some publish it beside their files
     assert gguf_of(tmp_path) == tmp_path / "one.gguf"
