@@ -36,6 +36,14 @@ class Norm(Protocol):
     def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
 
 
+class HeadNorm(Norm, Protocol):
+    """A norm of heads where they stand."""
+
+    def norm_(self, rows: torch.Tensor) -> None:
+        """Write the result to the rows themselves."""
+        ...
+
+
 class Scale:
     """Multiplies every row: what Granite does where others have a norm."""
 
@@ -60,6 +68,10 @@ class WholeNorm:
         queries, keys = rows[:, : self._num_heads], rows[:, self._num_heads :]
         normed = (self._queries(queries.flatten(1)), self._keys(keys.flatten(1)))
         return torch.cat(normed, dim=-1).view(rows.shape)
+
+    def norm_(self, rows: torch.Tensor) -> None:
+        """See HeadNorm."""
+        rows.copy_(self(rows))
 
 
 class FeedForward(Protocol):
@@ -209,7 +221,7 @@ class Attention:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    head_norm: Norm | None = None
+    head_norm: HeadNorm | None = None
     rotation: int | None = 0
     window: int | None = None
     query_scale: float = 1.0
@@ -259,7 +271,7 @@ class Attention:
         turned = qkv[:, : self.num_heads + self.num_kv_heads]  # queries and keys, a view
         if self.head_norm is not None:
             normed = qkv if self.norms_values else turned
-            normed.copy_(self.head_norm(normed))
+            self.head_norm.norm_(normed)
         if self.rotation is not None:
             cos, sin = tables[self.rotation]
             turned = turned[..., : cos.shape[-1]]

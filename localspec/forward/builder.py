@@ -26,6 +26,7 @@ from localspec.forward.block import (
     Block,
     FeedForward,
     GatedFeedForward,
+    HeadNorm,
     Mixture,
     Norm,
     PlainFeedForward,
@@ -34,7 +35,7 @@ from localspec.forward.block import (
 )
 from localspec.forward.completeness import shape_error
 from localspec.forward.decoder_weights import Weights
-from localspec.forward.delta_net import DeltaNet, unit_heads
+from localspec.forward.delta_net import DeltaNet, unit_heads, unscaled_norm
 from localspec.forward.expert_builder import ExpertBuilder
 from localspec.forward.experts_beside import ExpertsBeside, Normed, SharedExpert
 from localspec.forward.gated_attention import GatedAttention
@@ -210,11 +211,11 @@ class Builder:
             output=self._linear([f"{begin}out_proj"], has_bias=False),
             shape=delta,
             convolution=self._whole(f"{begin}conv1d.weight")[:, 0].T.contiguous(),
-            head_norm=unit_heads(delta.num_key_heads, delta.key_size, self.precision.device),
+            head_norm=unit_heads(delta.key_size, self.precision.device),
             log_decay=-torch.exp(self._whole(f"{begin}A_log")),
             decay_bias=self._whole(f"{begin}dt_bias"),
-            output_norm=RootMeanSquareNorm(
-                self._dense(f"{begin}norm.weight"), self.settings.norm_epsilon
+            output_norm=unscaled_norm(
+                self._dense(f"{begin}norm.weight"), self.settings.norm_epsilon, delta.key_size
             ),
         )
 
@@ -267,7 +268,7 @@ class Builder:
         weight, offset = self._dense(f"{path}.weight"), self.settings.layout.norm_offset
         return weight + offset if offset else weight
 
-    def _head_norm(self, attention: str, own: LayerSettings) -> Norm | None:
+    def _head_norm(self, attention: str, own: LayerSettings) -> HeadNorm | None:
         """The norms of query and key heads as one, and of those of values. own: of the layer."""
         settings = self.settings
         if settings.layout.head_norms is None:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
 from localspec.formats.delta_settings import DeltaSettings
-from localspec.forward.activations import sigmoid, silu, softplus
+from localspec.forward.activations import silu, softplus
 from localspec.forward.block import Norm
 from localspec.forward.mixer import LayerAttend, Swap, Table
 from localspec.forward.norm import RootMeanSquareNorm
@@ -40,7 +42,7 @@ class DeltaNet:
 
     projection: queries, keys and values before the convolution, then output gates, then the numbers
     of correction and decay, all of one input. convolution: [kernel, channels] fp32, the oldest
-    token first. head_norm: of query and key heads, with their scales. log_decay: -exp(A_log),
+    token first. head_norm: of query and key heads. log_decay: -exp(A_log),
     [value_heads] fp32. decay_bias: [value_heads] fp32. output_norm: of the numbers of a head."""
 
     projection: Linear
@@ -114,30 +116,32 @@ class DeltaNet:
         mixed = silu(self._convolved(states, layer, channels))  # [n, channels]
         num_keyed = 2 * shape.num_key_heads * shape.key_size
         keyed = self.head_norm(mixed[:, :num_keyed].view(num_rows, -1, shape.key_size))
-        keys = keyed[:, shape.num_key_heads :]
-        values = mixed[:, num_keyed:].view(num_rows, -1, shape.value_size)
+        keyed = keyed.view(num_rows, 2, shape.num_key_heads, shape.key_size)
+        values = mixed[:, num_keyed:].view(num_rows, -1, 1, shape.value_size)
         decays, shares = self._gates(gates)
-        inputs = _Inputs(
-            by_value_head(keyed[:, : shape.num_key_heads], shape.num_value_heads)[:, :, None],
-            by_value_head(keys, shape.num_value_heads),
-            (values * shares[..., None])[:, :, None],
-            (-shares * decays)[..., None, None],
-            decays[..., None, None],
-        )
         first, pending = max(0, num_rows - WIDEST), states.num_pending
         if num_rows > WIDEST:
             pending = 0
         at = slice(pending, pending + num_rows - first)
-        states.keys[layer, at] = keys[first:]
+        states.keys[layer, at] = keyed[first:, 1]
         states.decays[layer, at] = decays[first:]
         outputs = torch.empty_like(values)
-        state = states.running[layer]
+        queries, keys = by_value_head(keyed, shape.num_value_heads).unbind(1)
+        decays, shares = decays[..., None, None], shares[..., None, None]
+        by_row = _Rows(
+            queries[:, :, None].unbind(),
+            keys[:, :, None].unbind(),
+            (values * shares).unbind(),
+            (shares * decays).unbind(),
+            decays.unbind(),
+            outputs.unbind(),
+        )
+        source, state = states.source(layer), states.running[layer]
         if first:
-            spare = torch.empty_like(inputs.values[0])
-            _move(states.settled[layer], inputs, range(first), [spare] * first, outputs)
-            state.copy_(states.settled[layer])
+            source = settled = states.settled[layer]
+            by_row.move(range(first), settled, settled, [torch.empty_like(values[0])] * first)
         deltas = states.deltas[layer, at, :, None].unbind()
-        _move(state, inputs, range(first, num_rows), deltas, outputs)
+        by_row.move(range(first, num_rows), source, state, deltas)
         return outputs
 
     def _convolved(self, states: OrderedStates, layer: int, channels: torch.Tensor) -> torch.Tensor:
@@ -160,61 +164,64 @@ class DeltaNet:
         return mixed
 
     def _gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decays and shares of the correction, [n, value_heads] fp32 each."""
+        """Decays and shares of the correction, [n, value_heads] fp32 each. A sigmoid is
+        exp(-softplus(-x)), so both are the same functions."""
         num_heads = self.shape.num_value_heads
-        missing = -num_heads % GATE_MULTIPLE
-        shares, steps = (F.pad(part.float(), (0, missing)) for part in gates.chunk(2, -1))
-        steps = softplus(steps + F.pad(self.decay_bias, (0, missing)))
-        decays = torch.exp(steps * F.pad(self.log_decay, (0, missing)))
-        return decays[:, :num_heads], sigmoid(shares)[:, :num_heads]
+        signs, biases, factors = self._gate_parts
+        gates, missing = gates.float(), -2 * num_heads % GATE_MULTIPLE
+        gates = F.pad(gates, (0, missing)) if missing else gates
+        both = softplus(torch.addcmul(biases, gates, signs)).mul_(factors).exp_()
+        return both[:, num_heads : 2 * num_heads], both[:, :num_heads]
+
+    @cached_property
+    def _gate_parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Signs and biases of gates, and factors of their softplus, filled up with zeros."""
+        ones = torch.ones_like(self.log_decay)
+        parts = ((-ones, ones), (0.0 * ones, self.decay_bias), (-ones, self.log_decay))
+        missing = -2 * len(ones) % GATE_MULTIPLE
+        signs, biases, factors = (F.pad(torch.cat(part), (0, missing)) for part in parts)
+        return signs, biases, factors
 
 
-def unit_heads(num_heads: int, size: int, device: torch.device) -> Norm:
-    """The norm of as many query as key heads: x / sqrt(sum of squares + epsilon), queries divided
-    by the root of their size as well. A sum of squares is `size` times their mean."""
-    weight = torch.full((2 * num_heads, size), size**-0.5, device=device)
-    weight[:num_heads] /= size**0.5
-    return RootMeanSquareNorm(weight, UNIT_EPSILON / size)
+def unit_heads(size: int, device: torch.device) -> Norm:
+    """Return the norm of query and key heads: x / sqrt(sum of squares + epsilon). A sum of squares
+    is `size` times their mean. Queries are not divided by the root of their size, see
+    `unscaled_norm`."""
+    return RootMeanSquareNorm(torch.full((size,), size**-0.5, device=device), UNIT_EPSILON / size)
 
 
-@dataclass(frozen=True)
-class _Inputs:
-    """What rows bring to a state. queries: [n, value_heads, 1, key_size]. keys: [n, value_heads,
-    key_size]. values: times the share of the correction, [n, value_heads, 1, value_size]. losses:
-    what the state's own answer counts for in the correction, [n, value_heads, 1, 1]. decays: the
-    same shape."""
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    values: torch.Tensor
-    losses: torch.Tensor
-    decays: torch.Tensor
+def unscaled_norm(weight: torch.Tensor, epsilon: float, key_size: int) -> Norm:
+    """Return the norm of what queries read that are not divided by the root of `key_size`. The
+    factor is lost in a norm but for the epsilon, which takes its square."""
+    return RootMeanSquareNorm(weight, epsilon * key_size)
 
 
-def _move(
-    state: torch.Tensor,
-    inputs: _Inputs,
-    rows: range,
-    deltas: Sequence[torch.Tensor],
-    outputs: torch.Tensor,
-) -> None:
-    """Move a state, [value_heads, key_size, value_size], over rows one by one.
+class _Rows(NamedTuple):
+    """What rows bring to a state, a tensor for each row. queries, keys: [value_heads, 1, key_size].
+    values: times the share of the correction, [value_heads, 1, value_size]. losses: what the
+    state's own answer counts for in the correction, [value_heads, 1, 1]. decays: the same shape.
+    outputs: written to, [value_heads, 1, value_size]."""
 
-    deltas: where the correction of each row is written. outputs: written to, [n, value_heads,
-    value_size], of all rows."""
-    taken = slice(rows.start, rows.stop)
-    by_row = zip(
-        inputs.queries[taken].unbind(),
-        inputs.keys[taken, :, None].unbind(),
-        inputs.keys[taken, :, :, None].unbind(),
-        inputs.values[taken].unbind(),
-        inputs.losses[taken].unbind(),
-        inputs.decays[taken].unbind(),
-        deltas,
-        outputs[taken, :, None].unbind(),
-        strict=True,
-    )
-    for query, key, column, value, loss, decay, delta, output in by_row:
-        torch.addcmul(value, torch.bmm(key, state), loss, out=delta)
-        advance(state, column, delta, decay)
-        torch.bmm(query, state, out=output)
+    queries: Sequence[torch.Tensor]
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+    losses: Sequence[torch.Tensor]
+    decays: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+
+    def move(
+        self,
+        rows: range,
+        source: torch.Tensor,
+        state: torch.Tensor,
+        deltas: Sequence[torch.Tensor],
+    ) -> None:
+        """Write the state after these rows, [value_heads, key_size, value_size]. source: the state
+        before them. deltas: where the correction of each row is written."""
+        for row, delta in zip(rows, deltas, strict=True):
+            key = self.keys[row]
+            answer = torch.bmm(key, source)
+            torch.addcmul(self.values[row], answer, self.losses[row], value=-1, out=delta)
+            advance(source, state, key.mT, delta, self.decays[row])
+            torch.bmm(self.queries[row], state, out=self.outputs[row])
+            source = state

@@ -39,8 +39,10 @@ class RootMeanSquareNorm:
         self.eps = eps
         self._size = weight.shape[-1]
         self._is_cpu = weight.device.type == "cpu"
+        self._signs = torch.tensor([[1.0], [-1.0]], dtype=weight.dtype, device=weight.device)
         # One weight for all rows is applied by the kernel; the half that is cut off needs none.
-        self._inside = torch.cat((weight, torch.zeros_like(weight))) if weight.ndim == 1 else None
+        is_one = weight.ndim == 1
+        self._inside = torch.stack((weight, torch.zeros_like(weight))) if is_one else None
         self.weight_bytes = bytes_of(weight, self._inside)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
@@ -49,7 +51,18 @@ class RootMeanSquareNorm:
             weight = self.weight if self.weight.ndim == 1 else None
             normed = F.rms_norm(rows, (self._size,), weight, self.eps)
             return normed if weight is not None else normed * self.weight
-        doubled = torch.cat((rows, -rows), dim=-1)  # [..., 2 d]
-        normed = F.layer_norm(doubled, (2 * self._size,), self._inside, None, self.eps)
-        normed = normed[..., : self._size]
+        normed = self._on_processor(rows)
         return normed if self._inside is not None else normed * self.weight
+
+    def norm_(self, rows: torch.Tensor) -> None:
+        """Write the result to the rows themselves."""
+        if self._is_cpu and self._inside is None:
+            torch.mul(self._on_processor(rows), self.weight, out=rows)
+        else:
+            rows.copy_(self(rows))
+
+    def _on_processor(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the result without the weights of heads."""
+        doubled = rows.unsqueeze(-2) * self._signs  # [..., 2, d]
+        normed = torch.layer_norm(doubled, (2, self._size), self._inside, None, self.eps)
+        return normed.select(-2, 0)

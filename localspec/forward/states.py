@@ -209,6 +209,7 @@ class OrderedStates(States):
         super().__init__(shape, dtype, device)
         self.running = torch.zeros_like(self.settled)
         self._is_running_at: int | None = 0  # The length of the running states, None for none.
+        self._source = self.running
 
     @property
     def nbytes(self) -> int:
@@ -230,6 +231,11 @@ class OrderedStates(States):
     def rows(self, num_rows: int) -> StateRows:
         return self
 
+    def source(self, layer: int) -> torch.Tensor:
+        """Return the state of a layer before the rows of a forward of at most WIDEST rows; after
+        them the running one is there."""
+        return self._source[layer]
+
     def outputs(
         self, net: StateNet, layer: int, channels: torch.Tensor, gates: torch.Tensor
     ) -> torch.Tensor:
@@ -242,8 +248,7 @@ class OrderedStates(States):
             self._settle(self._num_pending)
         elif self._num_pending + num_rows > NUM_PENDING:
             self._settle(self._num_pending - WIDEST)
-        if num_rows <= WIDEST and not is_running:
-            self.running.copy_(self.settled)
+        self._source = self.running if is_running else self.settled
         self._is_running_at = None  # until `finish`
 
     def _advance(self, count: int) -> None:
@@ -255,26 +260,30 @@ class OrderedStates(States):
 
     def _replay(self, count: int) -> None:
         """Layer by layer in the shapes of a forward, so that a library takes the same kernels."""
-        for layer in range(self.shape.num_layers):
-            state = self.settled[layer]
-            keys = by_value_head(self.keys[layer, :count], self.shape.num_value_heads)
-            for key, delta, decay in zip(
-                keys, self.deltas[layer, :count], self.decays[layer, :count], strict=True
-            ):
-                advance(state, key[:, :, None], delta[:, None], decay[:, None, None])
+        keys = by_value_head(self.keys[:, :count], self.shape.num_value_heads)[..., None]
+        deltas, decays = self.deltas[:, :count, :, None], self.decays[:, :count, :, None, None]
+        of_layers = (part.unbind() for part in (self.settled, keys, deltas, decays))
+        for state, *parts in zip(*of_layers, strict=True):
+            for token in zip(*(part.unbind() for part in parts), strict=True):
+                advance(state, state, *token)
 
 
 def by_value_head(rows: torch.Tensor, num_value_heads: int) -> torch.Tensor:
-    """Rows of key heads, [n, key_heads, size], for each value head, [n, value_heads, size]. Value
-    heads that share a key head stand side by side."""
-    return rows.repeat_interleave(num_value_heads // rows.shape[1], dim=1)
+    """Return rows of key heads, [..., key_heads, size], for each value head,
+    [..., value_heads, size]. Value heads that share a key head stand side by side."""
+    return rows.repeat_interleave(num_value_heads // rows.shape[-2], dim=-2)
 
 
 def advance(
-    state: torch.Tensor, key: torch.Tensor, delta: torch.Tensor, decay: torch.Tensor
+    source: torch.Tensor,
+    state: torch.Tensor,
+    key: torch.Tensor,
+    delta: torch.Tensor,
+    decay: torch.Tensor,
 ) -> None:
-    """Move the state of a layer over one token: S = e^g S + k delta^T.
+    """Write the state of a layer after one token, e^g S + k delta^T.
 
-    state: written to, [value_heads, key_size, value_size]. key: [value_heads, key_size, 1]. delta:
-    [value_heads, 1, value_size]. decay: [value_heads, 1, 1]."""
-    state.mul_(decay).addcmul_(key, delta)
+    source: the state S before it, [value_heads, key_size, value_size]. state: written to, which may
+    be the source. key: [value_heads, key_size, 1]. delta: [value_heads, 1, value_size]. decay:
+    [value_heads, 1, 1]."""
+    torch.mul(source, decay, out=state).addcmul_(key, delta)

@@ -14,6 +14,8 @@ from tests.kit.families import small
 from tests.kit.tiny import with_cache
 
 PROMPT = [5, 3, 9, 2, 7, 1]
+VIEWS = ("view", "unbind", "narrow", "select.int", "slice.", "transpose", "permute", "expand",
+         "unsqueeze", "split", "alias", "t.", "chunk", "detach", "numpy_T")  # fmt: skip
 
 
 class Operators(TorchDispatchMode):
@@ -40,6 +42,10 @@ def counted(model: Decoder, tokens: list[int]) -> Counter[str]:
     return operators.counts
 
 
+def is_view(operator: str) -> bool:
+    return operator.removeprefix("aten.").startswith(VIEWS)
+
+
 def num_products(counts: Counter[str]) -> int:
     return sum(count for name, count in counts.items() if "_linear_pointwise" in name)
 
@@ -53,3 +59,17 @@ def test_a_step_of_a_mixture_reads_the_chosen_experts_alone(family: str) -> None
     apart = {"gpt_oss": 3, "qwen3_5_moe": 5}  # mixer in and out, router; a shared expert's two
     chosen = 2 * 2  # gate and up as one, and down, of two experts
     assert num_products(counts) == len(blocks) * (apart[family] + chosen) + 1
+
+
+# Operators of a step beside its products and views, by layer and for all layers together.
+MOST_OPERATORS = {"qwen3": (24, 10), "qwen3_5": (38, 20), "gemma4": (34, 26)}
+
+
+@pytest.mark.parametrize("family", MOST_OPERATORS)
+def test_a_step_runs_few_operators(family: str) -> None:
+    model = with_cache(small(family), 64)
+    model.forward(PROMPT)
+    counts = counted(model, [4])
+    computing = sum(count for name, count in counts.items() if not is_view(name))
+    of_layer, of_all = MOST_OPERATORS[family]
+    assert computing - num_products(counts) <= of_layer * len(model.weights.blocks) + of_all
