@@ -3,16 +3,16 @@
 The experts of a row are one feed-forward part: their outputs of gate and up stand side by side, and
 `down` sums over the inputs of all of them. Each row of a few is computed by itself, so every shape
 is fixed, a graph can hold the step, and a row has the same bits whatever runs beside it. A prompt,
-which no graph holds, goes through expert by expert, each for all rows that chose it: the host then
-waits once a layer, for the number of rows of each expert. With shapes of fixed size every expert
-would compute every row, 32 times the work where 8 of 256 are chosen.
+which no graph holds, goes through some experts at a time, as many as may be unpacked at once, each
+with the rows that chose it: the host then waits once a layer, for the number of rows of each. With
+shapes of fixed size every expert would compute every row, 32 times the work where 8 of 256 are
+chosen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import torch
 
@@ -72,22 +72,33 @@ class GatheredExperts:
     def _by_experts(
         self, rows: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor
     ) -> torch.Tensor:
-        """As `mixed`. A row's sum is in the order of the experts."""
-        numbers = torch.arange(self.gate_up.num_experts, device=rows.device)
-        counts = (chosen.view(-1, 1) == numbers).sum(0).tolist()  # the host waits
+        """As `mixed`: some experts at a time, those with the most rows first, each with as many
+        rows as the first of them. A row's sum is in the order of its shares."""
         order = chosen.flatten().argsort(stable=True)
-        places, shares = order // chosen.shape[1], shares.flatten()[order, None]
-        result = torch.zeros_like(rows)
-        bounds = pairwise(accumulate(counts, initial=0))
-        for expert, (start, end) in zip(torch.split(numbers, 1), bounds, strict=True):
-            if start == end:
+        numbers = torch.arange(self.gate_up.num_experts, device=rows.device)
+        counts, experts = (chosen.view(-1, 1) == numbers).sum(0).sort(descending=True, stable=True)
+        of_experts = torch.searchsorted(chosen.flatten()[order], experts)  # their first places
+        outputs = rows.new_zeros(order.shape[0] + 1, rows.shape[1])  # the last takes what fills up
+        step = min(self.gate_up.num_at_once, self.down.num_at_once)
+        for start, most in enumerate(counts.tolist()):  # the host waits
+            if most == 0 or start % step:
                 continue
-            at = places[start:end]
-            inner = self.gate_up.chosen(expert)(rows[at])
-            if self.gate_up_bias is not None:
-                inner = inner + self.gate_up_bias.index_select(0, expert)
-            output = self.down.chosen(expert)(self.activation(inner))
-            if self.down_bias is not None:
-                output = output + self.down_bias.index_select(0, expert)
-            result.index_add_(0, at, output * shares[start:end])
+            some = slice(start, start + step)
+            ranks = torch.arange(most, device=rows.device)
+            is_filled = ranks < counts[some, None]  # [k, most]
+            places = order[(of_experts[some, None] + ranks).clamp(max=order.shape[0] - 1)]
+            made = self._products(rows[places // chosen.shape[1]], experts[some])
+            at = places.where(is_filled, order.shape[0])
+            outputs.index_copy_(0, at.flatten(), made.flatten(0, 1))
+        by_row = outputs[:-1].view(*chosen.shape, -1)
+        return (by_row * shares[..., None]).sum(1)
+
+    def _products(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """What each of some experts makes of its own rows, [k, n, d]. rows: [k, n, d]."""
+        inner = self.gate_up.products(rows, experts)
+        if self.gate_up_bias is not None:
+            inner = inner + self.gate_up_bias.index_select(0, experts)[:, None]
+        result = self.down.products(self.activation(inner), experts)
+        if self.down_bias is not None:
+            result = result + self.down_bias.index_select(0, experts)[:, None]
         return result

@@ -48,9 +48,7 @@ class Int4Linear(QuantisedLinear):
         on_card: Any = kernels._weight_int4pack_mm
         on_cpu: Any = kernels._weight_int4pack_mm_for_cpu
         self._kernel = on_cpu if self.has_invariant_rows else on_card
-        self._order = (
-            None if self.has_invariant_rows else _order_on(packed.device, _tiles_of(packed))
-        )
+        self._unpacks = not self.has_invariant_rows
 
     @classmethod
     def of_weight(
@@ -62,7 +60,7 @@ class Int4Linear(QuantisedLinear):
         return layer
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        is_wide = self._order is not None and rows.shape[0] > FEW_ROWS
+        is_wide = self._unpacks and rows.shape[0] > FEW_ROWS
         product = self._wide_product(rows) if is_wide else self._product(rows)
         return product if self._bias is None else product + self._bias
 
@@ -75,16 +73,14 @@ class Int4Linear(QuantisedLinear):
 
     def _wide_product(self, rows: torch.Tensor) -> torch.Tensor:
         """The product with the unpacked weight, as many outputs at a time as fit the bound."""
-        assert self._order is not None
         step = max(1, UNPACKED_AT_ONCE // (TILE_ROWS * rows.shape[1]))  # tiles
         parts = list[torch.Tensor]()
         for start in range(0, self._packed.shape[0], step):
-            numbers = unpacked_numbers(self._packed[start : start + step], self._order)
-            outputs = slice(TILE_ROWS * start, TILE_ROWS * start + numbers.shape[0])
-            scales, middles = self._scales_and_zeros[:, outputs].transpose(0, 1).unbind(-1)
-            groups = (numbers - MIDDLE).view(*scales.shape, self.group_size).to(rows.dtype)
-            weight = groups * scales[..., None].to(rows.dtype) + middles[..., None].to(rows.dtype)
-            parts.append(F.linear(rows, weight.flatten(1)))
+            tiles = self._packed[start : start + step]
+            outputs = slice(TILE_ROWS * start, TILE_ROWS * (start + tiles.shape[0]))
+            scales_and_zeros = self._scales_and_zeros[:, outputs]
+            weight = unpacked_values(tiles, scales_and_zeros, rows.dtype)
+            parts.append(F.linear(rows, weight))
         return torch.cat(parts, -1)
 
     @torch.inference_mode()
@@ -108,6 +104,17 @@ def packed_parts(weight: Grouped, device: torch.device) -> tuple[torch.Tensor, t
     both = torch.stack((weight.scales, middles), -1)  # [out, groups, 2]
     scales_and_zeros = both.transpose(0, 1).contiguous().bfloat16().to(device)
     return _packed(weight.values, lowest, device), scales_and_zeros
+
+
+def unpacked_values(
+    packed: torch.Tensor, scales_and_zeros: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the weight, [out, in], of tiles as a GPU holds them. scales_and_zeros: of these
+    outputs, [groups, out, 2]."""
+    numbers = unpacked_numbers(packed, _order_on(packed.device, _tiles_of(packed)))
+    scales, middles = scales_and_zeros.transpose(0, 1).unbind(-1)
+    groups = (numbers - MIDDLE).view(*scales.shape, -1).to(dtype)
+    return (groups * scales[..., None].to(dtype) + middles[..., None].to(dtype)).flatten(1)
 
 
 def _packed(values: torch.Tensor, lowest: int, device: torch.device) -> torch.Tensor:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from localspec.core.errors import ModelError
+from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
 from localspec.weights import mxfp4, nf4
-from localspec.weights.int4 import Int4Linear, packed_parts
+from localspec.weights.int4 import Int4Linear, packed_parts, unpacked_values
 from localspec.weights.linear import Linear, PlainLinear, QuantisedLinear, bytes_of
 from localspec.weights.mxfp4 import Mxfp4Linear, OneRowLinear, turned
 from localspec.weights.stored import Dense, Grouped, Mxfp4, Mxfp4Tables, Nf4, Weight
@@ -27,12 +28,13 @@ Parts = tuple[torch.Tensor, ...]
 class StackFormat:
     """How matrices [out, in] of one kind are laid out. parts: the tensors of a matrix on the
     device. out_axes, in_axes: where outputs and inputs stand in each of them. layer: the linear
-    layer of such tensors."""
+    layer of such tensors. values: what they stand for, [out, in]."""
 
     parts: Callable[[Weight], Parts]
     out_axes: tuple[int, ...]
     in_axes: tuple[int, ...]
     layer: Callable[[Parts], Linear]
+    values: Callable[[Parts], torch.Tensor]
 
 
 class Stack(QuantisedLinear):
@@ -48,6 +50,7 @@ class Stack(QuantisedLinear):
         """first: like every matrix. of: their format."""
         self.error = 0.0
         self.kind, self.num_experts, self.is_summed = type(first), count, is_summed
+        self.num_weights = first.shape[0] * first.shape[1]
         self._format, self._axes = of, of.in_axes if is_summed else of.out_axes
         self._parts = tuple(
             part.new_empty((*part.shape[:axis], count, *part.shape[axis:]))
@@ -68,11 +71,35 @@ class Stack(QuantisedLinear):
 
     def chosen(self, experts: torch.Tensor) -> Linear:
         """Return the layer of some experts, in this order. experts: their numbers on the device."""
-        taken = (
-            part.index_select(axis, experts).flatten(axis, axis + 1)
+        return self._format.layer(self._taken(experts))
+
+    @property
+    def num_at_once(self) -> int:
+        """How many experts `products` may unpack together."""
+        return max(1, UNPACKED_AT_ONCE // self.num_weights)
+
+    def products(self, rows: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """Return the product of each of some experts with rows of its own, [k, n, out]. rows:
+        [k, n, in]. experts: [k]."""
+        count = experts.shape[0]
+        if count == 1:
+            return self.chosen(experts)(rows[0])[None]
+        values = self._format.values(self._taken(experts))
+        if self.is_summed:  # [out, k * in]
+            return torch.bmm(rows, values.view(values.shape[0], count, -1).permute(1, 2, 0))
+        return torch.bmm(rows, values.view(count, -1, values.shape[1]).mT)
+
+    def _taken(self, experts: torch.Tensor) -> Parts:
+        """Words of 8 bytes are copied, where a part consists of them: bytes take longer."""
+        return tuple(
+            _words(part).index_select(axis, experts).flatten(axis, axis + 1).view(part.dtype)
             for part, axis in zip(self._parts, self._axes, strict=True)
         )
-        return self._format.layer(tuple(taken))
+
+
+def _words(part: torch.Tensor) -> torch.Tensor:
+    is_whole = part.shape[-1] * part.element_size() % torch.int64.itemsize == 0
+    return part.view(torch.int64) if is_whole else part
 
 
 def stackable(weight: Weight, dtype: torch.dtype) -> Weight:
@@ -89,7 +116,11 @@ def format_of(weight: Weight, dtype: torch.dtype, device: torch.device) -> Stack
     """weight: as `stackable` returns it. dtype: of the rows."""
     if isinstance(weight, Grouped):
         return StackFormat(
-            lambda each: _groups(each, device), (0, 1), (1, 0), _of_groups(weight.group_size)
+            lambda each: _groups(each, device),
+            (0, 1),
+            (1, 0),
+            _of_groups(weight.group_size),
+            lambda parts: unpacked_values(parts[0], parts[1], dtype),
         )
     if isinstance(weight, Mxfp4):
         has_kernel = mxfp4.has_kernel(device)
@@ -99,10 +130,22 @@ def format_of(weight: Weight, dtype: torch.dtype, device: torch.device) -> Stack
             chosen = Mxfp4(*parts)
             return OneRowLinear(chosen, tables) if has_kernel else Mxfp4Linear(chosen, None, tables)
 
-        return StackFormat(_turned_blocks if has_kernel else _blocks, (0, 0), (1, 1), layer)
+        blocks = _turned_blocks if has_kernel else _blocks
+        values = lambda parts: Mxfp4(*parts).unpacked(tables)  # noqa: E731
+        return StackFormat(blocks, (0, 0), (1, 1), layer, values)
     if isinstance(weight, Nf4):
-        return StackFormat(_nf4, (0, 0), (1, 1), _of_nf4)
-    return StackFormat(_values, (0,), (1,), lambda parts: PlainLinear(parts[0], None))
+        return StackFormat(
+            _nf4,
+            (0, 0),
+            (1, 1),
+            lambda parts: nf4.stored_linear(_whole_nf4(parts), None),
+            lambda parts: _whole_nf4(parts).dense(dtype),
+        )
+    return StackFormat(_values, (0,), (1,), _plain_layer, lambda parts: parts[0])
+
+
+def _plain_layer(parts: Parts) -> Linear:
+    return PlainLinear(parts[0], None)
 
 
 def _values(weight: Weight) -> Parts:
@@ -126,11 +169,10 @@ def _nf4(weight: Weight) -> Parts:
     return weight.packed.view(num_out, -1), weight.scales.view(num_out, -1)
 
 
-def _of_nf4(parts: Parts) -> Linear:
+def _whole_nf4(parts: Parts) -> Nf4:
     packed, scales = parts
     shape = (packed.shape[0], 2 * packed.shape[1])
-    weight = Nf4(packed.reshape(-1, 1), scales.flatten(), shape, nf4.BLOCK, "nf4")
-    return nf4.stored_linear(weight, None)
+    return Nf4(packed.reshape(-1, 1), scales.flatten(), shape, nf4.BLOCK, "nf4")
 
 
 def _groups(weight: Weight, device: torch.device) -> Parts:

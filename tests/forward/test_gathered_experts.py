@@ -239,7 +239,6 @@ def on_card(family: str, capacity: int = 64) -> Decoder:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3_5_moe", "gemma4, experts beside", "gpt_oss"])
 def test_every_step_of_a_mixture_is_captured_and_none_waits_for_the_host(family: str) -> None:
-    """A prompt waits once a layer."""
     few = patch.multiple(graphs, COARSE_WIDTHS=(1, WIDEST), FINE_WIDTHS=())
     with few, fake_card() as traffic:
         model = CapturedDecoder(on_card(family), UncapturedPool())
@@ -248,7 +247,14 @@ def test_every_step_of_a_mixture_is_captured_and_none_waits_for_the_host(family:
         for width in (1, 5, WIDEST):
             model.forward(TEXT[:width], num_logits=1)
         assert not traffic.reads and not traffic.uploads
-        model.forward(TEXT[:20], num_logits=1)
+
+
+@pytest.mark.parametrize("family", ["gemma4, experts beside", "gpt_oss"])
+def test_a_prompt_waits_once_a_layer(family: str) -> None:
+    with fake_card(number=3.0) as traffic:  # rows of every expert
+        model = on_card(family)
+        traffic.clear()
+        assert model.forward(TEXT[:20], num_logits=1).shape == (1, 48)
         assert sum(traffic.reads.values()) == len(model.weights.blocks) and not traffic.uploads
 
 

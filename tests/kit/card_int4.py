@@ -16,6 +16,7 @@ from localspec.weights.tiles import TILE, TILE_ROWS, TILES, nibble_order, unpack
 def imitate_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pack and multiply weights of 4 bits in groups on the processor as a GPU does."""
     monkeypatch.setattr(int4, "_packed", _packed)
+    monkeypatch.setattr(int4, "_order_on", lambda device, tiles: _order(tiles))
     monkeypatch.setattr(torch.ops.aten, "_weight_int4pack_mm_for_cpu", _product)
 
 
@@ -33,12 +34,14 @@ def _tile(numbers: torch.Tensor, tiles: int) -> torch.Tensor:
     return (words - (words >> 31 << 32)).int()
 
 
+def _order(tiles: int) -> torch.Tensor:
+    return nibble_order(lambda tile: _tile(tile, tiles), tiles)
+
+
 def _product(
     rows: torch.Tensor, packed: torch.Tensor, group_size: int, scales_and_zeros: torch.Tensor
 ) -> torch.Tensor:
-    tiles = 2 * packed.shape[-1]
-    order = nibble_order(lambda tile: _tile(tile, tiles), tiles)
-    numbers: Any = unpacked_numbers(packed, order) - int4.MIDDLE  # [out, in]
+    numbers: Any = unpacked_numbers(packed, _order(2 * packed.shape[-1])) - int4.MIDDLE
     scales, middles = scales_and_zeros.float().transpose(0, 1).unbind(-1)
     weight = numbers * scales.repeat_interleave(group_size, 1)
     return rows.float() @ (weight + middles.repeat_interleave(group_size, 1)).T

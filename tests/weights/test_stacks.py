@@ -62,6 +62,16 @@ def test_chosen_experts_have_the_weights_of_layers_of_their_own(
     weights = weights_in(kind)
     stack = stack_for([[weight] for weight in weights], COUNT, kept, is_summed)
     values = values_of(stack)
+    rows = torch.randn(len(CHOSEN), 7, NUM_IN, generator=torch.Generator().manual_seed(1))
+    rows = rows.bfloat16().float()  # as the kernel for groups reads them
+    apart = torch.stack(
+        [
+            stack.chosen(torch.tensor([expert]))(each)
+            for expert, each in zip(CHOSEN, rows, strict=True)
+        ]
+    )
+    if not has_kernel(CPU) or not kind.startswith("nf4"):
+        assert torch.allclose(stack.products(rows, torch.tensor(CHOSEN)), apart, atol=1e-4)
     if kind != "8 bits":  # a layer of LLM.int8 rounds its scales
         layers = [linear_for([weights[expert]], [None], kept) for expert in CHOSEN]
         parts = [layer(torch.eye(NUM_IN)).T for layer in layers]

@@ -112,7 +112,5 @@ def test_a_gemma_head_of_another_target_is_refused_by_shape(tmp_path: Path) -> N
     case.write(tmp_path, target)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": 64}))
-    with pytest.raises(
-        ModelError, match="a target 64 wide with 40 tokens; this one is 32"
-    ):
+    with pytest.raises(ModelError, match="a target 64 wide with 40 tokens; this one is 32"):
         read_eagle(tmp_path, target)
