@@ -229,8 +229,9 @@ class RowAttention:
         for at in range(0, len(depths) * groups, tile.most):
             size = min(tile.most, len(depths) * groups - at)
             filled = torch.arange(at, at + size + -size % tile.multiple).clamp(max=at + size - 1)
-            positions = self._start + depths.start + filled // groups  # of each row
-            oldest, newest = int(positions[0]), int(positions[-1])
+            begin = self._start + depths.start
+            positions = filled // groups + begin  # of each row
+            oldest, newest = begin + at // groups, begin + (at + size - 1) // groups
             writes = path
             if writes is None:
                 writes = self._writes(written, newest + 1, written - self._start)
