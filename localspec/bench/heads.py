@@ -21,7 +21,7 @@ from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError
 from localspec.core.options import LoadOptions
 from localspec.formats.fingerprint import NOTE, require_trained_for
-from localspec.forward.heads.files import head_kind
+from localspec.formats.head_folder import head_kind
 from localspec.machine.sources import resolve
 from localspec.machine.trained import DRAFT, Artifact, read_artifact
 

@@ -22,8 +22,8 @@ from localspec.core.config import Settings, settings_for
 from localspec.core.errors import ConfigError, ModelError, StoreError
 from localspec.core.flags import listed_numbers, require_threads
 from localspec.core.options import LoadOptions
+from localspec.formats.head_folder import head_kind
 from localspec.forward.by_transformers import read_config
-from localspec.forward.heads.files import head_kind
 from localspec.forward.heads.mtp_files import ships_mtp
 from localspec.forward.model import kv_shape
 from localspec.loading.placement import Place, place_for

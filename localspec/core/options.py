@@ -99,7 +99,9 @@ class LoadOptions:
 
     profile: Annotated[str | None, Flag("A model family of profiles/models.")] = None
     model: Annotated[str | None, Flag("Target: a folder or a hub id.", "DIR_OR_ID")] = None
-    draft: Annotated[str | None, Flag("Draft model: a folder or a hub id.", "DIR_OR_ID")] = None
+    draft: Annotated[
+        str | None, Flag("Draft model or published head: a folder or a hub id.", "DIR_OR_ID")
+    ] = None
     drafter: Annotated[
         str | None, Flag("Who may draft: auto, off or a drafter's name.", "NAME")
     ] = None

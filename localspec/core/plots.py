@@ -112,7 +112,9 @@ def bars(axes: Axes, names: Sequence[str], groups: Sequence[Group]) -> str:
     digits = _digits(values, axes.y_digits, width * (share if len(names) > 1 else 1.0))
     level = 0.0 if axes.line is None else frame.y(axes.line)
     for place, group in enumerate(groups):
-        middle, y = frame.x(place + 0.5), frame.bottom + 16
+        half = LETTER * max(map(len, labels[place])) / 2
+        middle = min(max(frame.x(place + 0.5), half), axes.width - half)
+        y = frame.bottom + 16
         for at, line in enumerate(labels[place]):
             parts += [_text(middle, y + LINE * at, line, "middle")] if line else []
         begin = place + 0.5 - share * len(names) / 2
@@ -135,13 +137,20 @@ def _digits(values: Sequence[float], digits: int, room: float) -> int | None:
 
 
 def _labels_below(labels: Sequence[str], width: int) -> list[list[str]]:
-    """Each label in lines that fit beside the others. Where a word is too long for that, every
-    second label begins below its neighbours, and each has half as much room again."""
+    """Each label in lines that fit beside the others. Where a word is too long for that, labels
+    take turns on two or more levels, as many as give the word room: labels of one level then stand
+    that many groups apart, and half a group lies free between them."""
     room = (width - LEFT - RIGHT) / len(labels) / LETTER
-    is_tight = max(len(word) for one in labels for word in _wrapped(one, 1)) > room
-    lines = [_wrapped(one, int(1.5 * room if is_tight else room)) for one in labels]
-    lower = [""] * max(map(len, lines[::2])) if is_tight else []
-    return [[*lower * (place % 2), *one] for place, one in enumerate(lines)]
+    longest = max(len(word) for label in labels for word in _wrapped(label, 1))
+    num_levels = 1 if longest <= room else max(2, math.ceil(longest / room + 0.5))
+    wide = room if num_levels == 1 else (num_levels - 0.5) * room
+    lines = [_wrapped(label, int(wide)) for label in labels]
+    above = list[str]()  # empty lines before the labels of a level
+    starts = [above]
+    for level in range(num_levels - 1):
+        above = [*above, *[""] * max(map(len, lines[level::num_levels]))]
+        starts.append(above)
+    return [[*starts[place % num_levels], *label] for place, label in enumerate(lines)]
 
 
 def _wrapped(label: str, room: int) -> list[str]:

@@ -119,7 +119,7 @@ def native_settings(found: ModelFolder, context_length: int) -> DecoderSettings:
     if family in ASSISTANTS:
         raise ModelError(
             f"{found.name} drafts for a Gemma 4 and writes nothing by itself. Choose the model "
-            "that it was made for, and name this folder with --heads."
+            "that it was made for, and name this folder with --draft."
         )
     if family not in NATIVE:
         raise NotNative(f"its family, {family}, is not native")

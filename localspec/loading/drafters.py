@@ -338,7 +338,7 @@ def heads_of(source: Model) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]
     """The first folder of each kind, and a status for each that is no head or another target's. A
     target that ships modules of its own brings them along."""
     from localspec.formats.fingerprint import require_trained_for
-    from localspec.forward.heads.files import head_kind
+    from localspec.formats.head_folder import head_kind
     from localspec.forward.heads.mtp_files import ships_mtp
 
     found, odd = dict[str, Path](), list[DrafterStatus]()

@@ -55,7 +55,7 @@ from localspec.loading.torch_start import quiet_torch
 from localspec.machine.hardware import free_bytes_now, hardware_for, probe
 from localspec.machine.model import Model
 from localspec.machine.nvml import NO_LIBRARY, energy_counter
-from localspec.machine.sources import resolve
+from localspec.machine.sources import resolve, with_head_as_draft
 
 if TYPE_CHECKING:
     from localspec.controller.controller import Controller
@@ -156,6 +156,7 @@ def _opened(
     from localspec.engine.engine import Engine
     from localspec.formats.fingerprint import fingerprint
 
+    options = with_head_as_draft(options, report)
     template_process()  # starts beside the import of torch
     torch = quiet_torch(report, options.kernels)
     begun = _begun(options, report, past, beside_page, torch)

@@ -20,6 +20,7 @@ from localspec.core.errors import ConfigError, ModelError
 from localspec.core.options import LoadOptions
 from localspec.formats.folder_files import name_of, require_whole, weight_files
 from localspec.formats.gguf_file import parts_of
+from localspec.formats.head_folder import is_head
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.fetch import fetch
@@ -180,10 +181,18 @@ def is_whole(folder: Path) -> bool:
     """Whether it lacks no part of a model. The hub's client itself knows this only of what it
     fetched whole: other programs leave single files in the same cache."""
     try:
-        require_whole(folder)
+        _require_whole(folder)
     except ModelError:
         return False
     return True
+
+
+def _require_whole(folder: Path) -> None:
+    """Raise ModelError for a folder that lacks a part. A head needs no tokenizer."""
+    if is_head(folder):
+        weight_files(folder)
+    else:
+        require_whole(folder)
 
 
 # -- what to load ---------------------------------------------------------------------------
@@ -194,6 +203,7 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Model:
     whose fault says why it cannot be, one foreign draft that needs no download, and heads.
 
     say: called with a phrase on what is being fetched. Raises ModelError, ConfigError."""
+    options = with_head_as_draft(options, say)
     settings = settings_for(options.home)
     profiles = load_profiles(settings.profile_folders)
     name = options.model or DEMO
@@ -232,6 +242,18 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Model:
             raise  # it was named
         chosen = Model(draft, fault=str(error))
     return replace(target, drafts=(chosen,))
+
+
+def with_head_as_draft(options: LoadOptions, say: Say = lambda phrase: None) -> LoadOptions:
+    """Return the options with the draft among the heads where it names a head: people take what
+    drafts for a draft model. Raises ModelError."""
+    if options.draft is None:
+        return options
+    profiles = load_profiles(settings_for(options.home).profile_folders)
+    path = _on_disk(options.draft, in_profiles(options.draft, profiles), options, say).path
+    if path is None or not is_head(path):
+        return options
+    return replace(options, draft=None, heads=(*options.heads, str(path)))
 
 
 def _own_head(place: str) -> Path:
@@ -308,7 +330,7 @@ def _fetched(hub_id: str, say: Say) -> Path:
     finally:
         constants.HF_HUB_OFFLINE = was_offline
     try:
-        require_whole(folder)
+        _require_whole(folder)
     except ModelError as error:
         raise ModelError(f"What the hub has of {hub_id} cannot be loaded. {error}") from error
     return folder

@@ -22,7 +22,7 @@ import torch
 from localspec.core.errors import LocalspecError, MemoryShortage, ModelError
 from localspec.core.speculation import expected_tokens
 from localspec.formats.fingerprint import require_trained_for
-from localspec.forward.heads.files import is_published
+from localspec.formats.head_folder import is_published
 from localspec.loading.placement import Place, refuse_shortage
 from localspec.training.draft import DraftRecipe, load_draft
 from localspec.training.recipe import Recipe, load_recipe

@@ -111,7 +111,7 @@ def run_with(engines: OtherEngines, *words: str) -> Ended:
 def test_without_flags_the_comparison_is_what_it_was(bench_calls: list[Any]) -> None:
     assert run().exit_code == 0
     (_, settings), *_ = bench_calls
-    assert settings.arms == ("off", "ngram", "draft_model", "self_quant", "auto")
+    assert settings.arms == ("off", "ngram", "draft_model", "self_quant", "mtp", "auto")
     assert (settings.temperatures, settings.max_tokens, settings.limit) == ((0.0,), 64, None)
 
 

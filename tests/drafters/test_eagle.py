@@ -13,9 +13,10 @@ from localspec.core.errors import ModelError
 from localspec.drafters.eagle import EagleDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
+from localspec.formats.head_folder import CONFIG
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle_files import read_eagle
-from localspec.forward.heads.files import CONFIG, WEIGHTS
+from localspec.forward.heads.files import WEIGHTS
 from localspec.forward.tree import depths
 from tests.kit.random_eagle import write_random
 from tests.kit.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache

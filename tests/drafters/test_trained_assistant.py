@@ -89,14 +89,15 @@ def prompt_of(folder: Path) -> list[int]:
 
 
 @pytest.mark.usefixtures("own_home")
-def test_trained_assistant_drafts_in_a_chat(
+def test_trained_assistant_that_is_named_as_the_draft_drafts_in_a_chat(
     trained_pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     target, folder = trained_pair
     options = LoadOptions(
-        model=str(target), heads=(str(folder),), context=256, dtype="fp32", home=tmp_path
+        model=str(target), draft=str(folder), context=256, dtype="fp32", home=tmp_path
     )
     backend = open_local_backend(options, None, lambda phrase: None)
+    assert not [each for each in backend.describe().notices if "asked for" in each]
     question, answer = next(iter(DIALOGUES.items()))
     request = Request((Message("user", question),), max_tokens=48, drafter="assistant")
     replies = {}

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from localspec.core.config import PROJECT_FOLDER
 from localspec.formats.gguf_file import read_header
+from localspec.formats.head_folder import head_kind
 from localspec.forward.heads.eagle_files import read_eagle
-from localspec.forward.heads.files import head_kind
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import opened_gguf
 from tests.endurance.fuzzing import copied, fuzz, load_and_answer, mutated, twisted

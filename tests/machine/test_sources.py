@@ -241,6 +241,25 @@ def test_a_draft_that_cannot_be_had_is_a_reason_unless_it_was_named(
         resolve(LoadOptions(profile=profile, draft=DRAFT))
 
 
+def test_head_that_is_named_as_the_draft_is_a_head(
+    source_hub: HubStub, client_cache: Path, profile: str, tmp_path: Path
+) -> None:
+    """A published one without a tokenizer, of a folder and of the hub."""
+    published = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    found = resolve(LoadOptions(profile=profile, draft=str(tmp_path)))
+    assert found.heads == (tmp_path,)
+    assert found.draft is not None and found.draft.name == DRAFT, "the usual draft stays"
+    folder = tmp_path / "assistant"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "gemma4_assistant"}))
+    shutil.copy(source_hub.models[DRAFT] / "model.safetensors", folder)
+    source_hub.models = {**source_hub.models, "maker/assistant": folder}
+    for _ in range(2):  # fetched, then from the cache
+        found = resolve(LoadOptions(profile=profile, draft="maker/assistant"))
+        assert [folder.is_dir() for folder in found.heads] == [True]
+
+
 @pytest.fixture(scope="module")
 def qwen(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3's shape in small, in several files, with Qwen's tokenizer as published."""

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from localspec.core.errors import ModelError, first_line
 from localspec.formats.decoder_settings import HARMLESS, DecoderSettings, settings_of
+from localspec.formats.head_folder import architectures
 from localspec.formats.rotation_settings import Incomplete, NotNative
-from localspec.forward.heads.files import HeadSettings, TargetSizes, architectures
+from localspec.forward.heads.files import HeadSettings, TargetSizes
 
 KIND = "block"
 EMBEDDING = -2  # A layer that is read: the embedding, before the first block.

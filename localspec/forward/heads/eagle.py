@@ -24,11 +24,7 @@ from localspec.forward.heads.autoregressive import (
     Layer,
     Network,
 )
-from localspec.forward.heads.files import (
-    HeadSettings,
-    Shapes,
-    TargetSizes,
-)
+from localspec.forward.heads.files import HeadSettings, Shapes, TargetSizes
 from localspec.forward.heads.layer import (
     HeadLayer,
     LayerShape,

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from localspec.core.errors import first_line
+from localspec.formats.head_folder import PUBLISHED_CONFIG, architectures, is_published
 from localspec.formats.rotation_settings import Incomplete, NotNative, rotation_of
 from localspec.forward.builder import Builder
 from localspec.forward.features import LAST
@@ -37,13 +38,10 @@ from localspec.forward.heads.eagle import (
 )
 from localspec.forward.heads.ends import embedding_of, output_of, target_ids
 from localspec.forward.heads.files import (
-    PUBLISHED_CONFIG,
     HeadSettings,
     Shapes,
     TargetSizes,
     TensorLayout,
-    architectures,
-    is_published,
     published_tensors,
     read_head,
     read_published,

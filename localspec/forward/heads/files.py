@@ -23,13 +23,12 @@ from safetensors.torch import load_file, save_file
 
 from localspec.core.errors import ModelError
 from localspec.core.files import replacing
-from localspec.formats.folder_files import INDEX, SINGLE, read_object, weight_files
-from localspec.formats.native import ASSISTANTS
+from localspec.formats.folder_files import INDEX, SINGLE, weight_files
+from localspec.formats.head_folder import CONFIG, PUBLISHED_CONFIG, own_config, read_head_object
 from localspec.formats.safetensors_file import check_safetensors
 from localspec.forward.model import LanguageModel
 
-CONFIG, WEIGHTS = "head.json", "head.safetensors"
-PUBLISHED_CONFIG = "config.json"
+WEIGHTS = "head.safetensors"
 PICKLES = ("*.bin", "*.pt", "*.pth")
 TRAINED = ("eagle", "medusa", "mtp")  # Kinds of heads that localspec trains.
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -120,69 +119,9 @@ def write_head(
         part.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def is_published(folder: Path) -> bool:
-    """Whether a folder is not in our format."""
-    return (folder / PUBLISHED_CONFIG).is_file() and not (folder / CONFIG).is_file()
-
-
-def head_kind(folder: Path) -> str:
-    """What kind of head a folder holds: ours by its `kind`, a published one by its config. Raises
-    ModelError for anything else."""
-    if not is_published(folder):
-        return str(_config(folder).get("kind"))
-    config = _read_object(folder / PUBLISHED_CONFIG)
-    if config.get("model_type") in ASSISTANTS:
-        return "assistant"
-    if is_block_drafter(config):
-        return "block"
-    layout = _unread_layout(config)
-    if layout is not None:
-        raise ModelError(
-            f"{folder.name} holds a head in the layout of {layout}, which is not read yet. Choose "
-            "a Medusa head, an EAGLE head in the layout of SafeAILab (one layer, `midlayer` or "
-            "`layers.0`), an EAGLE-3 in that of SpecForge, AngelSlim, speculators or DeepSpec, or "
-            "a DFlash or DSpark of z-lab, DeepSpec or speculators, or train one: "
-            "python -m localspec train eagle."
-        )
-    if config.get("speculators_model_type") == "eagle3":
-        return "eagle"
-    if "medusa_num_heads" in config:
-        return "medusa"
-    if config.get("num_hidden_layers") == 1:  # EAGLE's one layer has the model type of its target
-        return "eagle"
-    raise ModelError(
-        f"{folder.name} is no head that localspec knows: it holds neither {CONFIG} nor the config "
-        "of a Medusa or an EAGLE head. Choose another folder for --heads."
-    )
-
-
-def architectures(config: Mapping[str, Any]) -> list[str]:
-    """Return the classes that a config names."""
-    return [str(name) for name in config.get("architectures") or ()]
-
-
-def is_block_drafter(config: Mapping[str, Any]) -> bool:
-    """True for a published config of a drafter that guesses a block of tokens at once."""
-    if config.get("speculators_model_type") in ("dflash", "dspark"):
-        return True
-    is_deepspec = any("DSpark" in name for name in architectures(config))
-    return is_deepspec or "dflash_config" in config
-
-
-def _unread_layout(config: Mapping[str, Any]) -> str | None:
-    """The name of a published layout that is known and not read."""
-    kind = config.get("speculators_model_type")
-    if kind != "eagle3" and (kind is not None or "speculators_version" in config):
-        return f"speculators ({kind or 'of an old version'})"
-    names = " ".join(architectures(config))
-    if "DFlash" in names:
-        return "DFlash without a dflash_config"
-    return "P-EAGLE" if "PEagle" in names else None
-
-
 def read_head(folder: Path, kind: str, sizes: TargetSizes) -> HeadFiles:
     """The head in `folder`, made for a target of these sizes. Raises ModelError."""
-    config = _config(folder)
+    config = own_config(folder)
     if config.get("kind") != kind:
         raise ModelError(
             f"{folder.name} holds a head of the kind {config.get('kind')!r}, not {kind!r}. "
@@ -275,17 +214,6 @@ def take_published(
     }
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    if not (folder / CONFIG).is_file():
-        raise ModelError(f"There is no head at {folder} ({CONFIG} is missing).")
-    return _read_object(folder / CONFIG)
-
-
 def read_published(folder: Path, kind: str) -> HeadSettings:
     """The config of a published head. Raises ModelError."""
-    return HeadSettings(_read_object(folder / PUBLISHED_CONFIG), kind, folder)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    unreadable = f"{path} cannot be read. Check the folder's permissions."
-    return read_object(path, unreadable, "Fetch or train the head again.")
+    return HeadSettings(read_head_object(folder / PUBLISHED_CONFIG), kind, folder)

@@ -18,13 +18,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from localspec.formats.head_folder import PUBLISHED_CONFIG, is_published
 from localspec.forward.heads.files import (
-    PUBLISHED_CONFIG,
     HeadSettings,
     Shapes,
     TargetSizes,
     TensorLayout,
-    is_published,
     read_head,
     read_published,
     read_tensors,

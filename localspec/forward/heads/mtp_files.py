@@ -27,13 +27,14 @@ from localspec.formats.folder_files import (
 from localspec.formats.gguf_file import GGUFHeader, read_header
 from localspec.formats.gguf_layers import MTP_ALONE, MTP_COUNT, count_layers
 from localspec.formats.gguf_settings import tensor_names
+from localspec.formats.head_folder import is_published
 from localspec.formats.noted_settings import NotedSettings
 from localspec.formats.rotation_settings import NotNative
 from localspec.formats.safetensors_file import tensor_shapes as tensor_shapes_in
 from localspec.forward.builder import Builder
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import HeadParts, OutputHead
-from localspec.forward.heads.files import Shapes, TargetSizes, is_published, read_head, take
+from localspec.forward.heads.files import Shapes, TargetSizes, read_head, take
 from localspec.forward.heads.layer import BlockLayer
 from localspec.forward.heads.mtp import KIND, MtpNetwork, read_shape, tensor_shapes
 from localspec.forward.load import native_settings

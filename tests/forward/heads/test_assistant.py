@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from localspec.core.errors import ModelError
+from localspec.formats.head_folder import head_kind
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.assistant import Assistant, read_assistant
-from localspec.forward.heads.files import head_kind
 from localspec.forward.load import load_model
 from tests.kit.assistants import reference_steps, save_assistant, shared_keys
 from tests.kit.families import assert_close, small

@@ -10,9 +10,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from localspec.core.errors import ModelError
+from localspec.formats.head_folder import head_kind
 from localspec.forward.heads.block_files import read_block
 from localspec.forward.heads.block_layout import EMBEDDING, BlockLayout, layout_of
-from localspec.forward.heads.files import HeadSettings, TargetSizes, head_kind
+from localspec.forward.heads.files import HeadSettings, TargetSizes
 from tests.kit.random_block import config_for, write_random
 from tests.kit.tiny import tiny_llama, with_cache
 

@@ -20,10 +20,10 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from localspec.core.errors import ModelError
+from localspec.formats.head_folder import head_kind
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle_files import read_eagle
-from localspec.forward.heads.files import head_kind
 from tests.kit.heads import change_config
 from tests.kit.random_eagle import write_random
 from tests.kit.tiny import HIDDEN_SIZE, VOCAB_SIZE, tiny_llama, with_cache

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from localspec.core.errors import ModelError
+from localspec.formats.head_folder import head_kind
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle_files import read_eagle
-from localspec.forward.heads.files import head_kind
 from tests.kit.parity import CAPACITY, Case, MadeUpTarget, cases, largest_error, target_of, text
 
 FILES = sorted((Path(__file__).parent / "parity").glob("eagle_*.safetensors"))

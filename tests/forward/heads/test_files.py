@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localspec.core.errors import ModelError
+from localspec.formats.head_folder import head_kind
 from localspec.forward.heads.eagle_files import read_eagle
-from localspec.forward.heads.files import WEIGHTS, head_kind
+from localspec.forward.heads.files import WEIGHTS
 from localspec.forward.heads.medusa import read_medusa
 from localspec.forward.heads.mtp_files import read_mtp
 from localspec.training.recipe import make_recipe

@@ -11,12 +11,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 from localspec.core.errors import ModelError
+from localspec.formats.head_folder import PUBLISHED_CONFIG
 from localspec.forward.decoder import Decoder
-from localspec.forward.heads.files import (
-    PUBLISHED_CONFIG,
-    TargetSizes,
-    write_head,
-)
+from localspec.forward.heads.files import TargetSizes, write_head
 from localspec.forward.heads.medusa import (
     KIND,
     PUBLISHED_WEIGHTS,
