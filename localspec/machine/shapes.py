@@ -234,7 +234,7 @@ class ModelShape:
         num_params += head if is_copied else 0
         in_full: Precision = precision if precision in FULL_BYTES else full
         shrunk, held = (0, 0) if precision in FULL_BYTES else self._shrunk(precision, device, full)
-        experts, of_experts = self._kept_experts(precision) if has_experts else (0, 0)
+        experts, of_experts = self._kept_experts(precision, device, full) if has_experts else (0, 0)
         shrunk, held = shrunk + experts, held + of_experts
         if precision == "4-bit-head":
             shrunk += head if is_copied or not self.is_tied else 0
@@ -252,7 +252,7 @@ class ModelShape:
         tables = self.table_params * FULL_BYTES["fp32" if is_wide else "bf16"]
         if not has_experts:
             return tables
-        count, held = self._kept_experts(precision)
+        count, held = self._kept_experts(precision, "cpu", full)
         return tables + held + (self.expert_params - count) * FULL_BYTES[full]
 
     def loading_bytes(self, precision: Precision, full: Precision, device: str) -> int:
@@ -264,13 +264,17 @@ class ModelShape:
         head, tables = self.vocab_size * self.hidden_size, 1 if self.is_tied else 2
         return tables * head * FULL_BYTES[full] - int((tables - 1) * head * NF4_BYTES)
 
-    def _kept_experts(self, precision: Precision) -> tuple[int, int]:
+    def _kept_experts(
+        self, precision: Precision, device: str = "cuda", full: Precision = "bf16"
+    ) -> tuple[int, int]:
         """How many weights of experts are kept in fewer bits, and their bytes."""
         if self.keeps_mxfp4:
             return self.expert_params, int(MXFP4_BYTES * self.expert_params)
         if not self.has_4_bit_experts or not precision.startswith("4"):
             return 0, 0
-        return self.expert_params, int(NF4_BYTES * self.expert_params)
+        has_groups = self.count_in_groups(device, full) > 0
+        each = 0.5 + 2 * FULL_BYTES["bf16"] / self.group_size if has_groups else NF4_BYTES
+        return self.expert_params, int(each * self.expert_params)
 
     def _layer_bytes(self, full: Precision, device: str) -> int:
         """Of a weight in a layer that is not quantised."""

@@ -113,7 +113,7 @@ def unpacked_values(
     outputs, [groups, out, 2]."""
     numbers = unpacked_numbers(packed, _order_on(packed.device, _tiles_of(packed)))
     scales, middles = scales_and_zeros.transpose(0, 1).unbind(-1)
-    groups = (numbers - MIDDLE).view(*scales.shape, -1).to(dtype)
+    groups = numbers.view(*scales.shape, -1).to(dtype) - MIDDLE
     return (groups * scales[..., None].to(dtype) + middles[..., None].to(dtype)).flatten(1)
 
 

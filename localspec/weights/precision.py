@@ -65,9 +65,13 @@ class Precision:
 
     @property
     def of_experts(self) -> Precision:
-        """How experts are kept: LLM.int8 would wait for the device at every one of them."""
+        """How experts are kept. LLM.int8 would wait for the device at every one of them. What a
+        file holds in more than 4 bits beside groups is rounded to 4 on a processor too: a mixture
+        is nearly all experts."""
         kept = self.elsewhere or self
-        return kept.whole if kept.kind == "llm.int8" else kept
+        if kept.kind == "llm.int8":
+            return kept.whole
+        return replace(kept, kind="int4") if kept.keeps_groups else kept
 
     @property
     def stacks_experts(self) -> bool:

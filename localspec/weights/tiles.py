@@ -14,7 +14,6 @@ import torch
 TILE = 16  # Inputs in a tile of the layout.
 TILES = (8, 4, 2)  # Tiles of inputs that it may put together, the preferred count first.
 TILE_ROWS = 8  # Outputs in a tile of the layout.
-NIBBLES = 8  # Numbers in a 32-bit word.
 DIGITS = 3  # Digits to the base of 16 of a place in the largest tile, of 1,024 numbers.
 
 Pack = Callable[[torch.Tensor], torch.Tensor]
@@ -33,7 +32,8 @@ def nibble_order(pack: Pack, num_tiles: int) -> torch.Tensor:
 
 
 def unpacked_numbers(packed: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Return the numbers of packed tiles, [out, in]. packed: [out / TILE_ROWS, n, ...] int32."""
+    """Return the numbers of packed tiles, [out, in] uint8. packed: [out / TILE_ROWS, n, ...] int32,
+    of a machine whose first byte of a word is the lowest."""
     num_rows, num_columns = packed.shape[:2]
     nibbles = _nibbles(packed).view(num_rows, num_columns, -1)[..., order]
     tiles = nibbles.view(num_rows, num_columns, TILE_ROWS, -1)
@@ -41,5 +41,5 @@ def unpacked_numbers(packed: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def _nibbles(words: torch.Tensor) -> torch.Tensor:
-    shifts = torch.arange(0, 4 * NIBBLES, 4, dtype=torch.int32, device=words.device)
-    return words.unsqueeze(-1) >> shifts & 15
+    halves = words.contiguous().view(torch.uint8)
+    return torch.stack((halves & 15, halves >> 4), -1)

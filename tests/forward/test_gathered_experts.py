@@ -20,13 +20,14 @@ from localspec.forward.experts_beside import ExpertsBeside, SharedExpert
 from localspec.forward.gathered_experts import GatheredExperts
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.load import load_model
+from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
 from localspec.weights import mxfp4, nf4
 from localspec.weights.library import bitsandbytes
-from localspec.weights.linear import FEW_ROWS
+from localspec.weights.linear import FEW_ROWS, Linear
 from localspec.weights.nf4 import Nf4Linear
 from localspec.weights.precision import Precision
-from localspec.weights.stored import Dense, Grouped, Mxfp4, Nf4
+from localspec.weights.stored import Grouped, Mxfp4, Nf4
 from tests.kit.card_int4 import imitate_card
 from tests.kit.decoders import layers_of, weights_of
 from tests.kit.fake_card import CUDA, fake_card, fake_module, memory_of_card
@@ -211,17 +212,18 @@ def test_a_gguf_file_keeps_its_experts_in_its_own_groups(
     folder, values = mixture_as_gguf(tmp_path)
     opened = load_model(folder, FP32, CPU, 64, 4)
     part = mixture_of(opened.model.weights.blocks[0])
-    # A processor unpacks Q6_K; a card rounds it to 4 bits.
-    assert (part.gate_up.kind, part.down.kind) == (Grouped, Dense)
+    assert (part.gate_up.kind, part.down.kind) == (Grouped, Grouped), "Q6_K is rounded"
     begin = "model.layers.0.mlp.experts."
     for chosen in range(3):
         layer = part.gate_up.chosen(torch.tensor([chosen]))
         halves = [values[f"{begin}{half}_proj.weight"][chosen] for half in ("gate", "up")]
-        assert float((layer(torch.eye(256)).T - torch.cat(halves)).norm()) < 0.01 * float(
-            torch.cat(halves).norm()
-        )
-        down = part.down.chosen(torch.tensor([chosen]))(torch.eye(256)).T
-        assert torch.equal(down, values[f"{begin}down_proj.weight"][chosen])
+        down = part.down.chosen(torch.tensor([chosen]))
+        off = _off(layer, torch.cat(halves)), _off(down, values[f"{begin}down_proj.weight"][chosen])
+        assert off[0] < 0.01 < off[1] < 0.1
+
+
+def _off(layer: Linear, wanted: torch.Tensor) -> float:
+    return float((layer(torch.eye(256)).T - wanted).norm() / wanted.norm())
 
 
 # -- a card ----------------------------------------------------------------------------------
@@ -299,6 +301,8 @@ def test_a_card_rounds_the_experts_of_a_gguf_file_that_are_in_more_bits(tmp_path
         part = mixture_of(opened.model.weights.blocks[0])
         assert (part.gate_up.kind, part.down.kind) == (Grouped, Grouped)
         assert part.gate_up.weight_bytes + part.down.weight_bytes == 3 * 3 * 256 * 256 * 5 / 8
+        planned, _ = shape_from_folder(folder).loaded_bytes("4-bit", "bf16", 64, "cuda")
+        assert opened.model.weight_bytes == pytest.approx(planned, rel=0.05)
         traffic.clear()
         assert opened.model.forward(TEXT[:5]).shape == (5, 64)
         assert not traffic.reads and not traffic.uploads

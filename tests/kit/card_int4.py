@@ -41,7 +41,7 @@ def _order(tiles: int) -> torch.Tensor:
 def _product(
     rows: torch.Tensor, packed: torch.Tensor, group_size: int, scales_and_zeros: torch.Tensor
 ) -> torch.Tensor:
-    numbers: Any = unpacked_numbers(packed, _order(2 * packed.shape[-1])) - int4.MIDDLE
+    numbers: Any = unpacked_numbers(packed, _order(2 * packed.shape[-1])).float() - int4.MIDDLE
     scales, middles = scales_and_zeros.float().transpose(0, 1).unbind(-1)
     weight = numbers * scales.repeat_interleave(group_size, 1)
     return rows.float() @ (weight + middles.repeat_interleave(group_size, 1)).T
