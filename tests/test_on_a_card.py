@@ -31,7 +31,7 @@ from localspec.engine.engine import Engine
 from localspec.forward import graphs
 from localspec.forward.cache import WIDEST, KVCache, native_cache
 from localspec.forward.decoder import Decoder, kv_shape_of
-from localspec.forward.graphs import CapturedDecoder, Work, shapes
+from localspec.forward.graphs import CapturedDecoder, Work, buckets, shapes
 from localspec.forward.load import load_model
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
@@ -263,6 +263,25 @@ def test_every_graph_body_stays_on_the_card() -> None:
         assert len(step.captured) == len(shapes(64)) and pool.num_captures > len(step.captured)
         logits = step.forward([1, 2, 3], [-1, 0, 0])
         assert (logits.shape, logits.dtype, logits.device) == ((3, 64), torch.float32, CUDA)
+
+
+@pytest.mark.slow
+def test_the_graph_body_of_a_block_stays_on_the_card() -> None:
+    """One graph holds a block with the new rows of its context, whatever their number is."""
+    heads = {"block": head_for("block", target_module)}
+    with fake_card() as traffic:
+        pool = WatchedPool(traffic)
+        parts = Parts(on_card(1), heads=heads, pool=pool)
+        drafter = drafter_on("block", parts)
+        (graphs_of_block,) = drafter.captures
+        assert list(graphs_of_block.capture()) == [], "nothing has run yet"
+        engine = Engine(parts.target, {"block": drafter})
+        sequence = engine.start(PROMPT, GREEDY, 64, frozenset())
+        engine.prefill(sequence, threading.Event())
+        drafter.propose(sequence, DraftPlan("block", LENGTH))
+        num_graphs = len(buckets(drafter._block.cache.num_slots))
+        assert len(list(graphs_of_block.capture())) == num_graphs
+        assert graphs_of_block.notice is None and pool.num_captures == num_graphs
 
 
 def hybrid_on_card(num_layers: int = 4, capacity: int = 96) -> Decoder:

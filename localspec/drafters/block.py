@@ -17,9 +17,11 @@ from localspec.core.decoding import DraftPlan, Proposal, Sequence
 from localspec.drafters.drafting import Drafting
 from localspec.drafters.head_drafter import ChainDrafter
 from localspec.drafters.parts import Parts
-from localspec.forward.heads.block import BlockHead, BlockParts
+from localspec.forward.graphs import Capturing, GraphPool
+from localspec.forward.heads.block import BlockHead
 from localspec.forward.heads.block_files import read_block
 from localspec.forward.heads.block_layout import KIND
+from localspec.forward.heads.block_parts import BlockParts
 from localspec.forward.model import LanguageModel
 
 
@@ -29,20 +31,32 @@ class BlockDrafter(ChainDrafter):
     name = KIND
 
     def __init__(
-        self, target: LanguageModel, parts: BlockParts, reads_once: bool | None = None
+        self,
+        target: LanguageModel,
+        parts: BlockParts,
+        reads_once: bool | None = None,
+        pool: GraphPool | None = None,
     ) -> None:
-        self._block = BlockHead(parts, target.cache.shape.capacity)
+        self._block = BlockHead(parts, target.cache.shape.capacity, pool)
         super().__init__(target, self._block, reads_once)
         self.block_length = self._block.num_drafts
 
     @classmethod
     def build(cls, parts: Parts) -> BlockDrafter:
         folder = parts.head(cls.name, "block drafter")
-        return cls(parts.target, parts.once(cls.name, lambda: read_block(folder, parts.target)))
+        block = parts.once(cls.name, lambda: read_block(folder, parts.target))
+        return cls(parts.target, block, pool=parts.pool)
+
+    @property
+    def captures(self) -> tuple[Capturing, ...]:
+        return () if self._block.graphs is None else (self._block.graphs,)
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         proposal = super().propose(sequence, plan.shortened(self._block.num_drafts))
-        return replace(proposal, num_steps=1) if proposal.tokens else proposal
+        if not proposal.tokens:  # a damaged draft may have left what is no number
+            self._block.cache.zero_beyond()
+            return proposal
+        return replace(proposal, num_steps=1)
 
     def num_unread(self, draft: Drafting) -> int:
         """All of them: they are there once the block has run."""

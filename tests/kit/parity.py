@@ -20,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from localspec.forward.cache import KVCache, KVShape
-from localspec.forward.features import LAST, Features
+from localspec.forward.features import Features
 
 VOCAB, WIDTH, NUM_LAYERS, CAPACITY = 40, 32, 4, 64  # of the target
 PROMPT_LENGTH = 9
@@ -62,6 +62,7 @@ class MadeUpTarget:
         self.table = made_up("target.embed", (VOCAB, WIDTH)) * WIDTH**0.5
         self.product = made_up("target.head", (VOCAB, WIDTH)) * 3.0
         self._scale, self._cap = scale, cap
+        self._features = Features(CAPACITY, WIDTH, torch.float32, CPU)
 
     def embed(self, ids: Any) -> torch.Tensor:
         ids = ids if isinstance(ids, torch.Tensor) else torch.tensor(list(ids), dtype=torch.int64)
@@ -73,9 +74,9 @@ class MadeUpTarget:
 
     def features(self, layers: Sequence[int], tokens: Sequence[int]) -> Features:
         """Its states of tokens, as a forward leaves them."""
-        features = Features(CAPACITY, WIDTH, torch.float32, CPU)
+        features = self._features
         features.follow(layers)
-        features.write(len(tokens), {layer: states_of(layer, tokens) for layer in (*layers, LAST)})
+        features.write(len(tokens), {layer: states_of(layer, tokens) for layer in features.layers})
         return features
 
 

@@ -18,8 +18,8 @@ from localspec.forward.block import Block
 from localspec.forward.builder import Builder
 from localspec.forward.decoder import Decoder
 from localspec.forward.heads.autoregressive import Embed, OutputHead, Tokens
-from localspec.forward.heads.block import BlockParts, DraftLayer
 from localspec.forward.heads.block_layout import KIND, BlockLayout, layout_of
+from localspec.forward.heads.block_parts import BlockParts, DraftLayer
 from localspec.forward.heads.block_tail import ConfidenceHead, MarkovHead, PathSelector, Tail
 from localspec.forward.heads.convolution import Convolution, ConvolvedFeedForward
 from localspec.forward.heads.ends import embedding_of, output_of, target_ids

@@ -15,20 +15,37 @@ from typing import Any
 import pytest
 import torch
 
+from localspec.forward.cache import KVCache, native_cache
+from localspec.forward.features import Features
+from localspec.forward.graphs import GraphPool
 from localspec.forward.heads.block import BlockHead
 from localspec.forward.heads.block_files import read_block
-from localspec.forward.heads.block_layout import BlockLayout
-from tests.kit.parity import CAPACITY, Case, MadeUpTarget, cases, largest_error, target_of, text
+from tests.kit.parity import (
+    CAPACITY,
+    CPU,
+    VOCAB,
+    WIDTH,
+    Case,
+    MadeUpTarget,
+    cases,
+    largest_error,
+    made_up,
+    target_of,
+    text,
+)
+from tests.kit.tracing import UncapturedPool
 
 FILES = sorted((Path(__file__).parent / "parity").glob("block_*.safetensors"))
 CASES = {name: case for file in FILES for name, case in cases(file).items()}
 TOLERANCE = 2e-4  # of logits up to 20, in fp32; a wrong row is off by more than 1
 
 
-def head_of(case: Case, folder: Path) -> tuple[BlockHead, MadeUpTarget]:
+def head_of(
+    case: Case, folder: Path, pool: GraphPool | None = None
+) -> tuple[BlockHead, MadeUpTarget]:
     target: Any = target_of(case)
     parts = read_block(case.write(folder, target), target)
-    return BlockHead(parts, CAPACITY), target
+    return BlockHead(parts, CAPACITY, pool), target
 
 
 def drafted(
@@ -50,10 +67,14 @@ def drafted(
     return torch.stack(logits), found, torch.stack(stated) if stated else None
 
 
+@pytest.mark.parametrize("is_static", [False, True], ids=["", "fixed shapes"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_draft_is_that_of_the_reference_in_every_round(name: str, tmp_path: Path) -> None:
+def test_a_draft_is_that_of_the_reference_in_every_round(
+    name: str, is_static: bool, tmp_path: Path
+) -> None:
+    """With fixed shapes: the forward that a GPU captures."""
     case = CASES[name]
-    head, target = head_of(case, tmp_path)
+    head, target = head_of(case, tmp_path, UncapturedPool() if is_static else None)
     assert {0, 1, 2, 3, head.num_drafts} <= {*case.accepted, head.num_drafts}
     for at, length in enumerate(case.lengths):
         logits, tokens, confidences = drafted(head, target, length)
@@ -90,6 +111,37 @@ def test_another_text_keeps_only_what_both_begin_with(tmp_path: Path) -> None:
     assert largest_error(logits, case.results["logits"][3]) < TOLERANCE
 
 
+@pytest.mark.parametrize("is_static", [False, True], ids=["", "fixed shapes"])
+@pytest.mark.parametrize("name", ["z-lab sliding", "speculators DFlash", "z-lab DFlash2"])
+def test_a_window_takes_a_ring_and_says_the_same(
+    name: str, is_static: bool, tmp_path: Path
+) -> None:
+    """Over a lap of the ring, back by an edit, and on."""
+    case, capacity = CASES[name], 1100
+    target: Any = target_of(case)
+    target.cache = KVCache(replace(target.cache.shape, capacity=capacity), torch.float32, CPU)
+    parts = read_block(case.write(tmp_path, target), target)
+    head = BlockHead(parts, capacity, UncapturedPool() if is_static else None)
+    whole = BlockHead(parts, capacity)
+    every_position = replace(whole.cache.shape, windows=())
+    whole.cache = native_cache(every_position, torch.float32, CPU)
+    assert head.cache.kv_bytes < 0.8 * whole.cache.kv_bytes
+    features = Features(capacity, WIDTH, torch.float32, CPU)
+    features.follow(head.layers)
+    tokens = [(7 * place + place // 5) % VOCAB for place in range(capacity)]
+    states = {layer: made_up(f"states {layer}", (capacity, WIDTH)) for layer in head.layers}
+    for at, length in enumerate((300, 303, 520, 521, 700, 260, 400, 900, 905)):
+        tokens[length - 2] = at  # an edit, which changes the states from there on
+        for layer, rows in states.items():
+            rows[length - 2 :] = made_up(f"states {layer} {at}", rows[length - 2 :].shape)
+        features.write(length, {layer: rows[:length] for layer, rows in states.items()})
+        whole.cache.rollback(0)
+        logits = [each.logits(each.start(tokens[:length], features)) for each in (head, whole)]
+        assert largest_error(*logits) < TOLERANCE, f"at {length} tokens"
+        for each in (head, whole):
+            each.forget(length - 1)
+
+
 def masked_root(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
     run = head._run
 
@@ -100,8 +152,10 @@ def masked_root(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row_off(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout: BlockLayout = replace(head._layout, samples_root=not head._layout.samples_root)
-    monkeypatch.setattr(head, "_layout", layout)
+    layout = head._layout
+    turned = replace(layout, samples_root=not layout.samples_root)
+    monkeypatch.setattr(head, "_parts", replace(head._parts, layout=turned))
+    monkeypatch.setattr(head, "_layout", turned)
 
 
 def late_context(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +177,9 @@ def bare_context(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
 def other_causality(head: BlockHead, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = head._layout
     turned = tuple(not each for each in layout.is_causal)
-    monkeypatch.setattr(head, "_layout", replace(layout, is_causal=turned))
+    monkeypatch.setattr(
+        head, "_parts", replace(head._parts, layout=replace(layout, is_causal=turned))
+    )
 
 
 WRONG: dict[str, Callable[[BlockHead, pytest.MonkeyPatch], None]] = {
