@@ -31,6 +31,9 @@ def plan(
         tuple[float, ...],
         Flag("Size of the card, of which a desktop takes 1.1; twice for two GPUs."),
     ] = (),
+    ram_gib: Annotated[
+        float | None, Flag("RAM that is free there. Default: that of this machine.")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say what fits on this machine, with which drafter, and why."""
@@ -41,12 +44,12 @@ def plan(
     from localspec.machine.plans import DEFAULT_CONTEXT
     from localspec.record.log_file import learnt_states
 
-    hardware = machine_for(options.device, vram_gib)
+    hardware = machine_for(options.device, vram_gib, ram_gib=ram_gib)
     learnt = measurements(learnt_states(options.home), options.context or DEFAULT_CONTEXT)
     settings = settings_for(options.home)
     report = make_plans(options, settings, hardware, learnt)
     other_gib = min(vram_gib) if len(vram_gib) > 1 else None
-    text = "" if as_json else render(report, room_for(hardware).free_bytes, other_gib=other_gib)
+    text = "" if as_json else render(report, room_for(hardware), other_gib=other_gib)
     finish(report.as_dict(), text, as_json)
 
 

@@ -41,6 +41,8 @@ STATE_VERSION = 5
 READABLE_VERSIONS = (4, 5)  # version 4 has the same fields and more
 UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, OverflowError)
 NO_DRAFT = "no draft"
+# In the name of a combination whose target has its experts in the RAM beside a GPU.
+SPLIT_TARGET = "experts in the RAM"
 
 # In plain rounds, the rounds of decoding without drafting:
 EXPLORED = 0.01  # share of the time that exploration may lose,
@@ -326,7 +328,7 @@ def _measurement(name: str, state: Any, context_length: int) -> Measurement | No
     def near(points: Mapping[str, float]) -> float:
         return points[min(points, key=lambda at: abs(int(at) - context_length))]
 
-    target, draft, precision, *_ = [*name.split(" | "), "", "", ""]
+    target, draft, precision, *machine = [*name.split(" | "), "", "", ""]
     try:
         costs, learnt = state["costs"], Acceptance.restored(state["acceptance"])
         return Measurement(
@@ -336,6 +338,7 @@ def _measurement(name: str, state: Any, context_length: int) -> Measurement | No
             draft_step_ms={name: near(points) for name, points in costs["draft_step_ms"].items()},
             acceptance={name: tuple(rates) for name, rates in learnt.best_known().items()},
             draft=None if draft == NO_DRAFT else draft,
+            has_experts_in_ram=SPLIT_TARGET in machine,
         )
     except UNREADABLE:
         return None

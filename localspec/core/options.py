@@ -18,6 +18,9 @@ from localspec.core.flags import Flag
 
 SAME_BITS, FASTEST = "same-bits", "fastest"
 KERNELS = (SAME_BITS, FASTEST)
+# Where the experts of a mixture are on a machine with a GPU.
+AUTO_EXPERTS, EXPERTS_ON_GPU, EXPERTS_IN_RAM = "auto", "gpu", "ram"
+EXPERTS = (AUTO_EXPERTS, EXPERTS_ON_GPU, EXPERTS_IN_RAM)
 USUAL_PARALLEL = 4
 MOST_PARALLEL = 64
 MOST_MINUTES = 1_000_000  # until a model is let go: two years
@@ -148,8 +151,17 @@ class LoadOptions:
     draft_device: Annotated[
         str | None,
         Flag(
-            "The same for the draft model. Default: beside the target, or on another GPU where it "
-            "does not fit there."
+            "The device of the draft model, as --device takes it. Default: beside the target, or "
+            "on another GPU where it does not fit there."
+        ),
+    ] = None
+    experts: Annotated[
+        str | None,
+        Flag(
+            f"Where the experts of a mixture are. {EXPERTS_ON_GPU}: on the GPU. {EXPERTS_IN_RAM}: "
+            "in the RAM, where the processor computes them, for a GPU that does not hold them. "
+            f"{AUTO_EXPERTS}, the default: in the RAM only where the GPU does not hold them.",
+            choices=EXPERTS,
         ),
     ] = None
 

@@ -171,7 +171,8 @@ class Measurement:
 
     verify_ms: milliseconds by number of tokens in one forward; 1 is a plain step.
     draft_step_ms: milliseconds of one draft token, by drafter. acceptance: by drafter, as above.
-    draft: name of the draft model behind "draft_model".
+    draft: name of the draft model behind "draft_model". has_experts_in_ram: the processor computed
+    the target's experts.
     """
 
     target: str
@@ -180,6 +181,7 @@ class Measurement:
     draft_step_ms: Mapping[str, float] = field(default_factory=dict)
     acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     draft: str | None = None
+    has_experts_in_ram: bool = False
 
     def expected_speedup(self, drafter: str) -> Speedup | None:
         """Of one drafter over plain decoding; None where a part of it was not measured."""

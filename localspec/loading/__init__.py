@@ -1,5 +1,6 @@
 """From options to a running backend: where models go, which drafters they get, what is remembered.
 
 `service` opens the page's service over an engine in its own process. In that process
-`local_backend` loads the target by `placement`, and `drafters` builds what may draft for it.
+`local_backend` loads the target where `placement` says and `fitting` has compared the memory, and
+`drafters` builds what may draft for it.
 """

@@ -33,13 +33,8 @@ from localspec.core.off_code import OffCode
 from localspec.core.options import LoadOptions
 from localspec.core.units import capital, gib
 from localspec.formats.folder_files import check_folder, longest_of, name_of, weight_files
-from localspec.loading.placement import (
-    Place,
-    keep_out_of_ram,
-    load_at,
-    refuse_module,
-    refuse_shortage,
-)
+from localspec.loading.fitting import keep_out_of_ram, load_at, refuse_module, refuse_shortage
+from localspec.loading.placement import Place
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.memory import GRAPHS_BYTES
 from localspec.machine.model import Model

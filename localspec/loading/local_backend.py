@@ -21,7 +21,7 @@ from localspec.chat.local import Loaded, LocalBackend
 from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
 from localspec.chat.template_process import template_process
-from localspec.controller.controller import identity
+from localspec.controller.controller import SPLIT_TARGET, identity
 from localspec.controller.shipped_acceptance import read_accepted
 from localspec.core.backend import Description, Report
 from localspec.core.errors import ConfigError
@@ -41,12 +41,16 @@ from localspec.loading.drafters import (
     pool_of,
     slot_beside,
 )
-from localspec.loading.placement import (
-    Place,
+from localspec.loading.fitting import (
     check_target,
-    draft_places,
+    experts_notice,
     keep_out_of_ram,
     load_at,
+    with_experts,
+)
+from localspec.loading.placement import (
+    Place,
+    draft_places,
     place_for,
     require_movable_draft,
     return_memory,
@@ -200,13 +204,13 @@ def _begun(
     _check_kernels(options.kernels)
     machine = probe()
     hardware = hardware_for(machine, options.device, torch)
-    place = place_for(options, source, hardware, torch)
+    place = with_experts(options, source, place_for(options, source, hardware, torch))
     require_movable_draft(options, source)
     draft_at = draft_places(options, place, machine, torch)
     if not options.anyway:
         keep_out_of_ram(place)
     target, notices = _target(options, source, place, report)
-    threads = _threads(target, report, beside_page)
+    threads = _threads(target, report, beside_page, place.experts_in_ram)
     pool = pool_of(place)
     target = capturable(target, pool, _kernels(options, place) == FASTEST)
     template = ChatTemplate.load(source.folder, options.raw)
@@ -236,8 +240,9 @@ def _target(
     is_by_library = place.device.type != "cpu" or opened.notice is not None
     rounded = OF_ROUNDED_ROWS if place.bits == 8 and is_by_library else EQUAL_WITHIN_ROUNDING
     head = QUANTISED_HEAD if place.quantises_head else None
+    split = experts_notice(source.folder, place)
     repacked = _repacked(source, place, opened)
-    told = (short, own, repacked, rounded if is_told else None, head, opened.unread)
+    told = (short, own, split, repacked, rounded if is_told else None, head, opened.unread)
     return target, [notice for notice in (*told, *notices_of(source.folder)) if notice is not None]
 
 
@@ -333,11 +338,14 @@ def _beside(
     return slots, (f"{len(slots) + 1} of {asked} replies are written at the same time: {why}.",)
 
 
-def _threads(model: LanguageModel, report: Report, beside_page: bool) -> Threads | None:
-    """Set the number of threads that is best for a model on the processor; None elsewhere."""
+def _threads(
+    model: LanguageModel, report: Report, beside_page: bool, is_split: bool = False
+) -> Threads | None:
+    """Set the number of threads that is best for a model on the processor, or for the experts
+    there if it is split between GPU and RAM; None elsewhere."""
     from localspec.engine.threads import choose_threads
 
-    if model.device.type != "cpu":
+    if model.device.type != "cpu" and not is_split:
         return None
     report("choosing the number of threads")
     return choose_threads(lambda: _one_step(model), beside_page)
@@ -368,4 +376,5 @@ def _identity(
         kernels,
         ", ".join(f"{part} {mark}" for part, mark in sorted(marks.items())),
         *([] if apart is None else [f"draft on {apart}"]),
+        *([SPLIT_TARGET] if place.experts_in_ram else []),
     )

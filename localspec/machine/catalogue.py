@@ -17,7 +17,7 @@ from pathlib import Path
 from localspec.core.config import Settings
 from localspec.core.errors import ConfigError, LocalspecError, ModelError
 from localspec.core.files import free_disk
-from localspec.core.options import LoadOptions, Offer
+from localspec.core.options import AUTO_EXPERTS, LoadOptions, Offer
 from localspec.core.speculation import Measurement
 from localspec.machine.downloads import Downloads
 from localspec.machine.folder_shapes import shape_to_load
@@ -101,6 +101,7 @@ class Catalogue:
             disk_free_bytes=disk,
             measurements=tuple(self.measured(context_length)),
             other=other_device(known, self.asked.draft_device),
+            experts=self.asked.experts or AUTO_EXPERTS,
         )
         return CatalogueState(
             hardware=hardware,

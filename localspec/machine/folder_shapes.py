@@ -112,7 +112,7 @@ def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """Return the shape of a model whose files are not here. Raises ModelError for a family whose
     config.json does not give it, and LookupError or ValueError for a size that is lacking."""
     if not is_listed(config):
-        return shape_from_config(config, name)
+        return replace(shape_from_config(config, name), not_native=native_fault(config))
     return counted_shape(config, published_tensors(config), name)
 
 

@@ -226,7 +226,8 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     )
     if room.device == "cuda" and plan.precision not in FULL_BYTES:
         activations += UNPACKED_AT_ONCE * FULL_BYTES[full]
-    native = [each for each in (target, draft) if each and each.family in NATIVE]
+    on_device = (None if plan.experts_in_ram else target, draft)
+    native = [each for each in on_device if each and each.family in NATIVE]
     is_captured = any(each.is_native or not each.is_recurrent for each in native)
     logits = MAX_VERIFY_WIDTH * target.vocab_size * 4 * LOGITS_COPIES
     graphs = GRAPHS_BYTES if room.device == "cuda" and is_captured else 0

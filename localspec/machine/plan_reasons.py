@@ -14,7 +14,14 @@ from localspec.core.speculation import Measurement
 from localspec.core.units import billions, capital, gib
 from localspec.drafters.registry import REGISTRY
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
-from localspec.machine.memory import MTP, Arrangement, PlanBytes, draft_bytes_of, longest_fitting
+from localspec.machine.memory import (
+    MTP,
+    Arrangement,
+    PlanBytes,
+    Room,
+    draft_bytes_of,
+    longest_fitting,
+)
 from localspec.machine.plans import PlanRequest
 from localspec.machine.shapes import ModelShape
 
@@ -95,8 +102,8 @@ def gain_of(request: PlanRequest, arrangement: Arrangement) -> tuple[float | Non
 
 def _is_of(measured: Measurement, arrangement: Arrangement) -> bool:
     draft = arrangement.draft
-    wanted = (arrangement.target.name, arrangement.precision)
-    is_target = (measured.target, measured.precision) == wanted
+    wanted = (arrangement.target.name, arrangement.precision, arrangement.experts_in_ram)
+    is_target = (measured.target, measured.precision, measured.has_experts_in_ram) == wanted
     return is_target and (draft is None or measured.draft == draft.name)
 
 
@@ -142,11 +149,23 @@ def _longer_without(request: PlanRequest, arrangement: Arrangement) -> Iterator[
         yield f"Without the module {without.context_length} would fit."
 
 
-def in_ram(arrangement: Arrangement, needed: PlanBytes) -> Iterator[str]:
+def in_ram(arrangement: Arrangement, room: Room) -> Iterator[str]:
     """What stays in the RAM beside a GPU, a sentence each."""
-    if needed.in_ram:
+    if room.device == "cpu" or room.ram_bytes is None:
+        return
+    shape, sizes = arrangement.target.shape, (arrangement.precision, arrangement.full)
+    tables = shape.host_bytes(*sizes)
+    if arrangement.experts_in_ram:
+        held = shape.host_bytes(*sizes, has_experts=True) - tables
+        read = gib(shape.read_expert_bytes(*sizes))
         yield (
-            f"Tables of {gib(needed.in_ram)} stay in the RAM: a token looks up one row, and they "
+            f"Its experts, {gib(held)}, are in the RAM and computed by the processor, and "
+            f"everything else is on the GPU. A token reads {read} of them, more slowly than a GPU "
+            "would: how much more slowly is measured once it runs."
+        )
+    if tables:
+        yield (
+            f"Tables of {gib(tables)} stay in the RAM: a token looks up one row, and they "
             "are never computed with."
         )
 
@@ -182,6 +201,8 @@ def title_of(arrangement: Arrangement) -> str:
         said += f" with {copy_of(arrangement)} of itself"
     if arrangement.drafter == MTP:
         said += " with its module for multi-token prediction"
+    if arrangement.experts_in_ram:
+        said += " with its experts in the RAM"
     return f"{said} at context {arrangement.context_length}"
 
 

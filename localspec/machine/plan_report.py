@@ -14,12 +14,12 @@ from math import ceil, inf
 from localspec.core.config import Settings, nearest, settings_for
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError, ModelError
-from localspec.core.options import LoadOptions
+from localspec.core.options import AUTO_EXPERTS, LoadOptions
 from localspec.core.precisions import FULL_BYTES, PRECISIONS
 from localspec.core.speculation import Measurement
 from localspec.core.units import compared, gib
 from localspec.machine.hardware import Hardware, on_device, probe
-from localspec.machine.memory import GIB, full_precision, other_device, room_for
+from localspec.machine.memory import GIB, Room, full_precision, other_device, room_for
 from localspec.machine.model import Model
 from localspec.machine.nvml import Gpu
 from localspec.machine.planner import plan, preference
@@ -38,15 +38,23 @@ from localspec.machine.trained import trained_drafts
 # What a desktop with a browser takes of a card, in bytes: drivers report 10.5 to 11.3 GiB free of
 # 12, of which this is the middle.
 DESKTOP_BYTES = int(1.1 * GIB)
+# Models that the overview of `plan` lists at least.
+OVERVIEW_MODELS = 8
 DEVICE_WORDS = {"cuda": "a GPU", "mps": "the Apple GPU", "cpu": "the processor"}
 
 
 def machine_for(
-    device: str | None = None, vram_gib: Sequence[float] = (), here: Hardware | None = None
+    device: str | None = None,
+    vram_gib: Sequence[float] = (),
+    here: Hardware | None = None,
+    ram_gib: float | None = None,
 ) -> Hardware:
     """The machine to plan for: this one with the device asked for, or with one or two GPUs of so
-    many GiB in place of its own (0: with none), a desktop on the larger. Raises ConfigError."""
+    many GiB in place of its own (0: with none), a desktop on the larger. ram_gib: RAM that is free
+    there, None for this machine's. Raises ConfigError."""
     here = here or probe()
+    if ram_gib is not None:
+        here = _with_ram(here, ram_gib)
     if not vram_gib:
         return on_device(here, device)
     if len(vram_gib) > 2:
@@ -66,6 +74,15 @@ def machine_for(
     if largest:
         return _with_gpus(here, [int(each * GIB) for each in sorted(vram_gib, reverse=True)])
     return on_device(here, "cpu") if here.device == "cuda" else here
+
+
+def _with_ram(hardware: Hardware, ram_gib: float) -> Hardware:
+    """Raises ConfigError."""
+    if not 0 <= ram_gib * GIB < inf:
+        raise ConfigError(f"--ram-gib is {ram_gib}, but must be 0 or more gibibytes.")
+    num_bytes = int(ram_gib * GIB)
+    host = replace(hardware.host, ram_available_bytes=num_bytes, ram_total_bytes=num_bytes)
+    return replace(hardware, host=host)
 
 
 def _with_gpus(hardware: Hardware, sizes: Sequence[int]) -> Hardware:
@@ -115,7 +132,8 @@ def make_plans(
         found = [find_model(draft.id, profiles) for draft in named]
         drafts = tuple(replace(e, compatibility=compatibility_of(target, e)) for e in found)
         with_drafts = replace(target, drafts=drafts)
-        return PlanRequest(with_drafts, room, context, full, only, tuple(measurements), other)
+        learnt, experts = tuple(measurements), options.experts or AUTO_EXPERTS
+        return PlanRequest(with_drafts, room, context, full, only, learnt, other, experts)
 
     if options.model is None and options.draft is None:
         requests, refused = [], list[Refusal]()
@@ -137,7 +155,8 @@ def make_plans(
 
 def _of_many(requests: Sequence[PlanRequest], refused: list[Refusal], device: str) -> PlanReport:
     """The best plan of each (model, drafter). Less than half the context asked for comes last, and
-    before it what a processor runs slowly."""
+    before it what a processor runs slowly. What has its experts in the RAM comes after the models
+    of its generation that do not."""
     found = list[tuple[tuple[float, ...], Plan]]()
     for number, request in enumerate(requests):
         report, first = plan(request), dict[str, Plan]()
@@ -147,7 +166,8 @@ def _of_many(requests: Sequence[PlanRequest], refused: list[Refusal], device: st
             is_short = each.context_length < (request.context_length or DEFAULT_CONTEXT) / 2
             is_for_code = "Coder" in each.target.name
             is_current, worth = worth_of(each, device, request.target.is_here)
-            rank = (is_short, is_slow(each, device), not is_current, -worth, is_for_code, -number)
+            is_split, is_late = each.experts_in_ram, (is_short, is_slow(each, device))
+            rank = (*is_late, not is_current, is_split, -worth, is_for_code, -number)
             found.append((rank, each))
         refused += [each for each in report.refused if each.drafter not in first]
     found.sort(key=lambda each: each[0])
@@ -170,25 +190,28 @@ def _of_drafter(report: PlanReport, drafter: str | None) -> PlanReport:
     )
 
 
-def render(
-    report: PlanReport, free_bytes: int, most: int = 5, other_gib: float | None = None
-) -> str:
+def render(report: PlanReport, room: Room, most: int = 5, other_gib: float | None = None) -> str:
     """The report for a terminal: of several models the best plan of each, of one all its plans with
-    their reasons and what was refused; at most `most` of each, the rest counted. other_gib: of a
-    second GPU that was planned for."""
+    their reasons and what was refused; at most `most` of each, the rest counted. room: that was
+    planned for. other_gib: of a second GPU that was planned for."""
     second = "" if other_gib is None else f", and a second one with {other_gib:.1f} GiB"
+    second += "" if room.ram_bytes is None else f", and {gib(room.ram_bytes)} of RAM beside it"
     device = DEVICE_WORDS[report.device]
-    lines = [f"Planning for {device} with {gib(free_bytes)} free{second}.", ""]
+    lines = [f"Planning for {device} with {gib(room.free_bytes)} free{second}.", ""]
     best = {each.target.model_name: each for each in reversed(report.plans)}
     of_models = [each for each in report.plans if best[each.target.model_name] is each]
     is_overview = len(of_models) > 1
-    shown = of_models if is_overview else report.plans
+    shown, most_refused = of_models if is_overview else report.plans, most
+    most = max(most, OVERVIEW_MODELS) if is_overview else most
     for number, each in enumerate(shown[:most], start=1):
         draft = f" with {each.draft_name}" if each.draft else ""
         draft += f" on {each.draft_device}" if each.draft_device else ""
+        precision = f"{each.precision}{', experts in the RAM' if each.experts_in_ram else ''}"
+        size = gib(each.bytes.total, ceil)
+        size += f" and {gib(each.bytes.in_ram, ceil)} of RAM" if each.bytes.in_ram else ""
         lines.append(
-            f"{number:3}. {each.target.name}, {each.precision}, {each.drafter}{draft}, context "
-            f"{each.context_length}: {gib(each.bytes.total, ceil)}, {_gain(each, report.device)}"
+            f"{number:3}. {each.target.name}, {precision}, {each.drafter}{draft}, context "
+            f"{each.context_length}: {size}, {_gain(each, report.device)}"
         )
         if not is_overview:
             more = gib(each.bytes.further_reply, ceil)
@@ -200,8 +223,8 @@ def render(
         lines.append("Nothing fits.")
     if report.refused and not is_overview:
         lines += ["", "Refused:"]
-        lines += [f"  {each.drafter}: {each.reason}" for each in report.refused[:most]]
-        lines += _rest(len(report.refused), most, "refusals")
+        lines += [f"  {each.drafter}: {each.reason}" for each in report.refused[:most_refused]]
+        lines += _rest(len(report.refused), most_refused, "refusals")
     return "\n".join(lines)
 
 

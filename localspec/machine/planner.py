@@ -5,7 +5,8 @@ best first, and for each that does not (at the context asked for) one sentence w
 and what would make it fit. A shortened context or a lower precision is stated in the plan's
 reason. A need is rounded up and free memory down, so no sentence claims more room than there is.
 
-Order: plans with less than half the wanted context come last. On a GPU what drafts well (a draft
+Order: plans with less than half the wanted context come last, and before them those with experts in
+the RAM, which are offered where the GPU does not hold them. On a GPU what drafts well (a draft
 model, the model's own module, or whatever was measured to gain) comes before what does not: a 4-bit
 target with a draft is several times as fast as a full one without. Then precision comes before
 context, and context before the drafter: the model's own module counts only where the whole context
@@ -25,6 +26,7 @@ from math import ceil, floor
 from typing import Any
 
 from localspec.core.decoding import OFF
+from localspec.core.options import EXPERTS_IN_RAM, EXPERTS_ON_GPU
 from localspec.core.precisions import Precision
 from localspec.core.units import billions, gib
 from localspec.drafters.registry import planned
@@ -85,7 +87,7 @@ def preference() -> tuple[str, ...]:
 def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrangement] | str]]:
     """For each drafter its arrangements, from the fullest precision to the smallest, or a sentence
     on why there is none. A draft_model comes once for each draft."""
-    base = [request.arranged(precision) for precision in request.precisions]
+    base = _bases(request)
     shape = request.target.shape
     if shape.is_recurrent and shape.family in TOKEN_BY_TOKEN:
         reason = no_drafts_for(shape.family)
@@ -117,6 +119,30 @@ def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrang
     yield SELF_QUANT, _self_draft_objection(request) or with_copy
     for drafter in (*(info.name for info in planned() if info.needs == "nothing"), OFF):
         yield drafter, [replace(each, drafter=drafter) for each in base]
+
+
+def _bases(request: PlanRequest) -> list[Arrangement]:
+    """The target alone in each precision. Its experts are in the RAM where that is asked for, or
+    where no precision fits the device with them."""
+    on_device = [request.arranged(precision) for precision in request.precisions]
+    in_ram = [_with_experts_in_ram(each) for each in on_device if _has_ram_for(request, each)]
+    if request.experts == EXPERTS_IN_RAM:
+        return in_ram or on_device
+    if request.experts == EXPERTS_ON_GPU or any(_fits(request, each) for each in on_device):
+        return on_device
+    return [*on_device, *in_ram]
+
+
+def _has_ram_for(request: PlanRequest, arrangement: Arrangement) -> bool:
+    """True if the experts of an arrangement can be in the RAM. Unasked only those are that are kept
+    in few bits: a processor reads all bytes of the experts that a token chose."""
+    shape, is_asked = arrangement.target.shape, request.experts == EXPERTS_IN_RAM
+    is_beside = request.room.device == "cuda" and request.room.ram_bytes is not None
+    return is_beside and shape.may_split(arrangement.precision, is_asked)
+
+
+def _with_experts_in_ram(arrangement: Arrangement) -> Arrangement:
+    return replace(arrangement, experts_in_ram=True)
 
 
 def _draft_objection(request: PlanRequest, draft: Model) -> str | None:
@@ -221,6 +247,9 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     if not remedies:
         found = [longest_fitting(each, request.room) for each in lower]
         remedies = [precision_at(each) for each in found if each is not None]
+    split = _split_shortage(request, short)
+    if split is None:
+        remedies.append("its experts in the RAM")
     if remedies:  # only the flag gives a head in 4 bits
         named = " or ".join(remedies).replace("4-bit-head", "--dtype 4-bit-head")
         return f"{said}{named} would fit."
@@ -228,9 +257,21 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     smallest = [replace(each, context_length=shortest) for each in (short, *lower)]
     least = min(smallest, key=partial(_needed, request))
     return (
-        f"{said}even {precision_at(least)} needs {gib(_needed(request, least), ceil)}. A smaller "
-        "model would fit, or more free memory."
+        f"{said}even {precision_at(least)} needs {gib(_needed(request, least), ceil)}.{split} A "
+        "smaller model would fit, or more free memory."
     )
+
+
+def _split_shortage(request: PlanRequest, short: Arrangement) -> str | None:
+    """Return why the same does not fit with its experts in the RAM, "" where they cannot be there;
+    None where it fits."""
+    if short.experts_in_ram or not _has_ram_for(request, short):
+        return ""
+    lacking = shortage_of(_with_experts_in_ram(short), request.room)
+    if lacking is None or not lacking.is_of_ram:
+        return None if lacking is None else ""
+    needed, free = gib(lacking.needed_bytes, ceil), gib(lacking.free_bytes, floor)
+    return f" With its experts in the RAM it needs {needed} there, and {free} of RAM is free."
 
 
 # -- order ----------------------------------------------------------------------------------
@@ -252,6 +293,7 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
     is_quick = gains and request.room.device != "cpu"
     return (
         each.context_length < request.wanted_context / 2,
+        each.experts_in_ram,
         not is_quick,
         request.precisions.index(each.precision),
         -each.context_length,
@@ -276,7 +318,7 @@ def _planned(request: PlanRequest, arrangement: Arrangement) -> Plan:
         what_drafts(request, arrangement, needed),
         gain,
         *concessions(request, arrangement),
-        *in_ram(arrangement, needed),
+        *in_ram(arrangement, request.room),
         because and f"{target.name} runs on transformers' own {because}",
         of_states(target.shape),
         f"{gib(request.room.free_bytes - needed.total, floor)} stays free beyond the margin.",

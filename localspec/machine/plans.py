@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from localspec.core.options import AUTO_EXPERTS
 from localspec.core.precisions import Precision
 from localspec.core.speculation import Measurement
 from localspec.machine.memory import Arrangement, OtherDevice, PlanBytes, Room
@@ -22,7 +23,8 @@ DEFAULT_CONTEXT = 8192
 class PlanRequest:
     """target: with the drafts to plan for, and with its copy in 4 bits where that may be fetched
     instead. full: what unquantised weights and caches are kept in. only_precision: None plans for
-    all that the device and the model allow. other: a second device, for a draft."""
+    all that the device and the model allow. other: a second device, for a draft. experts: where
+    those of a mixture are to be, one of core.options.EXPERTS."""
 
     target: Model
     room: Room
@@ -31,6 +33,7 @@ class PlanRequest:
     only_precision: Precision | None = None
     measurements: tuple[Measurement, ...] = ()
     other: OtherDevice | None = None
+    experts: str = AUTO_EXPERTS
 
     def files_for(self, precision: Precision) -> Model:
         """The copy of the target to fetch for a precision: the one in 4 bits where these stay as
@@ -97,6 +100,7 @@ class Plan(Arrangement):
             "drafter": self.drafter,
             "draft": self.draft_name,
             "draft_device": self.draft_device,
+            "experts_in_ram": self.experts_in_ram,
             "context": self.context_length,
             "bytes": self.bytes.as_dict(),
             "draft_bytes": None if self.draft_bytes is None else self.draft_bytes.as_dict(),

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from localspec.core.decoding import OFF
-from localspec.core.options import LoadOptions
+from localspec.core.options import AUTO_EXPERTS, EXPERTS_IN_RAM, LoadOptions
 from localspec.core.precisions import TORCH_NAMES, Precision
 from localspec.core.speculation import Measurement, best_speedup
 from localspec.drafters.registry import REGISTRY
@@ -49,18 +49,21 @@ LONGEST_DRAFT = 8
 ASSUMED_ACCEPTANCE = {DRAFT_MODEL: (0.5, 0.8), MTP: (0.5, 0.8), SELF_QUANT: (0.8, 0.95)}
 CHECK_SHARE = {"cuda": 0.03, "mps": 0.06, "cpu": 0.15}  # of a step, for each further token checked
 MOST_LOOKUP_GAIN = 2.0
+# Bytes of a memory that holds everything, to plan what a model needs.
+UNLIMITED = 2**62
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """What the machine has now. room: the memory, that of the loaded model included.
-    other: a second device, for a draft."""
+    other: a second device, for a draft. experts: see PlanRequest."""
 
     room: Room
     full: Precision
     disk_free_bytes: int | None = None
     measurements: tuple[Measurement, ...] = ()
     other: OtherDevice | None = None
+    experts: str = AUTO_EXPERTS
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,7 @@ class Card:
             model=self.id,
             draft=None if self.plan.draft is None else self.plan.draft.id,
             draft_device=self.plan.draft_device,
+            experts=EXPERTS_IN_RAM if self.plan.experts_in_ram else None,
             context=self.plan.context_length,
             dtype=TORCH_NAMES.get(self.plan.precision, self.plan.precision),
             anyway=anyway,
@@ -186,10 +190,12 @@ def _without(cards: Sequence[Card], shown: Sequence[Card]) -> tuple[Card, ...]:
 
 
 def _may_be_first(snapshot: Snapshot, card: Card, context_length: int) -> bool:
-    """For anyone, quick enough, holding most of the context that was wanted, and not what ships."""
+    """For anyone, quick enough, holding most of the context that was wanted, wholly on the device,
+    and not what ships."""
     is_quick = not is_slow(card.plan, snapshot.room.device)
     is_long = card.plan.context_length >= min(context_length, 8192) / 2
-    return _is_for_anyone(card) and is_long and is_quick and card.model.page is not None
+    is_offered = is_long and is_quick and not card.plan.experts_in_ram
+    return _is_for_anyone(card) and is_offered and card.model.page is not None
 
 
 def is_slow(plan: Plan, device: str) -> bool:
@@ -232,13 +238,15 @@ def card_of(snapshot: Snapshot, model: Model, context_length: int) -> Card:
         only_precision=snapshot.full if room.device == "cpu" else None,
         measurements=snapshot.measurements,
         other=snapshot.other,
+        experts=snapshot.experts,
     )
     report = plan(request)
     if report.plans:
         chosen, refusal = report.plans[0], None
     else:
         total = room.total_bytes or room.free_bytes  # the margin is a share of it
-        unlimited = replace(room, free_bytes=2**62, total_bytes=total)
+        ram_bytes = None if room.ram_bytes is None else UNLIMITED
+        unlimited = replace(room, free_bytes=UNLIMITED, total_bytes=total, ram_bytes=ram_bytes)
         wished = plan(replace(request, room=unlimited)).plans
         chosen = min(wished, key=lambda each: each.bytes.total)
         refusal = next(each.reason for each in report.refused if each.drafter == OFF)

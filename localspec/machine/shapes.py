@@ -132,6 +132,19 @@ class ModelShape:
         """True if its experts take about 4 bits a weight where its linear layers do."""
         return self.keeps_mxfp4 or (self.is_native and self.experts_kept == "4-bit")
 
+    def may_split(self, precision: Precision, is_asked: bool = False) -> bool:
+        """True if its experts may be in host memory while a GPU computes the rest: unasked only
+        those that are kept in about 4 bits."""
+        if not self.num_experts or not self.is_native or self.kept_as is not None:
+            return False
+        return is_asked or self._kept_experts(precision)[0] > 0
+
+    def read_expert_bytes(self, precision: Precision, full: Precision) -> int:
+        """Bytes of the experts that one token goes through."""
+        tables = self.host_bytes(precision, full)
+        held = self.host_bytes(precision, full, has_experts=True) - tables
+        return held * self.num_experts_per_token // self.num_experts
+
     @property
     def query_width(self) -> int:
         return self.num_heads * self.head_dim

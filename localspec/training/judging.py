@@ -23,7 +23,8 @@ from localspec.core.errors import LocalspecError, MemoryShortage, ModelError
 from localspec.core.speculation import expected_tokens
 from localspec.formats.fingerprint import require_trained_for
 from localspec.formats.head_folder import is_published
-from localspec.loading.placement import Place, refuse_shortage
+from localspec.loading.fitting import refuse_shortage
+from localspec.loading.placement import Place
 from localspec.training.draft import DraftRecipe, load_draft
 from localspec.training.recipe import Recipe, load_recipe
 from localspec.training.rows import TokenRow, make_batches

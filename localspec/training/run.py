@@ -24,7 +24,8 @@ from localspec.core.errors import MemoryShortage
 from localspec.core.units import gib
 from localspec.formats.fingerprint import fingerprint
 from localspec.forward.by_transformers import read_config
-from localspec.loading.placement import Place, refuse_shortage
+from localspec.loading.fitting import refuse_shortage
+from localspec.loading.placement import Place
 from localspec.machine.hardware import free_bytes_now
 from localspec.machine.trained import Artifact
 from localspec.training.artifact import copy_to, keep, require_free

@@ -13,7 +13,8 @@ import torch
 from localspec.core.precisions import Precision
 from localspec.forward.decoder import Decoder
 from localspec.forward.load import load_model
-from localspec.loading.placement import Place, load_at, needed_bytes
+from localspec.loading.fitting import load_at, needed_bytes
+from localspec.loading.placement import Place
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.hardware import probe
 from localspec.weights.library import bitsandbytes

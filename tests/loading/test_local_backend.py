@@ -24,8 +24,8 @@ from localspec.core.options import LoadOptions
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY
 from localspec.loading import drafters as guesses
+from localspec.loading import fitting, placement, torch_start
 from localspec.loading import local_backend as load_module
-from localspec.loading import placement, torch_start
 from localspec.loading.local_backend import open_local_backend
 from localspec.loading.torch_start import library_settings
 from tests.kit.model_folders import VOCAB_SIZE, save_model, save_tokenizer
@@ -225,7 +225,7 @@ def test_where_rows_differ_by_more_than_rounding_no_rounding_is_promised(
 def test_weights_beyond_the_free_memory_are_refused_before_loading(
     saved_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "free_bytes_now", lambda *_, **__: 1000)
+    monkeypatch.setattr(fitting, "free_bytes_now", lambda *_, **__: 1000)
     monkeypatch.setattr(load_module, "load_at", lambda *_: pytest.fail("loaded all the same"))
     with pytest.raises(MemoryShortage, match="target"):
         opened(options_of(saved_pair[0]))

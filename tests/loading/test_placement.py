@@ -31,19 +31,21 @@ from localspec.core.errors import ConfigError, MemoryShortage
 from localspec.core.options import LoadOptions
 from localspec.forward.builder import return_cached
 from localspec.forward.decoder import Decoder
-from localspec.loading import placement
-from localspec.loading.local_backend import open_local_backend
-from localspec.loading.placement import (
-    Place,
+from localspec.loading import fitting
+from localspec.loading.fitting import (
     check_target,
-    device_of,
-    draft_places,
-    dtype_of,
     keep_out_of_ram,
     load_at,
     needed_bytes,
-    place_for,
     refuse_shortage,
+)
+from localspec.loading.local_backend import open_local_backend
+from localspec.loading.placement import (
+    Place,
+    device_of,
+    draft_places,
+    dtype_of,
+    place_for,
     require_movable_draft,
 )
 from localspec.machine import shapes
@@ -80,7 +82,7 @@ def place() -> Place:
 
 
 def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(placement, "free_bytes_now", lambda *_, **__: free)
+    monkeypatch.setattr(fitting, "free_bytes_now", lambda *_, **__: free)
 
 
 def tied(folder: Path) -> Path:
@@ -224,9 +226,11 @@ def test_a_refusal_names_the_fewer_bits_that_would_fit(
 def test_fewer_bits_are_no_remedy_where_none_are_planned(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    sizes = {"vocab_size": 64, "hidden_size": 64, "moe_intermediate_size": 16, "num_experts": 4}
+    sizes = {"vocab_size": 64, "hidden_size": 64, "moe_intermediate_size": 16, "num_experts": 4,
+             "num_experts_per_tok": 2}  # fmt: skip
     config = Qwen3MoeConfig(**sizes, num_hidden_layers=1, num_attention_heads=4)
-    config.save_pretrained(tmp_path)
+    settings = {**config.to_dict(), "speaks_backwards": True}  # transformers runs it
+    (tmp_path / "config.json").write_text(json.dumps(settings))
     there = Place(probe(), torch.device("cpu"), torch.float32, None, 512)
     with_free(monkeypatch, needed_bytes(tmp_path, replace(there, bits=4)))
     with pytest.raises(MemoryShortage, match="Neither a shorter context nor fewer bits would fit"):

@@ -24,8 +24,9 @@ from localspec.core.options import LoadOptions
 from localspec.core.precisions import Precision
 from localspec.formats.fingerprint import fingerprint
 from localspec.formats.folder_files import notices_of, weight_files
+from localspec.loading.fitting import needed_bytes
 from localspec.loading.local_backend import open_local_backend
-from localspec.loading.placement import Place, needed_bytes
+from localspec.loading.placement import Place
 from localspec.machine.compatibility import read_token_map
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf
 from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of

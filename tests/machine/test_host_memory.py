@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from localspec.core.config import SHIPPED_PROFILES
+from localspec.core.errors import ConfigError
+from localspec.core.speculation import Measurement
 from localspec.machine.hardware import probe
 from localspec.machine.memory import GIB, Room, room_for
+from localspec.machine.plan_report import machine_for, render
 from localspec.machine.planner import plan
 from localspec.machine.plans import PlanReport, PlanRequest
 from localspec.machine.profiles import load_profiles
+from localspec.machine.recommend import Snapshot, recommend
 from tests.kit.fake_nvml import CUDA_BUILD, LINUX, FakeNvml
 
 MODELS = {
@@ -56,3 +62,73 @@ def test_ram_is_free_for_models_but_for_a_margin() -> None:
     found = probe(FakeNvml(), replace(LINUX, ram_available_bytes=9 * GIB), CUDA_BUILD)
     assert room_for(found).ram_bytes == 9 * GIB - int(0.04 * LINUX.ram_total_bytes)
     assert room_for(replace(found, device="cpu", gpu=None)).ram_bytes is None
+
+
+# -- experts ------------------------------------------------------------------------------------
+
+OSS = "openai/gpt-oss-20b"
+
+
+def test_experts_are_offered_in_the_ram_where_the_card_does_not_hold_them() -> None:
+    report = planned(OSS, 8, 16)
+    first = report.plans[0]
+    assert all(each.experts_in_ram for each in report.plans)
+    assert first.bytes.total <= 8 * GIB and first.bytes.in_ram == pytest.approx(
+        9.47 * GIB, rel=0.01
+    )
+    assert "Its experts, 9.5 GiB, are in the RAM and computed by the processor" in first.reason
+    assert "A token reads 1.2 GiB of them" in first.reason
+    assert not any(each.experts_in_ram for each in planned(OSS, 16, 32).plans)
+
+
+def test_a_card_and_a_ram_that_are_both_too_small_are_refused_with_both_figures() -> None:
+    report = planned(OSS, 8, 6)
+    assert not report.plans
+    (reason,) = (each.reason for each in report.refused if each.drafter == "off")
+    assert "8.0 GiB is free" in reason
+    assert "With its experts in the RAM it needs 9.5 GiB there, and 6.0 GiB of RAM is" in reason
+
+
+def test_where_experts_are_to_be_is_followed() -> None:
+    room = Room("cuda", 24 * GIB, num_cuda_cores=5888, ram_bytes=32 * GIB)
+    asked = PlanRequest(MODELS[OSS], room, experts="ram")
+    assert {each.experts_in_ram for each in plan(asked).plans} == {True}
+    small = replace(asked, room=replace(room, free_bytes=8 * GIB), experts="gpu")
+    assert not plan(small).plans
+    assert {each.experts_in_ram for each in plan(replace(small, experts="auto")).plans} == {True}
+    dense = replace(asked, target=MODELS[E4B])
+    assert {each.experts_in_ram for each in plan(dense).plans} == {False}
+
+
+def test_costs_measured_with_experts_elsewhere_are_of_no_use() -> None:
+    room = Room("cuda", 8 * GIB, num_cuda_cores=5888, ram_bytes=32 * GIB)
+    measured = Measurement(OSS, "bf16", {1: 50.0, 4: 60.0}, {"ngram": 0.1}, {"ngram": (0.5,)})
+    for has_experts_in_ram, is_known in ((True, True), (False, False)):
+        learnt = replace(measured, has_experts_in_ram=has_experts_in_ram)
+        plans = plan(PlanRequest(MODELS[OSS], room, measurements=(learnt,))).plans
+        ngram = next(each for each in plans if (each.drafter, each.precision) == ("ngram", "bf16"))
+        assert (ngram.expected_speedup is not None) == is_known
+
+
+def test_a_model_with_experts_in_the_ram_is_offered_and_not_first() -> None:
+    room = Room("cuda", 7 * GIB, num_cuda_cores=5888, ram_bytes=32 * GIB)
+    found = recommend(Snapshot(room, "bf16"), [MODELS[OSS], MODELS[E4B]], 8192)
+    assert found.card is not None and found.card.id == E4B
+    (split,) = found.larger
+    assert split.plan.experts_in_ram and split.load_options().experts == "ram"
+
+
+def test_a_card_says_what_a_model_needs_whose_tables_the_ram_does_not_hold() -> None:
+    room = Room("cuda", 24 * GIB, num_cuda_cores=5888, ram_bytes=2 * GIB)
+    (card,) = recommend(Snapshot(room, "bf16"), [MODELS[E4B]], 8192).others
+    assert card.refusal is not None and "RAM" in card.refusal and card.plan.bytes.in_ram == TABLES
+
+
+def test_the_ram_of_another_machine_can_be_planned_for() -> None:
+    here = probe(FakeNvml(), LINUX, CUDA_BUILD)
+    there = machine_for(None, (16.0,), here, ram_gib=32.0)
+    assert room_for(there).ram_bytes == 32 * GIB - int(0.04 * 32 * GIB)
+    text = render(PlanReport("cuda", (), ()), room_for(there))
+    assert text.startswith("Planning for a GPU with 14.9 GiB free, and 30.7 GiB of RAM beside it.")
+    with pytest.raises(ConfigError, match="--ram-gib"):
+        machine_for(None, (16.0,), here, ram_gib=-1.0)

@@ -19,7 +19,7 @@ from localspec.core.units import gib
 from localspec.loading.local_backend import open_local_backend
 from localspec.machine.catalogue import folder_model
 from localspec.machine.hardware import Hardware, probe
-from localspec.machine.memory import full_precision, room_for
+from localspec.machine.memory import Room, full_precision, room_for
 from localspec.machine.plan_report import machine_for, make_plans, render
 from localspec.machine.plans import PlanReport
 from localspec.machine.sources import find_model
@@ -101,9 +101,11 @@ def test_a_desktop_takes_its_part_of_the_card_that_is_planned_for() -> None:
     hardware = machine_for(None, (8, 12), GPU)
     room, report = room_for(hardware), PlanReport("cuda", (), ())
     assert 10.5 * GIB <= room.free_bytes <= 11.3 * GIB and room.has_display
-    assert render(report, room.free_bytes).startswith("Planning for a GPU with 10.9 GiB free")
+    assert render(report, room).startswith("Planning for a GPU with 10.9 GiB free")
     assert hardware.gpus[1].free_bytes == 8 * GIB, "no desktop is drawn with the other one"
-    assert "11.0 GiB free" in render(report, int(10.97 * GIB)), "rounded to the nearest"
+    assert "11.0 GiB free" in render(report, Room("cuda", int(10.97 * GIB))), (
+        "rounded to the nearest"
+    )
 
 
 @pytest.mark.parametrize(("device", "gib"), [("cuda", 8), ("cpu", 0)])
@@ -369,19 +371,19 @@ def test_measurements_reach_the_report(settings: Settings) -> None:
     assert best.drafter == "ngram" and best.expected_speedup is not None
 
 
-def test_of_many_models_the_text_has_one_line_each_for_the_best_five(settings: Settings) -> None:
+def test_of_many_models_the_text_has_one_line_each_for_the_best(settings: Settings) -> None:
     report = make_plans(LoadOptions(), settings, of_gib(24))
     models = list(dict.fromkeys(each.target.name for each in report.plans))
-    lines = render(report, 24 * GIB).splitlines()
-    numbered = [line.split(",")[0].split() for line in lines[2:7]]
-    assert numbered == [[f"{n}.", name] for n, name in enumerate(models[:5], 1)]
-    assert lines[7].strip() == f"… and {len(models) - 5} more models (--json lists all)."
-    assert len(lines) == 10 and "--model NAME" in lines[-1]
+    lines = render(report, Room("cuda", 24 * GIB)).splitlines()
+    numbered = [line.split(",")[0].split() for line in lines[2:10]]
+    assert numbered == [[f"{n}.", name] for n, name in enumerate(models[:8], 1)]
+    assert lines[10].strip() == f"… and {len(models) - 8} more models (--json lists all)."
+    assert len(lines) == 13 and "--model NAME" in lines[-1]
 
 
 def test_the_text_shows_what_is_assumed_of_an_unmeasured_gain(settings: Settings) -> None:
     report = make_plans(LoadOptions(model="Qwen/Qwen3-8B", context=32768), settings, of_gib(24))
-    text = render(report, 24 * GIB, most=3)
+    text = render(report, Room("cuda", 24 * GIB), most=3)
     assert "Planning for a GPU with 24.0 GiB free." in text and "gain –" not in text
     gain = r"1\.\dx to \d\.\dx faster than without drafting \(assumed"
     assert re.search(rf"draft_model with \S+, context \d+: \S+ GiB, {gain}", text)
@@ -389,7 +391,7 @@ def test_the_text_shows_what_is_assumed_of_an_unmeasured_gain(settings: Settings
     first = report.plans[0]
     assert first.as_dict()["further_reply_bytes"] == first.bytes.target_kv + first.bytes.draft_kv
     assert f"further reply at the same time: {gib(first.bytes.further_reply, ceil)}" in text
-    two = render(report, 24 * GIB, other_gib=12.0)
+    two = render(report, Room("cuda", 24 * GIB), other_gib=12.0)
     assert "a GPU with 24.0 GiB free, and a second one with 12.0 GiB." in two
     nothing = make_plans(LoadOptions(model="Qwen/Qwen3-8B"), settings, of_gib(2))
-    assert "Nothing fits." in render(nothing, 2 * GIB)
+    assert "Nothing fits." in render(nothing, Room("cuda", 2 * GIB))

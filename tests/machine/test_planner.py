@@ -379,8 +379,8 @@ def test_the_report_has_exactly_the_agreed_keys() -> None:
     report = plan(request("Qwen/Qwen3-8B", gpu(24))).as_dict()
     assert list(report) == ["device", "plans", "refused"]
     assert list(report["plans"][0]) == [
-        "target", "precision", "drafter", "draft", "draft_device", "context", "bytes",
-        "draft_bytes", "further_reply_bytes", "fits", "expected_speedup", "reason",
+        "target", "precision", "drafter", "draft", "draft_device", "experts_in_ram", "context",
+        "bytes", "draft_bytes", "further_reply_bytes", "fits", "expected_speedup", "reason",
     ]  # fmt: skip
     assert {"total", "in_ram"} <= report["plans"][0]["bytes"].keys()
     report = plan(request("Qwen/Qwen3-8B", gpu(4))).as_dict()

@@ -102,7 +102,7 @@ def test_a_draft_that_the_memory_does_not_hold_stays_unmeasured(
     def measured(_: Recipe) -> Judgement:
         raise AssertionError("it was loaded")
 
-    monkeypatch.setattr("localspec.loading.placement.free_bytes_now", lambda _: 1000)
+    monkeypatch.setattr("localspec.loading.fitting.free_bytes_now", lambda _: 1000)
     rival = judge_rival("draft", target_folder, loaded_target, PLACE, measured)
     assert rival.judgement is None and "for its weights" in rival.reason
     assert rival.stays_before(Judgement((0.9,), 1.0))

@@ -231,7 +231,7 @@ def test_a_second_training_in_one_work_folder_is_refused(
 def test_too_little_memory_is_said_before_the_target_is_loaded(
     target_folder: Path, prompts: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("localspec.loading.placement.free_bytes_now", lambda _: 1000)
+    monkeypatch.setattr("localspec.loading.fitting.free_bytes_now", lambda _: 1000)
     with pytest.raises(MemoryShortage, match=r"tiny needs .* for its weights"):
         train(settings(target_folder, prompts, tmp_path), said)
     assert not said

@@ -295,7 +295,9 @@ class ModelsController:
         if not has_draft:
             options = replace(options, draft=None, draft_device=None)
         home = (self._service.options or LoadOptions()).home
-        options = replace(options, home=home, device=self.catalogue.asked.device)
+        asked = self.catalogue.asked
+        experts = options.experts or asked.experts
+        options = replace(options, home=home, device=asked.device, experts=experts)
         self._service.switch(options)
         self.tuning = None
         draft = card.plan.draft_name
