@@ -68,7 +68,7 @@ class FewRows:
         self._columns = slots + num_before
         self._before = slots[:1] + states.slots[:num_before]
         self._is_later = states.slots > slots[:, None]  # [n, NUM_PENDING]
-        self._is_new = states.slots >= slots[:1]  # [NUM_PENDING]
+        states.deltas.index_fill_(1, slots, 0.0)  # those of an earlier forward add nothing
 
     def outputs(
         self, net: StateNet, layer: int, channels: torch.Tensor, gates: torch.Tensor
@@ -90,12 +90,12 @@ class FewRows:
         # Queries and keys stand one after the other: both ask the state, and what is pending.
         seen = torch.bmm(asked, states.settled[layer]).view(num_heads, 2, num_rows, -1)
         seen = (seen * left[:, None, :, None]).flatten(1, 2)
-        pending = weights.masked_fill(self._is_new, 0.0)
-        seen = torch.baddbmm(seen, pending, states.deltas[layer].transpose(0, 1))
+        seen = torch.baddbmm(seen, weights, states.deltas[layer].transpose(0, 1))
         shares = inputs.shares.T[..., None]  # [heads, n, 1]
         of_new = weights.index_select(2, slots)  # [heads, 2 n, n]
-        missing = shares * (inputs.values.transpose(0, 1) - seen[:, num_rows:])
-        deltas = states.inverse.times(shares * of_new[:, num_rows:], missing)
+        deltas = shares * (inputs.values.transpose(0, 1) - seen[:, num_rows:])
+        if num_rows > 1:
+            deltas = states.inverse.times(shares * of_new[:, num_rows:], deltas)
         states.deltas[layer].index_copy_(0, slots, deltas.transpose(0, 1))
         return torch.baddbmm(seen[:, :num_rows], of_new[:, :num_rows], deltas).transpose(0, 1)
 
@@ -187,12 +187,10 @@ class UnitInverse:
             width *= 2
 
     def times(self, lower: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Return the inverse times `values`, [b, n, m]. lower: A, [b, n, n]; what stands on its
-        diagonal and above is left out."""
+        """Return the inverse times `values`, [b, n, m], of two rows at least. lower: A, [b, n, n];
+        what stands on its diagonal and above is left out."""
         size = lower.shape[1]
         blocks = [block[:size, :size] for block in self._blocks[: (size - 1).bit_length()]]
-        if not blocks:
-            return values
         inverse = torch.addcmul(self._whole[:size, :size], lower, blocks[0], value=-1)
         for block in blocks[1:]:
             inverse = torch.baddbmm(inverse, torch.bmm(inverse, lower * block), inverse, alpha=-1)
