@@ -57,7 +57,7 @@ from tests.kit.fake_card import (
     fake_module,
     memory_of_card,
 )
-from tests.kit.families import small
+from tests.kit.families import WITH_STATES, small
 from tests.kit.foreign_tiny import foreign_to
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.grammars import MadeUp
@@ -284,17 +284,18 @@ def test_the_graph_body_of_a_block_stays_on_the_card() -> None:
         assert graphs_of_block.notice is None and pool.num_captures == num_graphs
 
 
-def hybrid_on_card(num_layers: int = 4, capacity: int = 96) -> Decoder:
-    module = fake_module(small("qwen3_5", num_hidden_layers=num_layers), DTYPE)
+def hybrid_on_card(num_layers: int = 4, capacity: int = 96, family: str = "qwen3_5") -> Decoder:
+    module = fake_module(small(family, num_hidden_layers=num_layers), DTYPE)
     weights = weights_of(module, Precision(DTYPE, CUDA), capacity)
     return Decoder(weights, KVCache(kv_shape_of(weights, capacity), DTYPE, CUDA))
 
 
 @pytest.mark.slow
-def test_every_graph_body_of_a_model_with_states_stays_on_the_card() -> None:
+@pytest.mark.parametrize("family", WITH_STATES)
+def test_every_graph_body_of_a_model_with_states_stays_on_the_card(family: str) -> None:
     few = patch.multiple(graphs, COARSE_WIDTHS=(1, WIDEST), FINE_WIDTHS=())
     with few, patch.object(chunk, "SIZES", (2,)), fake_card() as traffic:
-        pool, decoder = WatchedPool(traffic), hybrid_on_card()
+        pool, decoder = WatchedPool(traffic), hybrid_on_card(family=family)
         assert decoder.is_capturable
         step, chunks = CapturedDecoder(decoder, pool), ChunkedDraft(decoder, VOCAB_SIZE, pool)
         for each in (step, chunks):

@@ -272,7 +272,7 @@ class KVCache:
         writes more rows than it appends tokens claims them itself."""
         self._go_to(self.length)
         if self.states is not None:
-            self.states.begin(self.length, num_rows)
+            self.states.begin(self.length, num_rows, num_padding)
         if self._rings is not None:
             self._rings.claim(self.length + num_rows + num_padding)
 

@@ -44,8 +44,6 @@ class ClosedStates(States):
     def _prepare(self, start: int, num_rows: int) -> None:
         if num_rows > WIDEST:
             self._settle(self.num_pending)
-        elif self.num_pending + num_rows > NUM_PENDING:
-            self._settle(self.num_pending - WIDEST)
 
     def _advance(self, count: int) -> None:
         """S = e^G S + the sum of e^(G - G_i) k_i delta_i^T, of all layers."""

@@ -133,11 +133,15 @@ class States:
         self.columns.zero_()
         self._length, self._num_pending = 0, 0
 
-    def begin(self, start: int, num_rows: int) -> None:
-        """Go to `start`, which is in `reach`, and make room for the ingredients of so many rows."""
+    def begin(self, start: int, num_rows: int, num_padding: int = 0) -> None:
+        """Go to `start`, which is in `reach`, and make room for the ingredients of so many rows and
+        of padding behind them."""
         assert self._length is not None and start in self.reach, "states reach the text's end"
         self._num_pending = start - self._length
         self._prepare(start, num_rows)
+        room = NUM_PENDING - num_rows - num_padding
+        if num_rows <= WIDEST and self._num_pending > room:
+            self._settle(self._num_pending - min(room, WIDEST))
         if num_rows > WIDEST:
             self._length = None  # until `finish`: the settled states move as well
 
@@ -179,7 +183,7 @@ class States:
 
     def _prepare(self, start: int, num_rows: int) -> None:
         """Make the states ready for rows from `start` on. Before more than WIDEST rows all pending
-        tokens are settled; for fewer there are slots."""
+        tokens are settled."""
         raise NotImplementedError
 
     def _advance(self, count: int) -> None:
@@ -246,8 +250,6 @@ class OrderedStates(States):
         is_running = self._is_running_at == start
         if num_rows > WIDEST or not is_running:
             self._settle(self._num_pending)
-        elif self._num_pending + num_rows > NUM_PENDING:
-            self._settle(self._num_pending - WIDEST)
         self._source = self.running if is_running else self.settled
         self._is_running_at = None  # until `finish`
 
