@@ -97,15 +97,15 @@ class DeltaNet:
     def inputs(self, window: torch.Tensor, gates: torch.Tensor) -> RowInputs:
         """See StateNet."""
         shape, num_rows = self.shape, gates.shape[0]
-        mixed = F.silu(self._mixed(window.float(), num_rows))
+        mixed = silu(self._mixed(window.float(), num_rows))
         num_keyed = 2 * shape.num_key_heads * shape.key_size
         keyed = self.head_norm(mixed[:, :num_keyed].view(num_rows, -1, shape.key_size))
-        shares, steps = gates.float().chunk(2, -1)
+        of_gates, num_heads = self._gate_logs(gates), shape.num_value_heads
         return RowInputs(
             keyed.view(num_rows, 2, -1, shape.key_size),
             mixed[:, num_keyed:].view(num_rows, -1, shape.value_size),
-            torch.sigmoid(shares),
-            F.softplus(steps + self.decay_bias) * self.log_decay,
+            torch.exp(of_gates[:, :num_heads]),
+            of_gates[:, num_heads : 2 * num_heads],
         )
 
     def in_order(
@@ -118,7 +118,8 @@ class DeltaNet:
         keyed = self.head_norm(mixed[:, :num_keyed].view(num_rows, -1, shape.key_size))
         keyed = keyed.view(num_rows, 2, shape.num_key_heads, shape.key_size)
         values = mixed[:, num_keyed:].view(num_rows, -1, 1, shape.value_size)
-        decays, shares = self._gates(gates)
+        of_gates, num_heads = self._gate_logs(gates).exp_(), shape.num_value_heads
+        shares, decays = of_gates[:, :num_heads], of_gates[:, num_heads : 2 * num_heads]
         first, pending = max(0, num_rows - WIDEST), states.num_pending
         if num_rows > WIDEST:
             pending = 0
@@ -163,15 +164,14 @@ class DeltaNet:
             mixed.addcmul_(window[place : place + num_rows], self.convolution[place])
         return mixed
 
-    def _gates(self, gates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Decays and shares of the correction, [n, value_heads] fp32 each. A sigmoid is
-        exp(-softplus(-x)), so both are the same functions."""
-        num_heads = self.shape.num_value_heads
+    def _gate_logs(self, gates: torch.Tensor) -> torch.Tensor:
+        """Return the logarithms of the shares of the correction, then of the decays, fp32, filled
+        up to whole steps of kernels. A sigmoid is exp(-softplus(-x)), so both are the same
+        functions."""
         signs, biases, factors = self._gate_parts
-        gates, missing = gates.float(), -2 * num_heads % GATE_MULTIPLE
+        gates, missing = gates.float(), -2 * self.shape.num_value_heads % GATE_MULTIPLE
         gates = F.pad(gates, (0, missing)) if missing else gates
-        both = softplus(torch.addcmul(biases, gates, signs)).mul_(factors).exp_()
-        return both[:, num_heads : 2 * num_heads], both[:, :num_heads]
+        return softplus(torch.addcmul(biases, gates, signs)).mul_(factors)
 
     @cached_property
     def _gate_parts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
