@@ -100,12 +100,12 @@ def turned(weight: Mxfp4) -> Mxfp4:
 
 
 @cache
-def has_kernel(device: torch.device) -> bool:
-    """Return True if a GPU multiplies a row with packed weights."""
-    return device.type == "cuda" and tries_kernel(device)
+def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return True if a GPU multiplies a row of this precision with packed weights."""
+    return device.type == "cuda" and tries_kernel(device, dtype)
 
 
-def tries_kernel(device: torch.device) -> bool:
+def tries_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if a small product on a device is right."""
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(0, 256, (TRIED_ROWS, 3, MXFP4_BLOCK // 2), generator=generator)
@@ -115,9 +115,9 @@ def tries_kernel(device: torch.device) -> bool:
     wanted = row @ weight.dense(torch.float32).T
     try:
         bitsandbytes()
-        tables = Mxfp4Tables.of(torch.bfloat16, device, is_turned=True)
+        tables = Mxfp4Tables.of(dtype, device, is_turned=True)
         layer = OneRowLinear(turned(weight.to(device)), tables)
-        product = layer(row.bfloat16().to(device)).float().cpu()
+        product = layer(row.to(device, dtype)).float().cpu()
     except (RuntimeError, AttributeError, NotImplementedError, ModelError):
         return False
     return bool((product - wanted).norm() <= MOST_ERROR * wanted.norm())

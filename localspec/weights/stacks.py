@@ -60,14 +60,17 @@ class Stack(QuantisedLinear):
 
     def fill(self, expert: int, weight: Weight) -> None:
         """Raise ModelError for a matrix in another format than the first one."""
-        if type(weight) is not self.kind:
+        parts = self._format.parts(weight) if type(weight) is self.kind else ()
+        places = [
+            held.select(axis, expert) for held, axis in zip(self._parts, self._axes, strict=True)
+        ]
+        if [part.shape for part in parts] != [place.shape for place in places]:
             raise ModelError(
                 "The experts of a layer of this model are kept in different formats, and a GPU "
                 "holds them in one. Choose another copy of the model, or run it on the CPU."
             )
-        parts = self._format.parts(weight)
-        for held, part, axis in zip(self._parts, parts, self._axes, strict=True):
-            held.select(axis, expert).copy_(part)
+        for place, part in zip(places, parts, strict=True):
+            place.copy_(part)
 
     def chosen(self, experts: torch.Tensor) -> Linear:
         """Return the layer of some experts, in this order. experts: their numbers on the device."""
@@ -123,7 +126,7 @@ def format_of(weight: Weight, dtype: torch.dtype, device: torch.device) -> Stack
             lambda parts: unpacked_values(parts[0], parts[1], dtype),
         )
     if isinstance(weight, Mxfp4):
-        has_kernel = mxfp4.has_kernel(device)
+        has_kernel = mxfp4.has_kernel(device, dtype)
         tables = Mxfp4Tables.of(dtype, device, has_kernel)
 
         def layer(parts: Parts) -> Linear:

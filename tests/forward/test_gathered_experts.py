@@ -266,7 +266,7 @@ def test_gpt_oss_in_mxfp4_waits_for_nothing_on_a_card(
     has_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its other layers in NF4."""
-    monkeypatch.setattr(mxfp4, "has_kernel", lambda device: has_kernel)
+    monkeypatch.setattr(mxfp4, "has_kernel", lambda *given: has_kernel)
     bitsandbytes()
     saved_in_mxfp4(small("gpt_oss", hidden_size=64, intermediate_size=96, **ONE_LAYER), tmp_path)
     with fake_card() as traffic, memory_of_card() as memory:

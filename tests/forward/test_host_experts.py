@@ -92,7 +92,9 @@ def test_a_processor_keeps_experts_in_4_bits_where_that_is_asked_for(
     family: str, tmp_path: Path
 ) -> None:
     module = saved(tmp_path, family)
-    model = load_model(tmp_path, FP32, CPU, 64, bits=4).model
+    opened = load_model(tmp_path, FP32, CPU, 64, bits=4)
+    model = opened.model
+    assert opened.has_invariant_rows
     linears = mixture_of(model).linears[1:]
     kind = Nf4Linear if nf4.has_kernel(CPU) else Int4Linear
     assert all(isinstance(linear, kind) != (family == "gpt_oss") for linear in linears)

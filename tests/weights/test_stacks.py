@@ -115,10 +115,21 @@ def test_halves_that_are_kept_in_different_formats_are_rounded_together(
     assert float((found - wanted).norm() / wanted.norm()) < 0.1
 
 
-def test_experts_in_different_formats_are_refused() -> None:
-    weights = [[random_mxfp4(NUM_OUT, NUM_IN)], [Dense(noise(0))]]
+@pytest.mark.parametrize(
+    "weights",
+    [
+        (random_mxfp4(NUM_OUT, NUM_IN), Dense(noise(0))),
+        (Grouped.rounded(noise(0), 32), Grouped.rounded(noise(1), 64)),
+    ],
+    ids=["kinds", "sizes of groups"],
+)
+def test_experts_in_different_formats_are_refused(
+    weights: tuple[Weight, Weight], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imitate_card(monkeypatch)
+    kept = Precision(FP32, CPU, keeps_groups=True)
     with pytest.raises(ModelError, match=r"kept in different formats.*another copy"):
-        stack_for(weights, 2, Precision(FP32, CPU), is_summed=False)
+        stack_for([[weight] for weight in weights], 2, kept, is_summed=False)
 
 
 def test_mxfp4_stays_in_its_bytes() -> None:
