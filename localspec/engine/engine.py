@@ -112,7 +112,8 @@ class Engine:
         cache = self.target.cache
         place = reused = cache.reuse_read(wanted)
         while place < len(wanted) and not cancel.is_set():
-            piece = wanted[place : place + (cache.piece or most_rows())]
+            end = cache.piece_end(place, place + (cache.piece or most_rows()))
+            piece = wanted[place:end]
             logits, sequence.others = yield Rows(self.target, piece, num_logits=1)
             float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
             place += len(piece)

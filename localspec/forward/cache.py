@@ -30,6 +30,9 @@ from localspec.forward.states import OrderedStates, States
 STRETCH = 256  # keys that attention on a GPU takes at once
 KEY_BLOCK = 512  # keys that attention on a processor takes at once, as torch's kernel does
 SNAPSHOT_EVERY = 2048  # tokens of a prompt after which a snapshot is taken
+# What two texts share at their beginning, such as a system prompt, is held for a third one if so
+# many tokens of it had to be read again. A snapshot costs less than reading them.
+LEAST_SHARED = 128
 
 
 def native_cache(shape: KVShape, dtype: torch.dtype, device: torch.device) -> KVCache:
@@ -89,6 +92,7 @@ class KVCache:
         memories: tuple[Memory | None, ...] = (self.states, self._rings)
         self._memories = tuple(memory for memory in memories if memory is not None)
         self._snapshots = Snapshots()
+        self._branch: int | None = None  # where the text that is read leaves the one before
 
     @property
     def length(self) -> int:
@@ -149,9 +153,18 @@ class KVCache:
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Shorten to the longest prefix of `tokens` that is held; returns its length."""
-        length = self._held_length(common_prefix_length(self.tokens, tokens))
+        shared = common_prefix_length(self.tokens, tokens)
+        length = self._held_length(shared)
+        shared -= shared % (self.piece or 1)
+        self._branch = shared if shared - length >= LEAST_SHARED else None
         self.rollback(length)
         return length
+
+    def piece_end(self, start: int, end: int) -> int:
+        """Return the end of a piece of a prompt that may end at `end`: where the text leaves the
+        one before it, if that lies between."""
+        branch = self._branch
+        return branch if branch is not None and start < branch < end else end
 
     def hold(self) -> None:
         """Hold what later texts may go on from: copies of what exists at few lengths only."""
@@ -277,9 +290,10 @@ class KVCache:
             self._rings.claim(self.length + num_rows + num_padding)
 
     def _hold_seldom(self, end: int, num_rows: int) -> None:
-        """Hold a long prompt every SNAPSHOT_EVERY tokens."""
+        """Hold a long prompt every SNAPSHOT_EVERY tokens, and where it leaves the text before."""
         is_read = self._memories and num_rows > WIDEST
-        if is_read and end - self._snapshots.longest(self.tokens) >= SNAPSHOT_EVERY:
+        is_long = is_read and end - self._snapshots.longest(self.tokens) >= SNAPSHOT_EVERY
+        if is_long or end == self._branch:
             self.hold()
 
     # What transformers asks of a cache during a forward.

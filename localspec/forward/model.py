@@ -218,8 +218,12 @@ def scaled(logits: torch.Tensor, config: Any) -> torch.Tensor:
 
 def prefill(model: LanguageModel, tokens: Sequence[int]) -> None:
     """Run `tokens` through the model for their keys and values, PREFILL_CHUNK at a time."""
-    for start in range(0, len(tokens), PREFILL_CHUNK):
-        model.forward(tokens[start : start + PREFILL_CHUNK], num_logits=1)
+    base = model.cache.length
+    place, last = base, base + len(tokens)
+    while place < last:
+        end = min(last, model.cache.piece_end(place, place + PREFILL_CHUNK))
+        model.forward(tokens[place - base : end - base], num_logits=1)
+        place = end
 
 
 def kv_shape(config: Any, capacity: int) -> KVShape:

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from localspec.core.decoding import SamplingParams
+from localspec.core.decoding import DraftPlan, SamplingParams
+from localspec.drafters.chunk import ChunkedDraft
+from localspec.drafters.drafting import Drafting
 from localspec.engine.engine import Engine
 from localspec.forward import snapshots
 from localspec.forward.cache import KEY_BLOCK, STRETCH, KVCache
@@ -25,8 +27,8 @@ from localspec.forward.row_check import has_invariant_rows
 from localspec.weights.precision import Precision
 from tests.kit.decoders import weights_of
 from tests.kit.families import small
-from tests.kit.tiny import CPU, GREEDY, Plans, play, with_cache, with_plain_cache
-from tests.kit.tracing import TracingPool
+from tests.kit.tiny import CPU, GREEDY, Plans, play, turn_of, with_cache, with_plain_cache
+from tests.kit.tracing import TracingPool, UncapturedPool
 
 CLOSENESS = 1e-5  # of all logits, by their norm
 WINDOW = 6
@@ -94,10 +96,10 @@ def ring_sizes(model: Decoder) -> set[int]:
 def test_a_text_longer_than_the_ring_gives_the_logits_of_transformers(
     family: str, make: Callable[..., Decoder]
 ) -> None:
-    """A prompt of two pieces, then single rows and drafts on both sides of each lap."""
+    """A prompt whose second piece is as long as a ring, then single rows and drafts."""
     model, wanted = decoder(family, make), logits_of_transformers(family)
     assert ring_sizes(model), "nothing is shown without a ring"
-    ends = [500, *range(501, 505), *range(510, 530, 7), *range(760, 780, 13), 1020, 1027, 1029]
+    ends = [8, 520, *range(521, 525), *range(530, 550, 7), *range(760, 780, 13), 1020, 1027, 1029]
     assert_equal(read(model, TEXT, ends), wanted)
 
 
@@ -250,6 +252,38 @@ def test_long_prompts_are_held_at_places_between(monkeypatch: pytest.MonkeyPatch
     assert_equal(read(model, TEXT[256:500], []), wanted[256:500])
 
 
+def test_a_snapshot_goes_back_as_far_as_it_holds_windows() -> None:
+    """A few lengths before its own, fewer where the ring itself stood at the end of its reach."""
+    model, wanted = decoder(), logits_of_transformers("gemma4")
+    shortest = 1000 - RING + WINDOW - 1
+    read(model, TEXT[:400], [])
+    model.cache.hold()
+    read(model, TEXT[400:1000], [700])
+    model.cache.rollback(shortest + 4)
+    model.cache.hold()
+    for length in (400, 368, shortest + 4, shortest, shortest - 1, 399):
+        model.cache.reuse(TEXT[: shortest + 4])
+        read(model, TEXT[model.cache.length : 1000], [700])
+        model.cache.rollback(length)
+        assert_equal(model.forward(TEXT[length : length + 1]), wanted[length : length + 1])
+
+
+def test_what_two_texts_share_is_held_for_a_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a system prompt: of a third text only what follows it is read."""
+    model = decoder()
+    engine, sizes = Engine(model, {}), num_rows_read(monkeypatch, model)
+    system = TEXT[:140]
+    for number, num_read in enumerate((959, 959, 819)):
+        del sizes[:]
+        prompt = (*system, number, *TEXT[141:960])
+        sequence = engine.start(prompt, GREEDY, 4, frozenset())
+        engine.prefill(sequence, threading.Event())
+        assert sum(sizes) == num_read
+    fresh = decoder()
+    read(fresh, prompt[:-1], [512])
+    assert torch.equal(model.forward([prompt[-1]]), fresh.forward([prompt[-1]]))
+
+
 def test_copies_take_bounded_memory_and_the_newest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     model = decoder()
     read(model, TEXT[:400], [])
@@ -283,8 +317,8 @@ def test_no_number_stays_beyond_the_end_of_a_ring() -> None:
             values[:, :, place % values.shape[2]] = float("nan")
     model.cache.rollback(600)
     model.cache.zero_beyond()
-    assert_equal(model.forward(TEXT[600:610]), wanted[600:610])
     assert not any(bool(part.isnan().any()) for pair in model.cache.slots for part in pair)
+    assert_equal(model.forward(TEXT[600:610]), wanted[600:610])
 
 
 # -- drafts -----------------------------------------------------------------------------------
@@ -331,6 +365,21 @@ def test_captured_steps_of_a_ring_give_the_logits_of_transformers(
         assert pool.num_replays >= before + 4, "the graphs were not used"
 
 
+@pytest.mark.parametrize("kind", [CapturedDecoder, OneWidthDecoder])
+def test_padded_rows_of_a_captured_width_count_as_written(kind: type[CapturedDecoder]) -> None:
+    """They overwrite what the shortest length would see that could be gone to without them."""
+    model, wanted = kind(like_a_gpu(), TracingPool()), logits_of_transformers("gemma4")
+    assert list(model.capture())
+    read(model, TEXT[:600], [512])
+    model.forward(TEXT[600:613])
+    length = 613 - RING + WINDOW - 1
+    for _ in range(2):  # at last from its start, which is read before
+        model.cache.rollback(length)
+        assert_equal(model.forward(TEXT[length : length + 13]), wanted[length : length + 13])
+        read(model, TEXT[length + 13 : 613], [])
+        length = 3
+
+
 def test_with_one_width_a_row_has_its_bits_in_every_window_of_a_ring() -> None:
     """Beyond the ring's end the keys are those of the ring, before it those of a short window."""
     found, tokens = list[torch.Tensor](), TEXT[: RING + 40]
@@ -346,16 +395,50 @@ def test_with_one_width_a_row_has_its_bits_in_every_window_of_a_ring() -> None:
 
 
 def test_with_one_width_a_later_turn_goes_on_at_the_end_of_whole_pieces() -> None:
+    """Which lies behind what the ring can go back to."""
+    model, fresh = (OneWidthDecoder(like_a_gpu(), TracingPool()) for _ in "ab")
+    engine, prompt = Engine(model, {}), (*TEXT[:560], 4, 8, *TEXT[562:601])
+    engine.prefill(engine.start(TEXT[:601], GREEDY, 4, frozenset()), threading.Event())
+    while model.cache.length < 1020:
+        model.forward(TEXT[model.cache.length :][:16])
+    assert model.cache.reuse_read(prompt) == 512
+    again = play(engine, prompt, Plans(("off", 0)), 12, SAMPLED)
+    assert again.tokens == play(Engine(fresh, {}), prompt, Plans(("off", 0)), 12, SAMPLED).tokens
+
+
+def test_with_one_width_no_more_is_reused_than_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of the last whole piece is not, after its snapshot was let go of."""
+    monkeypatch.setattr(snapshots, "MOST_SNAPSHOTS", 1)
     model = OneWidthDecoder(like_a_gpu(), TracingPool())
     engine = Engine(model, {})
-    first = play(engine, TEXT[:600], Plans(("off", 0)), 300, SAMPLED)
-    prompt = (*TEXT[:600], *first.tokens[600:605], 4, 8)
-    again = play(engine, prompt, Plans(("off", 0)), 12, SAMPLED)
-    fresh = Engine(OneWidthDecoder(like_a_gpu(), TracingPool()), {})
-    assert fresh.target.cache.reuse_read(prompt) == 0
-    assert again.tokens == play(fresh, prompt, Plans(("off", 0)), 12, SAMPLED).tokens
-    model.cache.rollback(model.cache.length)
-    assert model.cache.reuse_read(prompt) == 512
+    engine.prefill(engine.start(TEXT[:601], GREEDY, 4, frozenset()), threading.Event())
+    while model.cache.length < 1020:
+        model.forward(TEXT[model.cache.length :][:16])
+    assert model.cache.reuse_read((*TEXT[:575], 4, 8)) == 0
+
+
+@pytest.mark.parametrize("num_kept", [1, 8])
+def test_a_chunk_that_drafts_across_a_lap(num_kept: int) -> None:
+    """Its tokens are those of single steps, and tokens that a rule drops were written."""
+    model, wanted = like_a_gpu(), logits_of_transformers("gemma4")
+    sequence = turn_of(TEXT[:RING], vocab_size=model.vocab_size)
+    read(model, TEXT[: RING - 3], [])
+    plan = DraftPlan("d", 8, keep_drafting=lambda place, _: place + 1 < num_kept)
+    draft = Drafting(sequence, plan, model.vocab_size)
+    ChunkedDraft(model, model.vocab_size, UncapturedPool()).draft_on(draft)
+    single, expected = like_a_gpu(), list[int]()
+    logits = read(single, TEXT[:RING], [500])[-1:]
+    for _ in range(num_kept):
+        expected.append(int(logits.argmax()))
+        logits = single.forward(expected[-1:])
+    assert draft.tokens == expected
+    model.cache.rollback(RING)
+    read(model, TEXT[RING:600], [])
+    draft = Drafting(turn_of(TEXT[:601], vocab_size=model.vocab_size), plan, model.vocab_size)
+    ChunkedDraft(model, model.vocab_size, UncapturedPool()).draft_on(draft)
+    length = model.cache.length - RING + WINDOW - 1
+    model.cache.rollback(length)
+    assert_equal(model.forward(TEXT[length : length + 1]), wanted[length : length + 1])
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
