@@ -247,7 +247,18 @@ def tensor_names(header: GGUFHeader) -> dict[str, str]:
             f"{header.file.name} holds {len(unknown)} tensors that a {header.family} model is not "
             f"known to have, first {unknown[0]}. Fetch the model with .safetensors weights instead."
         )
-    return found
+    return _of_stacks(found)
+
+
+def _of_stacks(names: dict[str, str]) -> dict[str, str]:
+    """The same, with both stacks of a layer named as transformers does where gate and up of its
+    experts are one stack."""
+    stacks = [name for name in names.values() if name.endswith(".experts.gate_up_proj")]
+    downs = {f"{name.removesuffix('gate_up_proj')}down_proj.weight" for name in stacks}
+    return {
+        theirs: name.removesuffix(".weight") if name in downs else name
+        for theirs, name in names.items()
+    }
 
 
 def _name(name: str, family: Family, num_layers: int | None) -> str | None:

@@ -36,7 +36,8 @@ from localspec.formats.folder_files import (
     weight_files,
     with_true_head,
 )
-from localspec.formats.gguf_file import read_header
+from localspec.formats.gguf_file import GGUFHeader, read_header
+from localspec.formats.gguf_module import module_near
 from localspec.formats.gguf_settings import config_of, tensor_names
 from localspec.formats.native import SIZED, TOWERS, why_not_native
 from localspec.formats.native_config import native_fault
@@ -139,12 +140,18 @@ def _kept_bytes(sizes: Mapping[str, int]) -> int:
 
 
 def shape_of_gguf(file: Path, name: str) -> ModelShape:
-    """The shape of the model in a GGUF file. Raises ModelError."""
-    header = read_header(file)
-    config = config_of(header)
+    """The shape of the model in a GGUF file, with a module in a file beside it. Raises
+    ModelError."""
+    header, near = read_header(file), module_near(file)
+    module = {} if near is None else _tensors_of(read_header(near))
+    drafting = {key: size for key, size in module.items() if OF_MTP.search(key)}
+    return counted_shape(config_of(header), {**_tensors_of(header), **drafting}, name)
+
+
+def _tensors_of(header: GGUFHeader) -> dict[str, tuple[int, ...]]:
+    """Raises ModelError."""
     named = tensor_names(header)
-    tensors = {named[each.name]: each.shape for each in header.tensors if each.name in named}
-    return counted_shape(config, tensors, name)
+    return {named[each.name]: each.shape for each in header.tensors if each.name in named}
 
 
 def _unpacked(tensors: Shapes, per_word: int) -> Shapes:

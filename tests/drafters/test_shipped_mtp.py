@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGUFWriter
+from safetensors.torch import load_file, save_file
 
 from localspec.core.decoding import DraftPlan, SamplingParams
 from localspec.core.errors import ModelError
@@ -22,6 +23,7 @@ from localspec.forward.features import LAST, Features
 from localspec.forward.heads import mtp_files
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.mtp_files import read_mtp, ships_mtp
+from localspec.machine.folder_shapes import shape_of_gguf
 from localspec.machine.gguf_models import opened_gguf
 from tests.kit.families import assert_close, small
 from tests.kit.gguf_files import VOCABULARY, write_gguf
@@ -170,13 +172,17 @@ GGUF_NAMES = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_up_proj": "ffn_gate_up_exps", "mlp.experts.down_proj": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }  # fmt: skip
 
 
 def add_module(writer: GGUFWriter, module: Any, block: int) -> None:
     """As llama.cpp's converter writes it: a block after the last, every norm with its 1."""
-    writer.add_uint32("qwen35.nextn_predict_layers", 1)
+    writer.add_uint32(f"{writer.arch}.nextn_predict_layers", 1)
     for name, tensor in published(module).items():
         path = name.removesuffix(".weight").removeprefix("mtp.layers.0.")
         shift = 1.0 if "norm" in path else 0.0
@@ -184,14 +190,14 @@ def add_module(writer: GGUFWriter, module: Any, block: int) -> None:
         writer.add_tensor(called, (tensor + shift).numpy())
 
 
-def gguf_pair(place: Path, is_alone: bool) -> Path:
+def gguf_pair(place: Path, is_alone: bool, family: str = "qwen3_5") -> Path:
     """The tiny Qwen3.5 as a GGUF file, with its module in it, or in a file beside it."""
-    model, module = pair()
+    model, module = pair(family)
     num_layers = model.config.num_hidden_layers
 
     def describe(writer: GGUFWriter) -> None:
         VOCABULARY(writer)
-        writer.add_uint32("qwen35.full_attention_interval", 2)
+        writer.add_uint32(f"{writer.arch}.full_attention_interval", 2)
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_state_size(16)
         writer.add_ssm_group_count(2)
@@ -199,11 +205,17 @@ def gguf_pair(place: Path, is_alone: bool) -> Path:
         writer.add_ssm_inner_size(32)
         writer.add_rope_dimension_count(8)
         writer.add_name("Tiny Qwen")
+        if family == "qwen3_5_moe":
+            writer.add_expert_count(6)
+            writer.add_expert_used_count(2)
+            writer.add_expert_feed_forward_length(24)
+            writer.add_expert_shared_feed_forward_length(40)
         if not is_alone:
             add_module(writer, module, num_layers)
 
     file = place / "tiny-Q8.gguf"
-    write_gguf(file, model, "F32", "qwen35", describe, num_drafting=0 if is_alone else 1)
+    architecture = "qwen35" if family == "qwen3_5" else "qwen35moe"
+    write_gguf(file, model, "F32", architecture, describe, num_drafting=0 if is_alone else 1)
     return file
 
 
@@ -220,19 +232,42 @@ def write_alone(file: Path, name: str = "tiny-qwen", width: int = 32) -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("is_alone", [False, True], ids=["in the file", "in a file beside it"])
-def test_a_gguf_file_has_the_same_module(is_alone: bool, tmp_path: Path) -> None:
-    file = gguf_pair(tmp_path, is_alone)
+@pytest.mark.parametrize(
+    ("family", "is_alone"), [("qwen3_5", False), ("qwen3_5", True), ("qwen3_5_moe", False)]
+)
+def test_a_gguf_file_has_the_same_module(family: str, is_alone: bool, tmp_path: Path) -> None:
+    """In the model's own file, or in a file beside it."""
+    file = gguf_pair(tmp_path, is_alone, family)
     folder = opened_gguf(file, tmp_path)
     assert ships_mtp(folder) is not is_alone
     if is_alone:
+        assert shape_of_gguf(file, "tiny").mtp is None
         write_alone(tmp_path / "mtp-tiny-F32.gguf")
         write_alone(tmp_path / "mtp-another-F32.gguf", "another")
     assert ships_mtp(folder)
-    model, text = target("qwen3_5"), list(PROMPT)
+    counted = shape_of_gguf(file, "tiny").mtp
+    num_weights = sum(tensor.numel() for tensor in published(pair(family)[1]).values())
+    assert counted is not None and counted.num_params == num_weights
+    model, text = target(family), list(PROMPT)
     head = AutoregressiveHead(read_mtp(folder, model), CAPACITY)
     _, rows = chain(head, text, read_up_to(model, text))
-    assert_close(rows, Reference(*pair()).logits(text, NUM_DRAFTED))
+    assert_close(rows, Reference(*pair(family)).logits(text, NUM_DRAFTED))
+
+
+def test_experts_that_are_published_one_by_one_are_the_same(tmp_path: Path) -> None:
+    """As in Qwen3.6-35B-A3B."""
+    folder = write(tmp_path, *pair("qwen3_5_moe"))
+    tensors, begin = load_file(folder / "model.safetensors"), "mtp.layers.0.mlp.experts."
+    gate, up = tensors.pop(f"{begin}gate_up_proj").chunk(2, 1)
+    parts = {"gate_proj": gate, "up_proj": up, "down_proj": tensors.pop(f"{begin}down_proj")}
+    for part, stack in parts.items():
+        for expert, weight in enumerate(stack):
+            tensors[f"{begin}{expert}.{part}.weight"] = weight.clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    model, text = target("qwen3_5_moe"), list(PROMPT)
+    head = AutoregressiveHead(read_mtp(folder, model), CAPACITY)
+    _, rows = chain(head, text, read_up_to(model, text))
+    assert_close(rows, Reference(*pair("qwen3_5_moe")).logits(text, NUM_DRAFTED))
 
 
 @pytest.mark.parametrize(

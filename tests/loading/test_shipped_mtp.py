@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from localspec.core.backend import Message, Request
-from localspec.core.decoding import SamplingParams
+from localspec.core.decoding import SamplingParams, Sequence
 from localspec.core.options import LoadOptions
 from localspec.forward.features import Features
 from localspec.forward.heads import mtp_files
@@ -92,6 +92,9 @@ def test_the_module_drafts_and_every_wrong_variant_is_accepted_less(
     backend = opened(trained_folder)
     status = next(each for each in backend.describe().drafters if each.name == "mtp")
     assert status.is_available and status.memory_bytes
+    turn = Sequence((1,) * 200, SamplingParams(), 8, frozenset(), torch.Generator())
+    missed = backend.loaded.controller.catch_up.num_missed("mtp", turn, 199)
+    assert missed == 200, "it is charged for a prompt that it reads"
     greedy = SamplingParams()
     texts, right = replies(backend, "mtp", greedy)
     assert "quick brown fox" in texts[0] and texts == replies(backend, "off", greedy)[0]

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from localspec.core.errors import ModelError
-from localspec.core.prefix import common_prefix_length
 from localspec.formats.decoder_settings import DecoderSettings
 from localspec.formats.folder_files import (
     ModelFolder,
@@ -24,11 +23,10 @@ from localspec.formats.folder_files import (
     gguf_file,
     weight_files,
 )
-from localspec.formats.gguf_file import GGUFHeader, read_header
-from localspec.formats.gguf_layers import MTP_ALONE, MTP_COUNT, count_layers
+from localspec.formats.gguf_file import read_header
+from localspec.formats.gguf_module import module_near, require_module_of
 from localspec.formats.gguf_settings import tensor_names
 from localspec.formats.head_folder import is_published
-from localspec.formats.noted_settings import NotedSettings
 from localspec.formats.rotation_settings import NotNative
 from localspec.formats.safetensors_file import tensor_shapes as tensor_shapes_in
 from localspec.forward.builder import Builder
@@ -126,58 +124,21 @@ def _names_in(folder: Path) -> list[str]:
     """The names of all tensors, as the headers of a model's files say them. Raises ModelError."""
     file = gguf_file(folder)
     if file is not None:
-        near = _file_near(file)
+        near = module_near(file)
         headers = [read_header(each) for each in (file, near) if each is not None]
         return [name for header in headers for name in tensor_names(header).values()]
     return [name for file in weight_files(folder) for name in tensor_shapes_in(file)]
-
-
-def _file_near(file: Path) -> Path | None:
-    """The file of a module alone beside a model's GGUF file that holds none: of several the one
-    named most like the model. Raises ModelError."""
-    if int(_own_settings(read_header(file)).get(MTP_COUNT) or 0):
-        return None
-    alone = sorted(file.parent.glob(f"{MTP_ALONE}*.gguf"))
-    ours = list(file.name.lower().encode())
-
-    def likeness(other: Path) -> int:
-        return common_prefix_length(list(other.name.removeprefix(MTP_ALONE).lower().encode()), ours)
-
-    return max(alone, key=likeness, default=None)
-
-
-def _own_settings(header: GGUFHeader) -> NotedSettings:
-    """The settings of a file's family, without the family's name."""
-    return NotedSettings(header.settings, f"{header.family}.")
 
 
 def _with_module(found: ModelFolder) -> ModelFolder:
     """The same with the file of its module alone, where the module is in one. Raises ModelError for
     the module of another model."""
     file = gguf_file(found.path)
-    near = None if file is None else _file_near(file)
+    near = None if file is None else module_near(file)
     if file is None or near is None:
         return found
-    model, module = read_header(file), read_header(near)
-    own, others = _own_settings(model), _own_settings(module)
-    ours = [_plain(model.settings.get("general.name")), own.get("embedding_length"),
-            model.family, count_layers(own)]  # fmt: skip
-    theirs = [_plain(module.settings.get("general.name")), others.get("embedding_length"),
-              module.family, count_layers(others)]  # fmt: skip
-    for name, here, there in zip(
-        ("name", "width", "family", "number of layers"), ours, theirs, strict=True
-    ):
-        if here != there and (name != "name" or (here and there)):
-            raise ModelError(
-                f"{near.name} was made for a model of the {name} {there}, and {file.name} has "
-                f"{here}. Fetch the module of this model, or move the file away."
-            )
+    require_module_of(file, near)
     return replace(found, files=(near,))
-
-
-def _plain(name: object) -> str:
-    """Letters and digits of a model's name, which files write in several ways."""
-    return "".join(letter for letter in str(name or "").lower() if letter.isalnum())
 
 
 def _read_shipped(found: ModelFolder, target: LanguageModel, bits: Bits | None) -> HeadParts:
