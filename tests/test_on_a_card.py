@@ -306,7 +306,6 @@ def test_every_graph_body_of_a_model_with_states_stays_on_the_card(family: str) 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["draft_model", "ngram"])
 def test_rounds_of_models_with_states_wait_no_more_than_others(name: str) -> None:
-    """The states of a prompt are copied to the host before the first round."""
     with fake_card(number=0.9) as traffic:
         pool = UncapturedPool()
         target, draft = (CapturedDecoder(hybrid_on_card(), pool) for _ in "ab")
@@ -315,6 +314,20 @@ def test_rounds_of_models_with_states_wait_no_more_than_others(name: str) -> Non
             for _ in rounds_of(name, parts, sampling, traffic):
                 assert not traffic.uploads
                 assert sum(traffic.reads.values()) <= FEWER.get(name, most), traffic.reads
+
+
+@pytest.mark.slow
+def test_states_are_put_by_and_brought_back_without_a_wait() -> None:
+    with fake_card() as traffic:
+        model = hybrid_on_card()
+        model.forward(PROMPT)
+        traffic.clear()
+        model.cache.hold()
+        model.forward([3] * 40)
+        assert not traffic.reads and not traffic.uploads
+        assert model.cache.reuse(PROMPT) == len(PROMPT)
+        model.forward([4])
+        assert not traffic.reads and not traffic.uploads
 
 
 class Launches(TorchDispatchMode):

@@ -22,6 +22,7 @@ import torch
 from localspec.formats.attention import NUM_PENDING
 from localspec.formats.delta_settings import DeltaSettings
 from localspec.forward.snapshots import Saved
+from localspec.forward.upload import put_by
 
 WIDEST = 16  # Rows of a forward that checks a draft.
 assert NUM_PENDING == 2 * WIDEST, "one forward's rows, and as many before them"
@@ -173,12 +174,12 @@ class States:
         assert self._length is not None and length in self.reach
         count = length - self._length
         parts = (self.settled, *self.held(count))
-        return Saved(self._length, count, tuple(part.to("cpu", copy=True) for part in parts))
+        return Saved(self._length, count, tuple(put_by(part) for part in parts))
 
     def restore(self, saved: Saved) -> None:
         held = (self.settled, *self.held(saved.num_pending))
         for part, copied in zip(held, saved.parts, strict=True):
-            part.copy_(copied)
+            part.copy_(copied, non_blocking=True)
         self._length, self._num_pending = saved.length, saved.num_pending
 
     def _prepare(self, start: int, num_rows: int) -> None:

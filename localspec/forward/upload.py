@@ -1,7 +1,7 @@
-"""Numbers of the host on a device, without the host waiting for the copy.
+"""Numbers of the host on a device, and back, without the host waiting for the copy.
 
-Contract: a GPU copies from ordinary memory only while the host waits; from pinned memory it copies
-when its turn comes. Both functions make new memory each time: torch keeps it until the copy is
+A GPU copies from ordinary memory and to it only while the host waits; with pinned memory it copies
+when its turn comes. Every function makes new memory each time: torch keeps it until the copy is
 over, whereas a buffer of our own could be written to again before the device has read it.
 """
 
@@ -26,3 +26,15 @@ def indices(places: Any, device: torch.device) -> torch.Tensor:
     """Ids or places on `device`, int64. A list as an index would be copied with a wait. A tensor
     is there already."""
     return places if isinstance(places, torch.Tensor) else uploaded(places, torch.int64, device)
+
+
+def put_by(values: torch.Tensor) -> torch.Tensor:
+    """Return a copy of `values` on the host, to be copied back to its device later. A GPU writes it
+    when its turn comes, so the host must not read it."""
+    if values.device.type != "cuda":
+        return values.to("cpu", copy=True)
+    try:
+        copied = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    except RuntimeError:  # The system pins a part of its memory at most.
+        return values.to("cpu", copy=True)
+    return copied.copy_(values, non_blocking=True)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -115,6 +115,7 @@ def _patches(traffic: Traffic, number: float) -> Iterator[tuple[Any, str, Any]]:
     yield FakeTensor, "pin_memory", _pinned
     yield torch, "equal", lambda left, right: filled((left == right).all())
     yield torch, "tensor", _tensor_of(torch.tensor)
+    yield torch, "empty", _empty_of(torch.empty)
     yield files, "load_file", _read_by(files.load_file)
     for source in (bitsandbytes_folder, mxfp4, packed, source_of_folders):
         yield source, "read_tensor", _read_by(source.read_tensor)
@@ -150,6 +151,18 @@ def _tensor_of(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         return made.to(torch.get_default_device() if device is None else device)
 
     return tensor
+
+
+def _empty_of(real: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """torch.empty, which on a computer without a card pins nothing."""
+
+    def empty(*sizes: Any, pin_memory: bool = False, **kind: Any) -> Any:
+        made = real(*sizes, **kind)
+        if pin_memory:
+            cast(Any, made).is_pinned_here = True
+        return made
+
+    return empty
 
 
 def _read_by(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,12 +207,10 @@ class _Watch(TorchDispatchMode):
         if source.device.type == out.device.type:
             self._traffic.crossings[_where()] += 1
             return
-        if out.device.type == "cpu":
-            self._traffic.reads[_where()] += 1
-            return
-        is_pinned = getattr(source, "is_pinned_here", False)
+        is_read = out.device.type == "cpu"
+        is_pinned = getattr(out if is_read else source, "is_pinned_here", False)
         if not (is_pinned and (kwargs or {}).get("non_blocking")):
-            self._traffic.uploads[_where()] += 1
+            (self._traffic.reads if is_read else self._traffic.uploads)[_where()] += 1
 
 
 def _nested(shape: list[int], value: float) -> Any:
