@@ -247,9 +247,9 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     if not remedies:
         found = [longest_fitting(each, request.room) for each in lower]
         remedies = [precision_at(each) for each in found if each is not None]
-    split = _split_shortage(request, short)
-    if split is None:
-        remedies.append("its experts in the RAM")
+    split = next((each for each in (short, *lower) if _has_ram_for(request, each)), None)
+    if split is not None and not remedies and _fits(request, _with_experts_in_ram(split)):
+        remedies = [f"{split.precision} with its experts in the RAM"]
     if remedies:  # only the flag gives a head in 4 bits
         named = " or ".join(remedies).replace("4-bit-head", "--dtype 4-bit-head")
         return f"{said}{named} would fit."
@@ -257,19 +257,17 @@ def _shortage(request: PlanRequest, short: Arrangement) -> str:
     smallest = [replace(each, context_length=shortest) for each in (short, *lower)]
     least = min(smallest, key=partial(_needed, request))
     return (
-        f"{said}even {precision_at(least)} needs {gib(_needed(request, least), ceil)}.{split} A "
-        "smaller model would fit, or more free memory."
+        f"{said}even {precision_at(least)} needs {gib(_needed(request, least), ceil)}."
+        f"{_split_shortage(request, split)} A smaller model would fit, or more free memory."
     )
 
 
-def _split_shortage(request: PlanRequest, short: Arrangement) -> str | None:
-    """Return why the same does not fit with its experts in the RAM, "" where they cannot be there;
-    None where it fits."""
-    if short.experts_in_ram or not _has_ram_for(request, short):
-        return ""
-    lacking = shortage_of(_with_experts_in_ram(short), request.room)
+def _split_shortage(request: PlanRequest, split: Arrangement | None) -> str:
+    """Return how much RAM is lacking to have the experts of an arrangement there, "" where it is
+    not the RAM that is short."""
+    lacking = None if split is None else shortage_of(_with_experts_in_ram(split), request.room)
     if lacking is None or not lacking.is_of_ram:
-        return None if lacking is None else ""
+        return ""
     needed, free = gib(lacking.needed_bytes, ceil), gib(lacking.free_bytes, floor)
     return f" With its experts in the RAM it needs {needed} there, and {free} of RAM is free."
 

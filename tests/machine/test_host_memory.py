@@ -89,6 +89,15 @@ def test_a_card_and_a_ram_that_are_both_too_small_are_refused_with_both_figures(
     assert "With its experts in the RAM it needs 9.5 GiB there, and 6.0 GiB of RAM is" in reason
 
 
+def test_a_refusal_in_more_bits_names_those_in_which_experts_fit_the_ram() -> None:
+    def refused(ram_gib: float) -> str:
+        report = planned("Qwen/Qwen3.6-35B-A3B", 15, ram_gib)
+        return next(each.reason for each in report.refused if each.drafter == "off")
+
+    assert refused(20).endswith("15.0 GiB is free: 4-bit with its experts in the RAM would fit.")
+    assert "in the RAM it needs 16.9 GiB there, and 12.0 GiB of RAM is free." in refused(12)
+
+
 def test_where_experts_are_to_be_is_followed() -> None:
     room = Room("cuda", 24 * GIB, num_cuda_cores=5888, ram_bytes=32 * GIB)
     asked = PlanRequest(MODELS[OSS], room, experts="ram")

@@ -146,3 +146,30 @@ def test_listed_weights_are_those_of_transformers_own_model(kind: str) -> None:
     if config.tie_word_embeddings:
         del wanted["lm_head.weight"]
     assert published_tensors(config.to_dict()) == wanted
+
+
+# The smallest card, in GiB, that holds each in 4 bits with 8192 tokens beside a desktop.
+SMALLEST_CARD = {
+    "Qwen/Qwen3.5-4B": 8,
+    "Qwen/Qwen3.5-9B": 12,
+    "Qwen/Qwen3.8-27B": 24,
+    "Qwen/Qwen3.6-35B-A3B": 24,
+    "google/gemma-4-E2B-it": 6,
+    "google/gemma-4-E4B-it": 8,
+    "google/gemma-4-12B-it": 12,
+    "google/gemma-4-26B-A4B-it": 24,
+    "google/gemma-4-31B-it": 24,
+    "openai/gpt-oss-20b": 16,
+}
+
+
+@pytest.mark.parametrize("id", sorted(SMALLEST_CARD))
+def test_each_model_fits_the_card_that_people_run_it_on(id: str) -> None:
+    """Wholly: where a smaller card is enough with experts in the RAM, these are not on the card."""
+    for card, is_enough in ((SMALLEST_CARD[id], True), (SMALLEST_CARD[id] - 4, False)):
+        room = Room(
+            "cuda", int((card - 1.1) * GIB), card * GIB, has_display=True, ram_bytes=64 * GIB
+        )
+        plans = plan(PlanRequest(MODELS[id], room, 8192)).plans
+        found = any(not each.experts_in_ram and each.context_length == 8192 for each in plans)
+        assert found == is_enough, card
