@@ -113,8 +113,8 @@ def unpacked_values(
     outputs, [groups, out, 2]."""
     numbers = unpacked_numbers(packed, _order_on(packed.device, _tiles_of(packed)))
     scales, middles = scales_and_zeros.transpose(0, 1).unbind(-1)
-    groups = numbers.view(*scales.shape, -1).to(dtype) - MIDDLE
-    return (groups * scales[..., None].to(dtype) + middles[..., None].to(dtype)).flatten(1)
+    groups = numbers.view(*scales.shape, -1).to(dtype).sub_(MIDDLE)  # in place, for it is large
+    return groups.mul_(scales[..., None].to(dtype)).add_(middles[..., None].to(dtype)).flatten(1)
 
 
 def _packed(values: torch.Tensor, lowest: int, device: torch.device) -> torch.Tensor:
