@@ -133,7 +133,7 @@ def cases(file: Path) -> dict[str, Case]:
         for key in opened.keys():  # noqa: SIM118
             name, _, part = key.partition("/")
             results.setdefault(name, {})[part] = opened.get_tensor(key)
-    return {name: Case(**each, results=results[name]) for name, each in told.items()}
+    return {name: Case(**each, results=results[name]) for name, each in sorted(told.items())}
 
 
 def save_cases(file: Path, made: Mapping[str, Case]) -> None:
