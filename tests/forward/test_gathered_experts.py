@@ -280,19 +280,6 @@ def test_gpt_oss_in_mxfp4_waits_for_nothing_on_a_card(
         assert not traffic.reads and not traffic.uploads
 
 
-def test_a_shared_expert_waits_for_nothing() -> None:
-    with fake_card() as traffic, torch.inference_mode():
-        model = on_card("qwen3_5_moe")
-        assert not model.weights.reads_host
-        part, rows = (
-            model.weights.blocks[0].feed_forward,
-            torch.empty(8, 64, dtype=BF16, device=CUDA),
-        )
-        traffic.clear()
-        assert part(rows).shape == (8, 64)
-        assert not traffic.reads and not traffic.uploads
-
-
 @pytest.mark.slow
 def test_a_card_rounds_the_experts_of_a_gguf_file_that_are_in_more_bits(tmp_path: Path) -> None:
     folder, _ = mixture_as_gguf(tmp_path)
@@ -311,7 +298,7 @@ def test_a_card_rounds_the_experts_of_a_gguf_file_that_are_in_more_bits(tmp_path
 @pytest.mark.parametrize("kind", [None, "nf4"])
 def test_loading_takes_an_expert_more_than_the_stacks(kind: Any) -> None:
     """On the card; a copy of a layer's experts would be twice as much."""
-    fake = small("qwen3_moe", hidden_size=512, moe_intermediate_size=512, num_experts=32,
+    fake = small("qwen3_moe", hidden_size=512, moe_intermediate_size=512, num_experts=8,
                  num_hidden_layers=1)  # fmt: skip
     with fake_card(), memory_of_card() as memory:
         weights = weights_of(fake, Precision(BF16, CUDA, kind), 64)
