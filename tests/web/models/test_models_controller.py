@@ -21,7 +21,7 @@ from localspec.machine.hardware import TorchBuild, probe
 from localspec.machine.other_programs import found_models
 from localspec.web.models.models_controller import ModelsController
 from tests.kit import samples, waiting
-from tests.kit.fake_nvml import FakeNvml
+from tests.kit.fake_nvml import CUDA_BUILD, LINUX, FakeNvml
 from tests.kit.fakes import Script
 from tests.kit.gguf_files import write_gguf
 from tests.kit.hub_stub import Refusal
@@ -403,6 +403,20 @@ def test_where_free_memory_is_unknown_the_plan_says_so(controller: ModelsControl
     found = probe(blind, None, TorchBuild("2.13.0", "13.0"))
     controller.catalogue.probe = lambda: found
     assert "is not known" in parts(controller)["found"]
+
+
+def test_experts_in_the_ram_and_their_size_are_shown_with_the_reason(
+    controller: ModelsController,
+) -> None:
+    """An 8 GB card beside 20 GiB of free RAM."""
+    found = probe(FakeNvml(free_gib=7.5, total_gib=8), LINUX, CUDA_BUILD)
+    controller.catalogue.probe = lambda: found
+    shown = " ".join("".join(parts(controller).values()).split())
+    oss = card(controller, "openai/gpt-oss-20b")
+    assert oss.load_options().experts == "ram" and oss.refusal is None
+    assert ", experts in the RAM · about" in shown
+    assert "9.5 GiB, are in the RAM and computed by the processor" in shown
+    assert "and 9.5 GiB of RAM" in shown
 
 
 def test_what_the_last_replies_gained_stands_in_place_of_an_expectation(
