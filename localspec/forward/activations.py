@@ -3,7 +3,7 @@
 torch's kernels for a processor take whole vectors of numbers, and round the numbers that are left
 over otherwise. Its threads share a tensor evenly, so a number of threads such as 6 leaves some over
 in the middle of it, at places that change with the number of rows. Rows therefore go to a kernel in
-pieces that its threads share in whole vectors.
+pieces that its threads share in whole vectors, filled up where a row is not made of whole ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
-VECTOR_STEP = 64  # Numbers that a kernel takes at once, at most: two vectors of bf16.
+STEP_BYTES = 128  # Of the numbers that a kernel takes at once, at most: two vectors.
+VECTOR_STEP = STEP_BYTES // 2  # As many numbers of bf16, for threads that share a tensor.
 GRAIN = 32768  # Numbers that torch gives a thread at least.
 GELU_GRAIN = 16384  # Numbers from which on torch gives a gelu to all threads.
 
@@ -33,7 +34,12 @@ class Steady:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         numel = rows.numel()
-        if numel <= self._bound or rows.device.type != "cpu":
+        if rows.device.type != "cpu" or not numel:
+            return self._function(rows)
+        if missing := -(numel // rows.shape[0]) % (STEP_BYTES // rows.itemsize):
+            whole = F.pad(rows.flatten(1), (0, missing))  # no row ends within a vector
+            return self(whole)[:, :-missing].reshape(rows.shape)
+        if numel <= self._bound:
             return self._function(rows)
         width, num_threads = numel // rows.shape[0], torch.get_num_threads()
         sizes = piece_sizes(rows.shape[0], width, num_threads, self._takes_all_threads)

@@ -14,7 +14,7 @@ import torch
 
 from localspec.forward.activations import sigmoid
 from localspec.forward.block import FeedForward, Mixture, Norm
-from localspec.weights.linear import GATE_MULTIPLE, Linear
+from localspec.weights.linear import Linear
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,5 @@ class SharedExpert:
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         opened = (rows * self.gate).sum(-1, keepdim=True)  # [n, 1]
-        # Whole steps of a processor's kernel: the rest of a row of them rounds otherwise.
-        share = sigmoid(opened.repeat(1, GATE_MULTIPLE))[:, :1].to(rows.dtype)
+        share = sigmoid(opened).to(rows.dtype)
         return self.experts(rows) + share * self.shared(rows)

@@ -16,8 +16,8 @@ FUNCTIONS = {
     "softplus": activations.softplus,
     "steep silu": lambda rows: activations.steep_silu(rows, 1.702),
 }
-WIDTHS = (256, 3584)
-NUM_ROWS = (5, 9, 17, 64, 129)
+WIDTHS = (1, 40, 256, 3584)
+NUM_ROWS = (1, 5, 9, 17, 64, 129)
 
 
 @pytest.fixture(params=[3, 6])

@@ -121,6 +121,16 @@ def test_a_long_prompt_is_held_at_places_between(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(model.forward(prompt[40:]), decoder().forward(prompt)[40:])
 
 
+def test_a_copy_of_another_text_is_not_gone_back_to() -> None:
+    model, other = decoder(), TEXT[::-1]
+    model.forward(other[:40])
+    model.cache.hold()
+    model.cache.rollback(0)
+    model.forward(TEXT[:70])
+    model.cache.rollback(35)
+    assert torch.equal(model.forward(TEXT[35:40]), decoder().forward(TEXT[:40])[35:])
+
+
 def test_only_the_last_copies_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshots, "MOST_SNAPSHOTS", 2)
     model = decoder()
