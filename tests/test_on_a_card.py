@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -199,17 +200,33 @@ def test_rounds_wait_for_the_card_only_where_they_must(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_module_that_ships_with_its_target_waits_no_more_than_others(tmp_path: Path) -> None:
+    """Nor does a graph of its steps."""
     folder = qwen_mtp.write(tmp_path, *qwen_mtp.pair())
-    module = copy.deepcopy(qwen_mtp.pair()[0])
     with fake_card(number=0.9) as traffic:
-        module = fake_module(module, DTYPE)
-        weights = weights_of(module, Precision(DTYPE, CUDA), 64)
-        target = Decoder(weights, native_cache(kv_shape_of(weights, 64), DTYPE, CUDA))
+        target = shipped_target()
         for sampling, most in ((GREEDY, MOST_GREEDY), (SAMPLED, MOST_SAMPLED)):
             parts = Parts(target, heads={"mtp": folder})
             for _ in rounds_of("mtp", parts, sampling, traffic):
                 assert not traffic.uploads
                 assert sum(traffic.reads.values()) <= most, traffic.reads
+    with fake_card() as traffic:
+        pool = WatchedPool(traffic)
+        parts = Parts(shipped_target(), heads={"mtp": folder}, pool=pool)
+        drafter = drafter_on("mtp", parts)
+        (captures,) = drafter.captures
+        assert len(list(captures.capture())) == pool.num_captures > 0 and captures.notice is None
+        with patch.object(type(drafter), "build", lambda _: drafter):
+            for _ in rounds_of("mtp", parts, GREEDY, traffic):
+                assert not traffic.uploads
+                assert sum(traffic.reads.values()) <= MOST_GREEDY, traffic.reads
+
+
+def shipped_target() -> Decoder:
+    """Inside `fake_card`."""
+    with unset_fake_temporarily():
+        module = copy.deepcopy(qwen_mtp.pair()[0])
+    weights = weights_of(fake_module(module, DTYPE), Precision(DTYPE, CUDA), 64)
+    return Decoder(weights, native_cache(kv_shape_of(weights, 64), DTYPE, CUDA))
 
 
 @pytest.mark.slow

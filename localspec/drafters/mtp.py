@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from localspec.drafters.head_drafter import ChainDrafter
 from localspec.drafters.parts import Parts
+from localspec.forward.decoder import Decoder
+from localspec.forward.graphs import Capturing
 from localspec.forward.heads.autoregressive import AutoregressiveHead
+from localspec.forward.heads.chain_static import CapturedHead
 from localspec.forward.heads.mtp_files import read_mtp
 
 
@@ -20,6 +23,15 @@ class MtpDrafter(ChainDrafter):
 
     @classmethod
     def build(cls, parts: Parts) -> MtpDrafter:
-        folder = parts.head(cls.name, "multi-token-prediction module")
-        network = parts.once(cls.name, lambda: read_mtp(folder, parts.target, parts.bits))
-        return cls(parts.target, AutoregressiveHead(network, parts.target.cache.shape.capacity))
+        folder, target = parts.head(cls.name, "multi-token-prediction module"), parts.target
+        module = parts.once(cls.name, lambda: read_mtp(folder, target, parts.bits))
+        capacity, pool = target.cache.shape.capacity, parts.pool
+        can_capture = isinstance(target, Decoder) and not target.weights.head.reads_host
+        if pool is None or not can_capture or module.network.layer.reads_host:
+            return cls(target, AutoregressiveHead(module, capacity))
+        width = target.embed([0]).shape[1]
+        return cls(target, CapturedHead(module, capacity, width, pool))
+
+    @property
+    def captures(self) -> tuple[Capturing, ...]:
+        return (self._head,) if isinstance(self._head, CapturedHead) else ()

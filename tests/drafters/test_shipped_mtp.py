@@ -29,6 +29,7 @@ from tests.kit.families import assert_close, small
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.qwen_mtp import Reference, module_for, pair, published, write
 from tests.kit.tiny import GREEDY, Plans, play, turn_of, with_cache
+from tests.kit.tracing import StalePool, TracingPool
 
 FAMILIES = ("qwen3_5", "qwen3_5_moe")
 PROMPT = (5, 9, 12, 30, 7, 41, 3, 17, 22, 8)
@@ -145,6 +146,39 @@ def test_a_prompt_is_read_in_pieces(
     head = AutoregressiveHead(read_mtp(shipped_folders["qwen3_5"], model), CAPACITY)
     _, rows = chain(head, text, read_up_to(model, text))
     assert_close(rows, Reference(*pair()).logits(text, NUM_DRAFTED))
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.8, seed=3)], ids=str)
+def test_captured_steps_draft_the_same(
+    sampling: SamplingParams, shipped_folders: dict[str, Path]
+) -> None:
+    """Over several rounds, each of which takes back what the one before has written."""
+    proposals = list[list[tuple[int, ...]]]()
+    pool = TracingPool()
+    for each in (None, pool):
+        model = target("qwen3_5")
+        heads = {"mtp": shipped_folders["qwen3_5"]}
+        drafter = MtpDrafter.build(Parts(model, heads=heads, pool=each))
+        for captures in drafter.captures:
+            assert len(list(captures.capture())) == pool.num_captures > 0
+            assert captures.notice is None
+        text, proposed = list(PROMPT), list[tuple[int, ...]]()
+        for num_accepted in (0, 2, 4, 1):
+            sequence = turn_of(tuple(text), sampling)
+            read_up_to(model, text)
+            proposal = drafter.propose(sequence, DraftPlan("mtp", NUM_DRAFTED))
+            proposed.append(proposal.tokens)
+            text += [*proposal.tokens[:num_accepted], (proposal.tokens[-1] + 7) % 48]
+        proposals.append(proposed)
+    assert proposals[0] == proposals[1] and pool.num_replays > 4 * (NUM_DRAFTED - 2)
+
+
+def test_a_replay_that_does_nothing_is_not_used(shipped_folders: dict[str, Path]) -> None:
+    heads = {"mtp": shipped_folders["qwen3_5"]}
+    drafter = MtpDrafter.build(Parts(target("qwen3_5"), heads=heads, pool=StalePool()))
+    (captures,) = drafter.captures
+    list(captures.capture())
+    assert captures.notice is not None and "other logits" in captures.notice
 
 
 def test_a_target_without_a_first_state_is_left_alone(shipped_folders: dict[str, Path]) -> None:

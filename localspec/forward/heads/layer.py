@@ -38,6 +38,11 @@ class HeadLayer(Protocol):
     @property
     def heads(self) -> Heads: ...
 
+    @property
+    def reads_host(self) -> bool:
+        """Whether its forward waits for the device, which no graph can hold."""
+        ...
+
     def __call__(
         self,
         mixed: torch.Tensor,
@@ -160,6 +165,10 @@ class DecoderLayer:
     def heads(self) -> Heads:
         return Heads(self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim)
 
+    @property
+    def reads_host(self) -> bool:
+        return any(getattr(part, "reads_host", False) for part in self.parts.values())
+
     def __call__(
         self,
         mixed: torch.Tensor,
@@ -197,6 +206,11 @@ class BlockLayer:
     def heads(self) -> Heads:
         assert isinstance(self.block.mixer, Attention), "a head reads keys and values"
         return self.block.mixer.heads
+
+    @property
+    def reads_host(self) -> bool:
+        is_waiting = any(linear.reads_host for linear in self.block.linears)
+        return is_waiting or self.block.feed_forward.reads_host
 
     def __call__(
         self,
