@@ -54,6 +54,9 @@ class DeltaNet:
     decay_bias: torch.Tensor
     output_norm: Norm
 
+    def __post_init__(self) -> None:
+        _ = self._gate_parts  # Made now: what is first made in a graph belongs to its memory.
+
     @property
     def kind(self) -> tuple[object, ...]:
         return ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Generator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,8 +17,13 @@ import torch
 from localspec.core.decoding import OFF, Round, SamplingParams
 from localspec.engine.batch import Batch, Forwarded
 from localspec.engine.engine import Engine
-from localspec.forward.model import Rows
+from localspec.forward.cache import KVCache
+from localspec.forward.decoder import Decoder, kv_shape_of
+from localspec.forward.graphs import CapturedDecoder
+from localspec.forward.model import LanguageModel, Rows
+from localspec.loading.drafters import build_drafters, captures_of
 from tests.drafters.family_stages import (
+    CAPACITY,
     CASES,
     DRAFTED,
     FAMILIES,
@@ -27,6 +33,7 @@ from tests.drafters.family_stages import (
     Known,
     KnownTree,
     named,
+    parts_of,
     plain_reply,
     proposed,
     row_after,
@@ -34,7 +41,8 @@ from tests.drafters.family_stages import (
     target_of,
 )
 from tests.drafters.stages import RandomPlans
-from tests.kit.tiny import GREEDY, Context, Plans, play
+from tests.kit.tiny import CPU, GREEDY, Context, Plans, play
+from tests.kit.tracing import TracingPool
 
 WORDS: Context = tuple((7 * at + at * at + 3) % VOCAB_SIZE for at in range(16))
 PROMPT: Context = (*WORDS, *WORDS[3:13])  # repeats itself, so that lookup has something to say
@@ -168,6 +176,29 @@ def test_any_drafters_in_turn_change_nothing(family: str, dtype: torch.dtype) ->
         assert tuple(play(engine, PROMPT, plans, 20, sampling).tokens) == wanted
         check_rows(family, dtype, engine)
     assert sum(step.num_accepted_tokens for step in plans.steps) > 0
+
+
+def test_captured_steps_and_drafts_of_a_model_with_states_change_nothing() -> None:
+    """Any drafters in turn, with states in closed forms, as on a GPU."""
+    pool, parts = TracingPool(), parts_of("qwen3_5", FP32)
+
+    def captured(model: LanguageModel | None) -> CapturedDecoder:
+        assert isinstance(model, Decoder)
+        cache = KVCache(kv_shape_of(model.weights, CAPACITY), FP32, CPU)
+        return CapturedDecoder(Decoder(model.weights, cache), pool)
+
+    target, draft = captured(parts.target), captured(parts.draft)
+    drafters, _ = build_drafters(replace(parts, target=target, draft=draft, pool=pool), print)
+    engine = Engine(target, drafters)
+    for capturing in captures_of(target, drafters):
+        for _ in capturing.capture():
+            pass
+        assert capturing.notice is None
+    plans = RandomPlans((*sorted(drafters), OFF), 2)
+    for sampling in (GREEDY, COOL):
+        wanted = plain_reply("qwen3_5", FP32, PROMPT, 20, sampling)
+        assert tuple(play(engine, PROMPT, plans, 20, sampling).tokens) == wanted
+    assert sum(step.num_accepted_tokens for step in plans.steps) > 0 and pool.num_replays > 20
 
 
 @each_case

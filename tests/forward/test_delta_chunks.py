@@ -187,6 +187,14 @@ def test_captures_leave_the_states_of_a_text_that_is_held(
     assert_close(model.forward(TEXT[25:28]), by_transformers()[25:28])
 
 
+def test_a_first_forward_that_is_a_graph_leaves_nothing_in_its_memory() -> None:
+    model = CapturedDecoder(decoder(), TracingPool())
+    next(steps := model.capture())
+    next(steps)
+    assert len(model.captured) == 1
+    assert_close(model.forward(TEXT[:40]), by_transformers()[:40])
+
+
 @pytest.mark.parametrize("width", range(1, 17))
 def test_a_graph_of_every_width_gives_the_logits_of_transformers(
     width: int, graphs: tuple[CapturedDecoder, TracingPool]
