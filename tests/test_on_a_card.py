@@ -347,6 +347,50 @@ def test_states_are_put_by_and_brought_back_without_a_wait() -> None:
         assert not traffic.reads and not traffic.uploads
 
 
+def with_rings_on_card(capacity: int) -> Decoder:
+    """A model whose layers with a window hold 512 positions."""
+    module = fake_module(small("gemma4", max_position_embeddings=2048), DTYPE)
+    weights = weights_of(module, Precision(DTYPE, CUDA), capacity)
+    cache = KVCache(kv_shape_of(weights, capacity), DTYPE, CUDA, num_spare=WIDEST)
+    assert {pair[0].shape[2] for pair in cache.slots} == {512, cache.num_slots}
+    return Decoder(weights, cache)
+
+
+@pytest.mark.slow
+def test_every_graph_body_of_a_model_with_rings_stays_on_the_card() -> None:
+    few = patch.multiple(graphs, COARSE_WIDTHS=(1, WIDEST), FINE_WIDTHS=())
+    with few, patch.object(chunk, "SIZES", (2,)), fake_card() as traffic:
+        pool, decoder = WatchedPool(traffic), with_rings_on_card(1000)
+        step = CapturedDecoder(decoder, pool)
+        chunks = ChunkedDraft(decoder, decoder.vocab_size, pool)
+        one = OneWidthDecoder(with_rings_on_card(1000), pool)
+        for each in (step, chunks, one):
+            assert len(list(each.capture())) > 0 and each.notice is None
+        for model in (step, one):
+            for first in range(0, 900, PREFILL_CHUNK):
+                model.forward([3] * min(PREFILL_CHUNK, 900 - first), num_logits=1)
+            traffic.clear()
+            assert model.forward([1, 2, 3]).shape == (3, decoder.vocab_size)
+            assert not traffic.uploads and not traffic.reads
+
+
+@pytest.mark.slow
+def test_a_long_prompt_of_a_model_with_rings_uploads_nothing_that_the_host_waits_for() -> None:
+    """Its windows are copied to the host twice: for other prompts and for its own reply."""
+    with fake_card() as traffic:
+        target = with_rings_on_card(4096)
+        engine = Engine(target, {})
+        sequence = engine.start(tuple([3] * 2101), GREEDY, 8, frozenset())
+        traffic.clear()
+        engine.prefill(sequence, threading.Event())
+        num_copies = sum(count for place, count in traffic.reads.items() if "rings" in place)
+        assert num_copies <= 2 * 2 * 2, "two layers, each in two stretches at most"
+        assert sum(traffic.reads.values()) - num_copies == -(-2100 // PREFILL_CHUNK)
+        assert not traffic.uploads
+
+
+
+
 class Launches(TorchDispatchMode):
     """Counts the operations on the card that are not views."""
 
