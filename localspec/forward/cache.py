@@ -168,7 +168,7 @@ class KVCache:
 
     def hold(self) -> None:
         """Hold what later texts may go on from: copies of what exists at few lengths only."""
-        if self._memories and self.length in self._reach:
+        if self.tokens and self._memories and self.length in self._reach:
             copies = [memory.saved(self.length) for memory in self._memories]
             self._snapshots.add(self.tokens, copies)
 

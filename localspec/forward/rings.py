@@ -16,6 +16,7 @@ import torch
 
 from localspec.formats.attention import NUM_PENDING
 from localspec.forward.snapshots import Saved
+from localspec.forward.upload import put_by
 
 
 def stretches(first: int, end: int, num_slots: int) -> Iterator[tuple[slice, slice]]:
@@ -52,22 +53,22 @@ class Ring:
         oldest = self.oldest(end)
         return oldest + self.window - 1 if oldest else 0
 
-    def saved(self, first: int, end: int) -> torch.Tensor:
-        """Return a copy of some positions on the host, [2, layers, 1, kv_heads, n, head_dim]. Layer
-        by layer, so that a GPU holds little of it twice."""
-        size = (*self.slots.shape[:4], end - first, self.slots.shape[5])
-        copied = torch.empty(size, dtype=self.slots.dtype, device="cpu")
-        for layer in range(size[1]):
-            for slots, rows in stretches(first, end, self.num_slots):
-                copied[:, layer, ..., rows, :] = self.slots[:, layer, ..., slots, :]
-        return copied
+    def saved(self, first: int, end: int) -> list[torch.Tensor]:
+        """Return copies of some positions on the host, [2, 1, kv_heads, n, head_dim] of each layer.
+        Layer by layer, so that a GPU holds little of it twice."""
+        places = [slots for slots, _ in stretches(first, end, self.num_slots)]
+        return [
+            put_by(torch.cat([layer[..., slots, :] for slots in places], 3))
+            for layer in self.slots.unbind(1)
+        ]
 
-    def restore(self, copied: torch.Tensor, end: int) -> None:
+    def restore(self, copies: Sequence[torch.Tensor], end: int) -> None:
         """Put positions back that end at `end`."""
-        self.first = end - copied.shape[4]
-        for layer in range(copied.shape[1]):
+        self.first = end - copies[0].shape[3]
+        for layer, copied in zip(self.slots.unbind(1), copies, strict=True):
+            brought = copied.to(layer.device, non_blocking=True)
             for slots, rows in stretches(self.first, end, self.num_slots):
-                self.slots[:, layer, ..., slots, :] = copied[:, layer, ..., rows, :]
+                layer[..., slots, :] = brought[..., rows, :]
 
     def zero_beyond(self, length: int, end: int) -> None:
         """Zero the slots that hold no position of a text of this length."""
@@ -111,14 +112,17 @@ class Rings:
         """Return the windows at `length` and at a few lengths before it, as many as states have."""
         assert length in self.reach, "the windows at this length stand"
         first = max(self.reach.start, length - NUM_PENDING)
-        parts = [ring.saved(max(0, first - ring.window + 1), length) for ring in self._rings]
+        parts = list[torch.Tensor]()
+        for ring in self._rings:
+            parts += ring.saved(max(0, first - ring.window + 1), length)
         return Saved(first, length - first, tuple(parts))
 
     def restore(self, saved: Saved) -> None:
         """Go back to what was saved."""
         self._end = saved.length + saved.num_pending
-        for ring, copied in zip(self._rings, saved.parts, strict=True):
-            ring.restore(copied, self._end)
+        parts = iter(saved.parts)
+        for ring in self._rings:
+            ring.restore([next(parts) for _ in range(ring.slots.shape[1])], self._end)
 
     def zero_beyond(self, length: int) -> None:
         """Zero the slots that hold no position of a text of this length."""

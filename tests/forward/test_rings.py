@@ -286,6 +286,7 @@ def test_what_two_texts_share_is_held_for_a_third(monkeypatch: pytest.MonkeyPatc
 
 def test_copies_take_bounded_memory_and_the_newest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     model = decoder()
+    model.cache.hold()  # of nothing
     read(model, TEXT[:400], [])
     model.cache.hold()
     monkeypatch.setattr(snapshots, "MOST_SNAPSHOT_BYTES", 1)
