@@ -86,7 +86,9 @@ class ExpertBuilder:
             gate_up_bias, down_bias = (None if each is None else each[expert] for each in biases)
             split: Sequence[torch.Tensor | None] = [None] * len(gate_up)
             split = split if gate_up_bias is None else gate_up_bias.chunk(len(gate_up))
-            yield make(linear_for(gate_up, split, kept), linear_for(down, [down_bias], kept))
+            is_first = expert == 0
+            up = linear_for(gate_up, split, kept, is_measured=is_first)
+            yield make(up, linear_for(down, [down_bias], kept, is_measured=is_first))
 
     def _maker(self) -> Callable[[Linear, Linear], GatedFeedForward]:
         if self.mixture.limit is None:

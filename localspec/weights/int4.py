@@ -52,11 +52,16 @@ class Int4Linear(QuantisedLinear):
 
     @classmethod
     def of_weight(
-        cls, weight: Grouped, bias: torch.Tensor | None, device: torch.device = CPU
+        cls,
+        weight: Grouped,
+        bias: torch.Tensor | None,
+        device: torch.device = CPU,
+        is_measured: bool = True,
     ) -> Int4Linear:
-        """Raises RuntimeError where the device has no kernel for it."""
+        """is_measured: `error` is; else it is 0. Raises RuntimeError where the device has no kernel
+        for it."""
         layer = cls(*packed_parts(weight, device), weight.shape[1], bias)
-        layer.error = layer.measured(weight)
+        layer.error = layer.measured(weight) if is_measured else 0.0
         return layer
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:

@@ -122,17 +122,22 @@ def _precision_on(
 
 
 def linear_for(
-    weights: Sequence[Weight], biases: Sequence[torch.Tensor | None], precision: Precision
+    weights: Sequence[Weight],
+    biases: Sequence[torch.Tensor | None],
+    precision: Precision,
+    is_measured: bool = True,
 ) -> Linear:
     """Return one layer for weights of one input, their outputs side by side.
 
-    biases: of each weight, [out] or None."""
+    biases: of each weight, [out] or None. is_measured: a layer of 4 bits in groups is compared with
+    its weight, which takes a fifth of the time; for some of many layers that are alike that will
+    do."""
     held = [_held(weight, precision) for weight in weights]
     together = joined(held) if _quantise_alike(held, precision) else None
     if together is None:
         pairs = zip(held, biases, strict=True)
-        return SideBySide([_linear(weight, bias, precision) for weight, bias in pairs])
-    return _linear(together, _joined_bias(held, biases), precision)
+        return SideBySide([_linear(weight, bias, precision, is_measured) for weight, bias in pairs])
+    return _linear(together, _joined_bias(held, biases), precision, is_measured)
 
 
 def stack_for(
@@ -151,7 +156,8 @@ def stack_for(
             stack = Stack(weight, count, is_summed, layout)
         stack.fill(expert, weight)
         if expert == 0 and isinstance(weight, Grouped):  # all are rounded alike
-            stack.error = _require_right(_first_of(stack, precision.device), weight)
+            stack.error = _first_of(stack, precision.device).measured(weight)
+            _require_right(stack.error, weight)
     assert stack is not None, "a layer has experts"
     return stack
 
@@ -219,7 +225,9 @@ def _joined_bias(
     return torch.cat([like.new_zeros(size) if bias is None else bias for bias, size in parts])
 
 
-def _linear(weight: Weight, bias: torch.Tensor | None, precision: Precision) -> Linear:
+def _linear(
+    weight: Weight, bias: torch.Tensor | None, precision: Precision, is_measured: bool
+) -> Linear:
     bias = None if bias is None else bias.to(precision.device, precision.dtype)
     weight = _quantised(weight, precision)
     if isinstance(weight, Nf4):
@@ -230,8 +238,8 @@ def _linear(weight: Weight, bias: torch.Tensor | None, precision: Precision) -> 
         tables = Mxfp4Tables.of(precision.dtype, precision.device)
         return Mxfp4Linear(weight, bias, tables)
     if isinstance(weight, Grouped):
-        layer = Int4Linear.of_weight(weight, bias, precision.device)
-        _require_right(layer, weight)
+        layer = Int4Linear.of_weight(weight, bias, precision.device, is_measured)
+        _require_right(layer.error, weight)
         return layer
     return dense_linear(weight.values, bias)
 
@@ -247,15 +255,13 @@ def _quantised(weight: Weight, precision: Precision) -> Weight:
     return Int8.rounded(weight.values)
 
 
-def _require_right(layer: Int4Linear, weight: Grouped) -> float:
-    """Return how far a layer lies off. Raises ModelError for a kernel that is wrong."""
-    error = layer.error or layer.measured(weight)
+def _require_right(error: float, weight: Grouped) -> None:
+    """error: how far a layer lies off. Raises ModelError for a kernel that is wrong."""
     if not error <= MOST_REPACKING_ERROR:  # NaN too
         raise ModelError(
             f"The 4-bit kernel of this machine answers {error:.1%} off for a weight of "
             f"{weight.shape[0]} x {weight.shape[1]}. Load the model with --dtype bf16."
         )
-    return error
 
 
 # -- copies that draft ------------------------------------------------------------------------

@@ -356,7 +356,7 @@ def _rounded(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Numbers, scales and the least weights of the groups of some rows."""
     groups = weight.float().view(weight.shape[0], -1, group_size)
-    least = groups.amin(-1)
-    scales = ((groups.amax(-1) - least) / 15).clamp(min=1e-9)
-    values = ((groups - least[..., None]) / scales[..., None]).round().clamp(0, 15)
+    least, most = torch.aminmax(groups, dim=-1)
+    scales = ((most - least) / 15).clamp(min=1e-9)
+    values = (groups - least[..., None]).div_(scales[..., None]).round_().clamp_(0, 15)
     return values.flatten(1).to(torch.uint8), scales, least
