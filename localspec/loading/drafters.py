@@ -32,7 +32,14 @@ from localspec.core.errors import (
 from localspec.core.off_code import OffCode
 from localspec.core.options import LoadOptions
 from localspec.core.units import capital, gib
-from localspec.formats.folder_files import check_folder, longest_of, name_of, weight_files
+from localspec.formats.folder_files import (
+    check_folder,
+    gguf_file,
+    longest_of,
+    name_of,
+    weight_files,
+)
+from localspec.formats.gguf_module import module_near
 from localspec.loading.fitting import keep_out_of_ram, load_at, refuse_module, refuse_shortage
 from localspec.loading.placement import Place
 from localspec.machine.compatibility import require_compatible, size_warning
@@ -371,9 +378,23 @@ def marks_of(source: Model, heads: Mapping[str, Path]) -> dict[str, str]:
     models = {"target": source.path, "draft": draft, "foreign": foreign}
     found = dict[str, str]()
     for part, folder in {**models, **heads}.items():
-        if folder is None or (part in heads and folder == source.folder):
-            continue  # a target's own modules are told by the target
+        if folder is None:
+            continue
         with suppress(ModelError, OSError):
-            files = sorted(folder.glob("*.safetensors")) if part in heads else weight_files(folder)
-            found[part] = weights_mark(files)
+            is_own = part in heads and folder == source.folder
+            if files := _files_beside(folder) if is_own else _files_of(folder, part in heads):
+                found[part] = weights_mark(files)
     return found
+
+
+def _files_of(folder: Path, is_head: bool) -> list[Path]:
+    """The files of a model, or of a head. Raises ModelError."""
+    return sorted(folder.glob("*.safetensors")) if is_head else weight_files(folder)
+
+
+def _files_beside(folder: Path) -> list[Path]:
+    """The file of a module beside a target's GGUF file. A module in the target's own files is told
+    by the target. Raises ModelError."""
+    file = gguf_file(folder)
+    near = None if file is None else module_near(file)
+    return [] if near is None else [near]

@@ -23,8 +23,10 @@ from localspec.forward.features import LAST, Features
 from localspec.forward.heads import mtp_files
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.mtp_files import read_mtp, ships_mtp
+from localspec.loading.drafters import heads_of, marks_of
 from localspec.machine.folder_shapes import shape_of_gguf
 from localspec.machine.gguf_models import opened_gguf
+from localspec.machine.model import Model
 from tests.kit.families import assert_close, small
 from tests.kit.gguf_files import VOCABULARY, write_gguf
 from tests.kit.qwen_mtp import Reference, module_for, pair, published, write
@@ -279,6 +281,10 @@ def test_a_gguf_file_has_the_same_module(family: str, is_alone: bool, tmp_path: 
         write_alone(tmp_path / "mtp-tiny-F32.gguf")
         write_alone(tmp_path / "mtp-another-F32.gguf", "another")
     assert ships_mtp(folder)
+    heads, _ = heads_of(Model("tiny", path=folder))
+    assert heads == {"mtp": folder}, "without a flag"
+    marks = marks_of(Model("tiny", path=folder), heads)
+    assert ("mtp" in marks) is is_alone, "what was learnt with another module is not this one's"
     counted = shape_of_gguf(file, "tiny").mtp
     num_weights = sum(tensor.numel() for tensor in published(pair(family)[1]).values())
     assert counted is not None and counted.num_params == num_weights
