@@ -33,7 +33,7 @@ def cached_attention(
     num_slots: int | None = None,
 ) -> CachedAttend:
     """Attention of `num_rows` rows whose keys and values are written from position `start` on. On a
-    processor more rows may come (`weights.linear.padded`), of which nothing is written.
+    processor more rows may come (`weights.dense.fewest_rows`), of which nothing is written.
 
     parents: of a tree, None for a chain. window: how many positions up to its own a row sees, None
     for all. mask: what rows see in place of that, added to the scores, [1, 1, n, start + n].

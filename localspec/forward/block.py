@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -24,6 +25,7 @@ from localspec.forward.per_layer_inputs import PerLayerGate
 from localspec.forward.picks import Picks
 from localspec.forward.router import Router, no_copy
 from localspec.forward.row_attention import Heads
+from localspec.weights.dense import fewest_rows
 from localspec.weights.linear import Linear, bytes_of
 
 
@@ -187,10 +189,16 @@ class Experts:
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return self.mixed(rows, rows)
 
+    @cached_property
+    def _fewest_rows(self) -> int:
+        """How many rows an expert reads at least on a processor."""
+        return fewest_rows(linear for each in self.experts for linear in each.linears)
+
     def mixed(self, rows: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
         """See Mixture."""
         shares, chosen = self.router(routed)
-        picks = Picks.of(chosen)
+        least = self._fewest_rows if rows.device.type == "cpu" else 1
+        picks = Picks.of(chosen, least)
         experts = [self.experts[number] for number in picks.experts]
         blocks = torch.split(rows.index_select(0, picks.rows), picks.sizes)
         gate_up = [expert.up(block) for expert, block in zip(experts, blocks, strict=True)]

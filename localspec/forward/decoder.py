@@ -33,7 +33,8 @@ from localspec.forward.row_attention import Attend
 from localspec.forward.states import StateRows
 from localspec.forward.tree import depths
 from localspec.forward.upload import indices
-from localspec.weights.linear import ROW_MULTIPLE, Linear, padded
+from localspec.weights.dense import fewest_rows
+from localspec.weights.linear import Linear, filled
 
 assert RING_SPARE_OF_SHARED == PREFILL_CHUNK, "a piece of a prompt overwrites none of its window"
 
@@ -79,9 +80,8 @@ class Decoder:
         self.weights = weights
         self.cache = cache
         self.is_fastest = is_fastest or not cache.has_key_blocks
-        of_blocks = weights.linears[:-1]
-        self._pads_blocks = not self.is_fastest and not _are_invariant(of_blocks)
-        self._pads_head = not self.is_fastest and not _are_invariant([weights.head])
+        self._fewest_rows = 1 if self.is_fastest else fewest_rows(weights.linears[:-1])
+        self._fewest_head_rows = 1 if self.is_fastest else fewest_rows([weights.head])
         self.device = weights.embedding.device
         self.vocab_size = weights.embedding.shape[0]
 
@@ -112,7 +112,7 @@ class Decoder:
     @torch.inference_mode()
     def head(self, rows: torch.Tensor) -> torch.Tensor:
         """Logits of normalised rows: [n, d] -> [n, V] fp32."""
-        made = self.weights.logits(padded(rows) if self._pads_head else rows)
+        made = self.weights.logits(filled(rows, self._fewest_head_rows))
         return made[: rows.shape[0]].float()
 
     def with_linears(self, change: Callable[[Linear], Linear]) -> Decoder:
@@ -208,12 +208,12 @@ class Decoder:
         last: LastRows | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """As `unpadded_layers`, for as many rows as keep their bits the same (weights.linear)."""
-        if not self._pads_blocks or last is not None:  # those are enough
+        size, count = rows.shape[0], self._fewest_rows
+        if size >= count or last is not None:  # those are enough
             return self.unpadded_layers(rows, tables, attend, keep, looked_up, last)
-        size = rows.shape[0]
-        filled = [(padded(cos), padded(sin)) for cos, sin in tables]
-        looked_up = None if looked_up is None else padded(looked_up)
-        made, hidden = self.unpadded_layers(padded(rows), filled, attend, keep, looked_up)
+        tables = [(filled(cos, count), filled(sin, count)) for cos, sin in tables]
+        looked_up = None if looked_up is None else filled(looked_up, count)
+        made, hidden = self.unpadded_layers(filled(rows, count), tables, attend, keep, looked_up)
         return made[:size], {layer: kept[:size] for layer, kept in hidden.items()}
 
     def last_rows(self, part: Rows, start: int, keep: Sequence[int]) -> LastRows | None:
@@ -222,7 +222,7 @@ class Decoder:
         layers whose hidden states are returned."""
         num_rows, first = len(part.tokens), self.weights.first_reader
         wanted = num_rows if part.num_logits is None else part.num_logits
-        size = max(wanted, ROW_MULTIPLE)  # as many as keep their bits the same
+        size = max(wanted, self._fewest_rows)  # as many as keep their bits the same
         if part.parents is not None or size >= num_rows or first == len(self.weights.blocks):
             return None
         features = self.written_features
@@ -374,7 +374,3 @@ def last_of(part: Rows, end: int) -> slice:
 
 def joined(rows: Sequence[torch.Tensor]) -> torch.Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(tuple(rows))
-
-
-def _are_invariant(linears: Sequence[Linear]) -> bool:
-    return all(linear.has_invariant_rows for linear in linears)

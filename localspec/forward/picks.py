@@ -13,7 +13,6 @@ from itertools import chain
 import torch
 
 from localspec.forward.upload import indices
-from localspec.weights.linear import ROW_MULTIPLE
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,9 @@ class Picks:
     ranks: torch.Tensor
 
     @classmethod
-    def of(cls, chosen: torch.Tensor) -> Picks:
-        """chosen: the experts of each row, [n, num_chosen]. On a processor an expert reads
-        ROW_MULTIPLE rows at least, the last one repeated: a single row of a long sum has other bits
-        than several (`padded`)."""
-        least = ROW_MULTIPLE if chosen.device.type == "cpu" else 1
+    def of(cls, chosen: torch.Tensor, least: int) -> Picks:
+        """chosen: the experts of each row, [n, num_chosen]. least: how many rows an expert reads at
+        least, the last one repeated (`weights.dense.fewest_rows`)."""
         of_rows: list[list[int]] = chosen.tolist()
         by_expert = dict[int, list[int]]()  # the rows of each
         for row, experts in enumerate(of_rows):

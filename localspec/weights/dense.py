@@ -18,7 +18,7 @@ about a second. CPU only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from statistics import median
 from time import perf_counter
@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.weights.linear import Linear, PlainLinear, as_module, bytes_of
+from localspec.weights.linear import ROW_MULTIPLE, Linear, PlainLinear, as_module, bytes_of
 from localspec.weights.nf4 import Nf4Embedding
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
@@ -37,6 +37,9 @@ FP16_ROW_MULTIPLE = 3  # FBGEMM's kernels for one and two rows add up in another
 FP16_PROBED_ROWS = 63  # up to these it is measured which widths need no such rows
 FP16_STEP = 2.0**-24  # between the least numbers of fp16
 COMPARED_ROWS = 4096  # of a weight at once
+MANY_ROWS = 9  # rows beside which a row's bits are measured
+# Numbers of rows that may be enough. A single row in bf16 has other bits with some thread counts.
+FEWEST_ROWS = {torch.bfloat16: (2,), torch.float32: (1, 2)}
 TESTED_ROWS = (1, 5)  # one row and several take different kernels
 TOLERANCE = {torch.bfloat16: 2e-2, torch.float32: 1e-4}  # relative, of the largest output
 
@@ -49,14 +52,16 @@ class PackedLinear:
     """A weight in the layout of oneDNN's matrix kernels. CPU, bf16 and fp32. A sum of more than
     1,024 products is split at several rows, and not at one.
 
+    fewest_rows: the number of rows from which on a row has the same bits, as `dense_linear` has
+    measured it.
     single_row_weight: the plain weight as well, for one row at a time; None where memory or time
     are better without it (`tune`)."""
 
-    has_invariant_rows = False
     reads_host = False
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         kernels: Any = torch.ops.mkldnn
+        self.fewest_rows = ROW_MULTIPLE
         self._packed: torch.Tensor = kernels._reorder_linear_weight(
             weight.contiguous(), TYPICAL_ROWS
         )
@@ -67,6 +72,10 @@ class PackedLinear:
         self.in_features: int = weight.shape[1]
         self.dtype = weight.dtype
         self._packed_bytes = bytes_of(weight, bias)
+
+    @property
+    def has_invariant_rows(self) -> bool:
+        return self.fewest_rows == 1
 
     @property
     def weight_bytes(self) -> int:
@@ -176,7 +185,35 @@ def dense_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
         is_right = all(_agree(made, plain, num_rows) for num_rows in TESTED_ROWS)
     except (RuntimeError, AttributeError, NotImplementedError):
         return plain  # kernels of another torch or another processor
+    if is_right and isinstance(made, PackedLinear):
+        made.fewest_rows = _measured_fewest_rows(made)
     return made if is_right else plain
+
+
+@torch.inference_mode()
+def _measured_fewest_rows(layer: PackedLinear) -> int:
+    """Return the least of FEWEST_ROWS from which on a row has the bits that it has beside many."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(MANY_ROWS, layer.in_features, generator=generator).to(layer.dtype)
+    whole = layer(rows)
+    is_same = [
+        torch.equal(layer(rows[:count]), whole[:count]) for count in range(1, ROW_MULTIPLE + 1)
+    ]
+    return next(
+        (count for count in FEWEST_ROWS[layer.dtype] if all(is_same[count - 1 :])), ROW_MULTIPLE
+    )
+
+
+def fewest_rows(linears: Iterable[Linear]) -> int:
+    """Return how many rows a forward on a processor needs, so that no layer gives a row other bits
+    beside more of them."""
+    return max((_fewest_rows_of(linear) for linear in linears), default=1)
+
+
+def _fewest_rows_of(linear: Linear) -> int:
+    if isinstance(linear, PackedLinear):
+        return linear.fewest_rows
+    return 1 if linear.has_invariant_rows else ROW_MULTIPLE
 
 
 @torch.inference_mode()

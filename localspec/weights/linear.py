@@ -11,7 +11,8 @@ from torch import nn
 
 GATE_MULTIPLE = 64  # Numbers of a row of gates: whole steps of a processor's kernels.
 FEW_ROWS = 16  # Rows up to which a GPU's kernels for 4 bits are faster than an unpacked product.
-ROW_MULTIPLE = 4  # Rows that a forward on a processor has at least (`padded`).
+# Rows from which on a layer on a processor gives a row the same bits, where nothing measures it.
+ROW_MULTIPLE = 4
 
 
 class Linear(Protocol):
@@ -22,8 +23,8 @@ class Linear(Protocol):
 
     @property
     def has_invariant_rows(self) -> bool:
-        """Whether a row has the same bits at every width, at 1 too, where a packed layer has
-        others (`padded`)."""
+        """Whether a row has the same bits at every width, at 1 too, where a packed layer may have
+        others (`weights.dense.fewest_rows`)."""
         ...
 
     @property
@@ -93,12 +94,6 @@ class SideBySide(QuantisedLinear):
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return torch.cat([linear(rows) for linear in self.linears], dim=-1)
-
-
-def padded(rows: torch.Tensor) -> torch.Tensor:
-    """rows, [n, ...], on a processor at least ROW_MULTIPLE of them, the last one repeated: layers
-    without invariant rows mostly agree from there on."""
-    return rows if rows.device.type != "cpu" else filled(rows, ROW_MULTIPLE)
 
 
 def filled(rows: torch.Tensor, count: int) -> torch.Tensor:

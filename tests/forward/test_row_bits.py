@@ -18,7 +18,7 @@ from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.decoder import Decoder, forward_together
 from localspec.forward.model import Rows
 from localspec.weights.dense import PackedLinear
-from localspec.weights.linear import padded
+from localspec.weights.linear import ROW_MULTIPLE, filled
 from tests.kit.tiny import NEEDS_BF16, with_cache
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -280,9 +280,9 @@ def test_a_product_gives_a_row_its_bits_alone_and_beside_others(
     together = layer(rows)
     added = layer.add_to(rows, together)
     for row, made, summed in zip(rows.split(1), together, added, strict=True):
-        filled = padded(row)
-        assert torch.equal(layer(filled)[0], made)
-        assert torch.equal(layer.add_to(filled, made.expand(len(filled), -1))[0], summed)
+        several = filled(row, ROW_MULTIPLE)
+        assert torch.equal(layer(several)[0], made)
+        assert torch.equal(layer.add_to(several, made.expand(len(several), -1))[0], summed)
 
 
 def sums_one_row_as_several(layer: PackedLinear) -> bool:

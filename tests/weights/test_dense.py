@@ -15,9 +15,10 @@ from localspec.weights.dense import (
     Fp16Linear,
     PackedLinear,
     dense_linear,
+    fewest_rows,
     tune,
 )
-from localspec.weights.linear import PlainLinear
+from localspec.weights.linear import ROW_MULTIPLE, PlainLinear
 from localspec.weights.precision import Precision, linear_for
 from localspec.weights.stored import Dense
 from tests.kit.tiny import NEEDS_BF16, tiny_llama, with_cache
@@ -113,6 +114,25 @@ def test_a_weight_that_fp16_does_not_hold_stays_in_fp32(number: float) -> None:
     weight = halved(40)
     weight[0, 0] = number
     assert not isinstance(dense_linear(weight, None), Fp16Linear)
+
+
+@pytest.mark.parametrize("in_features", [512, 1536])
+@pytest.mark.parametrize("dtype", PACKED)
+def test_as_few_rows_as_are_enough_have_the_bits_of_many(
+    dtype: torch.dtype, in_features: int
+) -> None:
+    """In fp32 a single row of a short sum is enough."""
+    weight = torch.randn(96, in_features, generator=torch.Generator().manual_seed(0)).to(dtype)
+    packed, many = dense_linear(weight, None), torch.randn(64, in_features).to(dtype)
+    assert isinstance(packed, PackedLinear)
+    count = fewest_rows([packed])
+    assert 1 <= count <= ROW_MULTIPLE and packed.has_invariant_rows == (count == 1)
+    for few in range(count, ROW_MULTIPLE + 1):
+        assert torch.equal(packed(many[:few]), packed(many)[:few])
+    if not torch.equal(packed(many[:1]), packed(many)[:1]):
+        assert count > 1
+    assert fewest_rows([packed, PlainLinear(weight, None)]) == ROW_MULTIPLE
+    assert fewest_rows([]) == 1
 
 
 def test_a_precision_without_a_packed_kernel_stays_plain() -> None:
