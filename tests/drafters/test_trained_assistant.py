@@ -22,7 +22,7 @@ from localspec.forward.heads.assistant import Assistant
 from localspec.forward.load import load_model
 from localspec.loading.local_backend import open_local_backend
 from tests.kit.tiny import Plans, play
-from tests.kit.trained_assistant import DIALOGUES, write_pair
+from tests.kit.trained_assistant import DIALOGUES, prompt_of, write_pair
 
 pytestmark = [pytest.mark.slow]  # trains both models
 # How much more often the right inputs must be accepted, as a share of the drafted tokens.
@@ -75,17 +75,6 @@ def test_trained_assistant_is_accepted_more_often_than_with_wrong_inputs(
     monkeypatch.setattr("localspec.drafters.assistant.Assistant", wrong)
     found = acceptance(trained_pair, prompt)
     assert right >= found + MARGIN
-
-
-def prompt_of(folder: Path) -> list[int]:
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    messages = [{"role": "user", "content": next(iter(DIALOGUES))}]
-    ids: list[int] = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, return_dict=False
-    )
-    return ids
 
 
 @pytest.mark.usefixtures("own_home")

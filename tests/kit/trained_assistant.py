@@ -44,26 +44,37 @@ def write_pair(target_folder: Path, assistant_folder: Path) -> None:
     """Train both and write their folders."""
     with shared_keys():
         target, assistant = _models()
-        save_model(target_folder, target)  # its tokenizer is needed for the text
-        ids = _text(target_folder)
-        _train(target, TARGET_STEPS, lambda: _next_token_loss(target, ids))
-        save_model(target_folder, target)
-        target.requires_grad_(False)
+        ids = train_target(target_folder, target)
         read = target(
             input_ids=ids.clamp(min=0), output_hidden_states=True, return_shared_kv_states=True,
             use_cache=False,
         )  # fmt: skip
-        _train(assistant, ASSISTANT_STEPS, lambda: _draft_loss(target, assistant, ids, read))
+        train(assistant, ASSISTANT_STEPS, lambda: _draft_loss(target, assistant, ids, read))
         assistant.save_pretrained(assistant_folder)
 
 
-def _models() -> tuple[Any, Any]:
+def train_target(folder: Path, target: Any) -> torch.Tensor:
+    """Teach a target the dialogues and write its folder; returns them as `_text` does."""
+    save_model(folder, target)  # its tokenizer is needed for the text
+    ids = _text(folder)
+    train(target, TARGET_STEPS, lambda: _next_token_loss(target, ids))
+    save_model(folder, target)
+    target.requires_grad_(False)
+    return ids
+
+
+def target_model() -> Any:
+    """The target before it has learnt anything."""
     settings = {name: value for name, value in SIZES.items() if name != "model_type"}
-    kinds = ["sliding_attention"] * (NUM_LAYERS - 1) + ["full_attention"]
     torch.manual_seed(0)
-    target = AutoModelForCausalLM.from_config(
+    return AutoModelForCausalLM.from_config(
         AutoConfig.for_model("gemma4_text", **settings), attn_implementation="eager"
     )
+
+
+def _models() -> tuple[Any, Any]:
+    kinds = ["sliding_attention"] * (NUM_LAYERS - 1) + ["full_attention"]
+    target = target_model()
     text = {**SIZES, "num_hidden_layers": NUM_LAYERS, "num_kv_shared_layers": NUM_LAYERS,
             "layer_types": kinds}  # fmt: skip
     config = AutoConfig.for_model(
@@ -86,7 +97,7 @@ def _text(folder: Path) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=NO_LABEL)
 
 
-def _train(module: Any, num_steps: int, loss_of: Any) -> None:
+def train(module: Any, num_steps: int, loss_of: Any) -> None:
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=num_steps)
     for _ in range(num_steps):
@@ -136,3 +147,13 @@ def _masks(num_rows: int, num_keys: int) -> dict[str, torch.Tensor]:
         )
         for kind, most in kinds.items()
     }
+
+
+def prompt_of(folder: Path) -> list[int]:
+    """The first question, as the chat asks it."""
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    messages = [{"role": "user", "content": next(iter(DIALOGUES))}]
+    ids: list[int] = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    return ids

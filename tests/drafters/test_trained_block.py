@@ -1,0 +1,98 @@
+"""A block drafter that was trained drafts what its target says; with wrong inputs it does not."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localspec.core.backend import Message, Request
+from localspec.core.decoding import OFF, SamplingParams
+from localspec.core.options import LoadOptions
+from localspec.drafters.block import BlockDrafter
+from localspec.drafters.parts import Parts
+from localspec.engine.engine import Engine
+from localspec.forward.features import Features
+from localspec.forward.heads.block import BlockHead
+from localspec.forward.heads.block_parts import BlockParts
+from localspec.forward.load import load_model
+from localspec.loading.local_backend import open_local_backend
+from tests.kit.tiny import Plans, play
+from tests.kit.trained_assistant import DIALOGUES, prompt_of
+from tests.kit.trained_block import write_pair
+
+pytestmark = [pytest.mark.slow]  # trains both models
+# How much more often the right inputs must be accepted, as a share of the drafted tokens.
+MARGIN = 0.15
+DRAFT_LENGTH = 4
+
+
+@pytest.fixture(scope="module")
+def trained_block(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("trained")
+    write_pair(folder / "target", folder / "block")
+    return folder / "target", folder / "block"
+
+
+def acceptance(pair: tuple[Path, Path], prompt: Sequence[int]) -> float:
+    target = load_model(pair[0], torch.float32, torch.device("cpu"), 256).model
+    drafter = BlockDrafter.build(Parts(target, heads={"block": pair[1]}))
+    policy = Plans(("block", DRAFT_LENGTH))
+    play(Engine(target, {"block": drafter}), prompt, policy, 48, SamplingParams())
+    drafted = sum(step.num_draft_tokens for step in policy.steps)
+    return sum(step.num_accepted_tokens for step in policy.steps) / drafted
+
+
+class RowsOff(BlockHead):
+    """Takes the row of a token for that of the token after it."""
+
+    def __init__(self, parts: BlockParts, *others: Any) -> None:
+        super().__init__(replace(parts, layout=replace(parts.layout, samples_root=True)), *others)
+
+
+class LateContext(BlockHead):
+    """Makes each row of the context of the state of the token before."""
+
+    def _context(
+        self, tokens: Sequence[int], features: Features, first: int, end: int
+    ) -> torch.Tensor:
+        if first == 0:
+            return super()._context(tokens, features, first, end).roll(1, 0)
+        return super()._context(tokens, features, first - 1, end - 1)
+
+
+@pytest.mark.parametrize("wrong", [RowsOff, LateContext])
+def test_trained_drafter_is_accepted_more_often_than_with_wrong_inputs(
+    trained_block: tuple[Path, Path], wrong: type[BlockHead], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = prompt_of(trained_block[0])
+    right = acceptance(trained_block, prompt)
+    monkeypatch.setattr("localspec.drafters.block.BlockHead", wrong)
+    assert right >= acceptance(trained_block, prompt) + MARGIN
+
+
+@pytest.mark.usefixtures("own_home")
+def test_trained_drafter_that_is_named_drafts_in_a_chat(
+    trained_block: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, folder = trained_block
+    options = LoadOptions(
+        model=str(target), draft=str(folder), context=256, dtype="fp32", home=tmp_path
+    )
+    backend = open_local_backend(options, None, lambda phrase: None)
+    assert not [each for each in backend.describe().notices if "asked for" in each]
+    question, answer = next(iter(DIALOGUES.items()))
+    request = Request((Message("user", question),), max_tokens=48, drafter="block")
+    replies = {}
+    for drafter in ("block", OFF):
+        chunks = list(backend.generate(replace(request, drafter=drafter), threading.Event()))
+        replies[drafter] = "".join(chunk.text for chunk in chunks)
+        if drafter == "block":
+            stats = chunks[-1].stats
+            assert stats.num_accepted_tokens / stats.num_draft_tokens >= 0.5
+    assert replies["block"] == replies[OFF] and replies[OFF].startswith(answer[:20])
