@@ -15,6 +15,12 @@ RING_SPARE_OF_SHARED = 512
 NUM_STATES = 2
 # Tokens between these two states at most, of which the native decoder holds the ingredients.
 NUM_PENDING = 32
+# Copies of states and rings at earlier lengths of one text, which are held in the RAM. A copy of
+# states takes 50 to 150 MiB.
+MOST_SNAPSHOTS = 8
+# Bytes of RAM for these copies of one text. The windows of Gemma 4 31B take 825 MiB in bf16, so
+# that the ends of two turns and of their prompts fit.
+MOST_SNAPSHOT_BYTES = 4 * 2**30
 KNOWN_KINDS = ("full_attention", "sliding_attention", "attention")
 # Layers whose memory of the text is a state of fixed size; a hybrid has keys and values as well.
 STATE_KINDS = frozenset(("linear_attention", "conv", "mamba", "recurrent"))

@@ -15,11 +15,7 @@ from typing import Protocol
 import torch
 
 from localspec.core.prefix import common_prefix_length
-
-MOST_SNAPSHOTS = 8  # Snapshots of one sequence. Those of states take 50 to 150 MiB of host memory.
-# Host memory for the snapshots of one sequence, in bytes. The windows of Gemma 4 31B take 825 MiB
-# in bf16, so that the ends of two turns and of their prompts fit.
-MOST_SNAPSHOT_BYTES = 4 * 2**30
+from localspec.formats.attention import MOST_SNAPSHOT_BYTES, MOST_SNAPSHOTS
 
 
 @dataclass(frozen=True)

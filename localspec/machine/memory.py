@@ -14,6 +14,7 @@ from typing import get_args
 from localspec.core.decoding import OFF
 from localspec.core.errors import ConfigError
 from localspec.core.precisions import FULL_BYTES, PRECISIONS, Precision
+from localspec.formats.attention import MOST_SNAPSHOT_BYTES, MOST_SNAPSHOTS
 from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
 from localspec.formats.native import NATIVE
 from localspec.machine.hardware import (
@@ -211,6 +212,9 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     in_ram = _in_ram(plan, room)
     if room.ram_bytes is None:  # all memory is one
         weights, in_ram = weights + in_ram, 0
+        # They come with the chats, and are no reason to refuse a load.
+        copies = snapshot_bytes(target, plan.context_length, full)
+        cache += 0 if room.is_loading else copies
     draft_weights, draft_cache = 0, 0
     if draft is not None:
         sizes = draft.loaded_bytes(full, full, plan.context_length, room.device)
@@ -257,6 +261,16 @@ def module_bytes(plan: Arrangement, device: Device) -> tuple[int, int]:
         return 0, 0
     weights, cache = module.loaded_bytes(plan.precision, plan.full, plan.context_length, device)
     return weights, cache + plan.context_length * module.hidden_size * FULL_BYTES[plan.full]
+
+
+def snapshot_bytes(shape: ModelShape, num_tokens: int, full: Precision) -> int:
+    """Return the most bytes that copies of a model's states and windows at earlier lengths of a
+    text take in the RAM, by which a chat goes back."""
+    if not shape.is_native:
+        return 0
+    windows = 2 * shape.window_kv_width * FULL_BYTES[full] * min(shape.window, num_tokens)
+    each = shape.state_bytes + windows
+    return min(MOST_SNAPSHOTS * each, max(each, MOST_SNAPSHOT_BYTES))
 
 
 def _in_ram(plan: Arrangement, room: Room) -> int:

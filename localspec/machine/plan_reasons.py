@@ -21,6 +21,7 @@ from localspec.machine.memory import (
     Room,
     draft_bytes_of,
     longest_fitting,
+    snapshot_bytes,
 )
 from localspec.machine.plans import PlanRequest
 from localspec.machine.shapes import ModelShape
@@ -163,6 +164,8 @@ def in_ram(arrangement: Arrangement, room: Room) -> Iterator[str]:
             f"everything else is on the GPU. A token reads {read} of them, more slowly than a GPU "
             "would: how much more slowly is measured once it runs."
         )
+    if copies := snapshot_bytes(shape, arrangement.context_length, arrangement.full):
+        yield f"Up to {gib(copies)} of RAM hold earlier states of a chat, to go back to."
     if tables:
         yield (
             f"Tables of {gib(tables)} stay in the RAM: a token looks up one row, and they "

@@ -10,7 +10,7 @@ from localspec.core.config import SHIPPED_PROFILES
 from localspec.core.errors import ConfigError
 from localspec.core.speculation import Measurement
 from localspec.machine.hardware import probe
-from localspec.machine.memory import GIB, Room, room_for
+from localspec.machine.memory import GIB, Room, room_for, snapshot_bytes
 from localspec.machine.plan_report import machine_for, render
 from localspec.machine.planner import plan
 from localspec.machine.plans import PlanReport, PlanRequest
@@ -38,7 +38,7 @@ def test_tables_are_counted_in_the_ram_and_not_on_the_card() -> None:
     assert first.bytes.in_ram == TABLES
     assert first.bytes.total < 7 * GIB < first.bytes.total + TABLES
     assert "Tables of 5.2 GiB stay in the RAM" in first.reason
-    assert "RAM" not in planned("google/gemma-4-12B-it", 16, 8).plans[0].reason
+    assert "Tables" not in planned("google/gemma-4-12B-it", 16, 8).plans[0].reason
 
 
 def test_too_little_ram_for_tables_is_refused_with_the_figures() -> None:
@@ -54,7 +54,18 @@ def test_too_little_ram_for_tables_is_refused_with_the_figures() -> None:
 def test_where_card_and_computer_share_their_memory_tables_are_part_of_the_need() -> None:
     """Apple GPUs, and cards without memory of their own."""
     apart, shared = planned(E4B, 24, 8).plans[0], planned(E4B, 24, None).plans[0]
-    assert shared.bytes.total == apart.bytes.total + TABLES and shared.bytes.in_ram == 0
+    copies = snapshot_bytes(MODELS[E4B].shape, 8192, "bf16")
+    assert shared.bytes.total == apart.bytes.total + TABLES + copies and shared.bytes.in_ram == 0
+
+
+def test_copies_of_states_and_windows_are_counted_up_to_their_bound() -> None:
+    """The sizes of one copy: 147 MiB of states, 800 MiB of windows."""
+    hybrid, windows = MODELS["Qwen/Qwen3.8-27B"].shape, MODELS["google/gemma-4-31B-it"].shape
+    assert snapshot_bytes(hybrid, 8192, "bf16") == pytest.approx(8 * 147 * 2**20, rel=0.01)
+    assert snapshot_bytes(windows, 8192, "bf16") == 4 * GIB
+    assert snapshot_bytes(replace(hybrid, not_native="of a setting"), 8192, "bf16") == 0
+    reason = planned("Qwen/Qwen3.8-27B", 22, 16).plans[0].reason
+    assert "Up to 1.1 GiB of RAM hold earlier states of a chat, to go back to." in reason
 
 
 def test_ram_is_free_for_models_but_for_a_margin() -> None:
