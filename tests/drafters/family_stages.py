@@ -32,7 +32,10 @@ from tests.kit.random_heads import head_for
 from tests.kit.tiny import CPU, Context, Plans, play, tiny_llama, with_cache
 
 VOCAB_SIZE = SHAPE["vocab_size"]
-CAPACITY = 160
+WORDS: Context = tuple((7 * at + at * at + 3) % VOCAB_SIZE for at in range(16))
+PROMPT: Context = (*WORDS, *WORDS[3:13])  # repeats itself, so that lookup has something to say
+# Of targets with windows: replies begin before the end of a ring of slots and go on behind it.
+RINGS = {"gemma4, keys of earlier layers": 1024, "gpt_oss": 512}
 NUM_DRAFT_LAYERS = 2
 LATER = 0.2  # how much the layers after those of the draft say
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -46,12 +49,13 @@ FAMILIES: dict[str, set[str]] = {
     "gpt_oss": {*CHAINS, *TREES, "cross_tokenizer"},
 }
 CASES = [(family, dtype) for family in FAMILIES for dtype in (FP32, BF16)]
-# In bf16 those alone that run the target's layers or read their states: others know its tokens.
+# In bf16 those alone that run the target's layers, and a head that reads their states: all drafters
+# are drawn there in turn.
 DRAFTED = [
     (family, dtype, name)
     for family, dtype in CASES
     for name in sorted(FAMILIES[family])
-    if dtype == FP32 or REGISTRY[name].reads_layers
+    if dtype == FP32 or REGISTRY[name].family == "self" or name == "mtp"
 ]
 
 
@@ -80,9 +84,21 @@ def module_of(family: str) -> Callable[[], Any]:
 @cache
 def parts_of(family: str, dtype: torch.dtype) -> Parts:
     heads = {kind: head_for(kind, module_of(family)) for kind in HEAD_KINDS}
-    target = with_cache(small_in(family, dtype), CAPACITY)
-    foreign = foreign_to(tiny_llama(vocab_size=VOCAB_SIZE), CAPACITY)
+    target = with_cache(small_in(family, dtype), capacity_of(family))
+    assert bool(target.cache.key_values.rings) == (family in RINGS)
+    foreign = foreign_to(tiny_llama(vocab_size=VOCAB_SIZE), capacity_of(family))
     return Parts(target, first_layers(target), heads=heads, foreign=foreign)
+
+
+def capacity_of(family: str) -> int:
+    return RINGS.get(family, 0) + 130
+
+
+@cache
+def prompt_of(family: str) -> Context:
+    """A prompt that ends 6 tokens before a ring does, where the target has rings."""
+    leading = max(0, RINGS.get(family, 0) - len(PROMPT) - 6)
+    return (*((5 * at * at + 11 * at + 2) % VOCAB_SIZE for at in range(leading)), *PROMPT)
 
 
 def small_in(family: str, dtype: torch.dtype) -> Any:
@@ -93,7 +109,8 @@ def small_in(family: str, dtype: torch.dtype) -> Any:
 def first_layers(target: Decoder) -> Decoder:
     """A draft model of the target's first layers."""
     weights = replace(target.weights, blocks=target.weights.blocks[:NUM_DRAFT_LAYERS])
-    kept_in = native_cache(kv_shape_of(weights, CAPACITY), target.weights.embedding.dtype, CPU)
+    shape = kv_shape_of(weights, target.cache.shape.capacity)
+    kept_in = native_cache(shape, target.weights.embedding.dtype, CPU)
     return Decoder(weights, kept_in, is_fastest=True)
 
 

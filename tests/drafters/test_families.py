@@ -29,12 +29,13 @@ from tests.drafters.family_stages import (
     FAMILIES,
     FP16,
     FP32,
-    VOCAB_SIZE,
+    PROMPT,
     Known,
     KnownTree,
     named,
     parts_of,
     plain_reply,
+    prompt_of,
     proposed,
     row_after,
     stage,
@@ -44,8 +45,6 @@ from tests.drafters.stages import RandomPlans
 from tests.kit.tiny import CPU, GREEDY, Context, Plans, play
 from tests.kit.tracing import TracingPool
 
-WORDS: Context = tuple((7 * at + at * at + 3) % VOCAB_SIZE for at in range(16))
-PROMPT: Context = (*WORDS, *WORDS[3:13])  # repeats itself, so that lookup has something to say
 LENGTH = 8
 COOL = SamplingParams(0.7, seed=3)
 PENALISED = SamplingParams(
@@ -94,13 +93,14 @@ def test_a_conversation_reads_as_without_drafting(
     """A turn, a second one, the first one again from its middle, an edit of the prompt, and back to
     the second; a turn is cancelled in between and goes on."""
     engine, plans = stage(family, dtype).engine, Plans((name, 4), (name, 2))
-    first = plain_reply(family, dtype, PROMPT, LENGTH, GREEDY)
+    whole = prompt_of(family)
+    first = plain_reply(family, dtype, whole, LENGTH, GREEDY)
     second = (*first, 4, 8, 1)
     turns = (
-        (PROMPT, GREEDY),
+        (whole, GREEDY),
         (second, COOL),
         ((*first[:-3], 9), PENALISED),
-        ((*PROMPT[:11], 2, *PROMPT[12:]), COOL),
+        ((*whole[:-15], 2, *whole[-14:]), COOL),
         (second, PENALISED),
     )
     for number, (prompt, sampling) in enumerate(turns):
@@ -122,10 +122,11 @@ def test_a_conversation_reads_as_without_drafting(
 def test_a_rejection_at_any_position_leaves_nothing(
     family: str, dtype: torch.dtype, sampling: SamplingParams
 ) -> None:
-    wanted = plain_reply(family, dtype, PROMPT, 30, sampling)
+    prompt = prompt_of(family)
+    wanted = plain_reply(family, dtype, prompt, 30, sampling)
     known, plans = Known(wanted, 6), Plans(("known", 6))
     engine = Engine(target_of(family, dtype), {"known": known})
-    assert tuple(play(engine, PROMPT, plans, 30, sampling).tokens) == wanted
+    assert tuple(play(engine, prompt, plans, 30, sampling).tokens) == wanted
     assert {step.num_accepted_tokens for step in plans.steps} >= {*range(7)}
     check_rows(family, dtype, engine)
 
@@ -145,10 +146,11 @@ def test_a_processor_holds_in_fp32_what_a_model_in_fp16_computes(
 def test_a_branch_that_is_accepted_reads_as_the_chain_that_it_is(
     family: str, dtype: torch.dtype
 ) -> None:
-    wanted = plain_reply(family, dtype, PROMPT, 30, PENALISED)
+    prompt = prompt_of(family)
+    wanted = plain_reply(family, dtype, prompt, 30, PENALISED)
     known, plans = KnownTree(wanted, 4), Plans(("known", 8))
     engine = Engine(target_of(family, dtype), {"known": known})
-    assert tuple(play(engine, PROMPT, plans, 30, PENALISED).tokens) == wanted
+    assert tuple(play(engine, prompt, plans, 30, PENALISED).tokens) == wanted
     assert {step.num_accepted_tokens for step in plans.steps} >= {*range(5)}
     check_rows(family, dtype, engine)
 
@@ -157,23 +159,25 @@ def test_a_branch_that_is_accepted_reads_as_the_chain_that_it_is(
 def test_the_end_of_a_text_inside_a_draft_ends_the_turn_there(
     family: str, dtype: torch.dtype
 ) -> None:
-    wanted = plain_reply(family, dtype, PROMPT, 30, PENALISED)
+    prompt = prompt_of(family)
+    wanted = plain_reply(family, dtype, prompt, 30, PENALISED)
     engine = Engine(target_of(family, dtype), {"known": Known(wanted, 9, num_right=9)})
-    for place in (len(PROMPT) + 4, len(PROMPT) + 14):
+    for place in (len(prompt) + 4, len(prompt) + 14):
         end = frozenset({wanted[place]})
-        first = next(at for at in range(len(PROMPT), place + 1) if wanted[at] in end)
-        found = play(engine, PROMPT, Plans(("known", 9)), 30, PENALISED, end)
+        first = next(at for at in range(len(prompt), place + 1) if wanted[at] in end)
+        found = play(engine, prompt, Plans(("known", 9)), 30, PENALISED, end)
         assert tuple(found.tokens) == wanted[: first + 1] and found.finish_reason == "eos"
         check_rows(family, dtype, engine)
 
 
 @each_case
 def test_any_drafters_in_turn_change_nothing(family: str, dtype: torch.dtype) -> None:
+    prompt = prompt_of(family)
     engine = stage(family, dtype).engine
     plans = RandomPlans((*sorted(engine.drafters), OFF), 2)
     for sampling in (COOL, PENALISED):
-        wanted = plain_reply(family, dtype, PROMPT, 20, sampling)
-        assert tuple(play(engine, PROMPT, plans, 20, sampling).tokens) == wanted
+        wanted = plain_reply(family, dtype, prompt, 20, sampling)
+        assert tuple(play(engine, prompt, plans, 20, sampling).tokens) == wanted
         check_rows(family, dtype, engine)
     assert sum(step.num_accepted_tokens for step in plans.steps) > 0
 
@@ -206,7 +210,10 @@ def test_sequences_that_are_decoded_together_read_as_each_alone(
     family: str, dtype: torch.dtype
 ) -> None:
     """Three of them, each with any drafters."""
-    stages, prompts = [stage(family, dtype) for _ in range(3)], (PROMPT, PROMPT[::-1], PROMPT[:3])
+    stages, prompts = (
+        [stage(family, dtype) for _ in range(3)],
+        (prompt_of(family), PROMPT[::-1], PROMPT[:3]),
+    )
     assert len({id(each.target.weights) for each in stages}) == 1
     batch, never = Batch[Round](), threading.Event()
 
@@ -214,7 +221,7 @@ def test_sequences_that_are_decoded_together_read_as_each_alone(
         engine = stages[number].engine
         plans = RandomPlans((*sorted(engine.drafters), OFF), number)
         sequence = engine.start(prompts[number], COOL, 16, frozenset())
-        yield from engine.read(sequence, never, lambda: 11)
+        yield from engine.read(sequence, never, lambda: 32)
         with engine.decoding(sequence):
             while sequence.finish_reason is None:
                 yield (yield from engine.round(sequence, plans))
@@ -240,11 +247,12 @@ def test_sequences_that_are_decoded_together_read_as_each_alone(
 @pytest.mark.parametrize("family", FAMILIES, ids=named)
 def test_after_other_texts_a_drafter_guesses_as_afresh(family: str, name: str) -> None:
     """Its own cache, and the hidden states that it reads, follow the text."""
+    prompt = prompt_of(family)
     lived, fresh = stage(family, FP32).engine, stage(family, FP32).engine
-    text = plain_reply(family, FP32, PROMPT, LENGTH, GREEDY)
+    text = plain_reply(family, FP32, prompt, LENGTH, GREEDY)
     plans = Plans((name, 5), (name, 3))
-    play(lived, PROMPT, plans, LENGTH + 4)
-    play(lived, (*PROMPT[:9], 5, *PROMPT[10:]), plans, 6, COOL)
+    play(lived, prompt, plans, LENGTH + 4)
+    play(lived, (*prompt[:-17], 5, *prompt[-16:]), plans, 6, COOL)
     known, wanted = (proposed(engine, name, text, 4) for engine in (lived, fresh))
     assert known.tokens == wanted.tokens
     assert known.confidences == pytest.approx(wanted.confidences, abs=1e-4)
