@@ -40,7 +40,12 @@ from localspec.formats.folder_files import (
     weight_files,
 )
 from localspec.formats.gguf_module import module_near
-from localspec.loading.fitting import keep_out_of_ram, load_at, refuse_module, refuse_shortage
+from localspec.loading.fitting import (
+    heads_without_room,
+    keep_out_of_ram,
+    load_at,
+    refuse_shortage,
+)
 from localspec.loading.placement import Place
 from localspec.machine.compatibility import require_compatible, size_warning
 from localspec.machine.memory import GRAPHS_BYTES
@@ -118,7 +123,7 @@ def gather(
         foreign_refusal=foreign_refusal,
         past=tuple(tuple(template.encode_text(text)) for text in past),
         draft_pool=draft_pool,
-        refused_heads=_without_room(source, heads, place),
+        refused_heads=heads_without_room(source.folder, heads, place),
         bits=place.bits,
     )
     drafts = [each for each in (draft, foreign and foreign[1]) if each is not None]
@@ -354,19 +359,6 @@ def heads_of(source: Model) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]
     if ships_mtp(source.folder):
         found.setdefault("mtp", source.folder)
     return found, tuple(odd)
-
-
-def _without_room(
-    source: Model, heads: Mapping[str, Path], place: Place
-) -> dict[str, MemoryShortage]:
-    """The kinds of heads in the target's own files for which there is no room beside it."""
-    refused = dict[str, MemoryShortage]()
-    for kind in (kind for kind, folder in heads.items() if folder == source.folder):
-        try:
-            refuse_module(source.folder, place)
-        except MemoryShortage as shortage:
-            refused[kind] = shortage
-    return refused
 
 
 def marks_of(source: Model, heads: Mapping[str, Path]) -> dict[str, str]:

@@ -6,12 +6,14 @@ and `with_experts` chooses where the experts of a mixture are. `load_at` opens a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.core.errors import ConfigError, MemoryShortage
+from localspec.core.errors import ConfigError, MemoryShortage, ModelError
 from localspec.core.options import AUTO_EXPERTS, EXPERTS_IN_RAM, EXPERTS_ON_GPU, LoadOptions
 from localspec.core.precisions import PRECISIONS
 from localspec.core.units import gib
@@ -19,10 +21,12 @@ from localspec.formats.folder_files import (
     check_folder,
     name_of,
 )
+from localspec.formats.head_folder import is_published
 from localspec.loading.placement import Place, model_in
 from localspec.machine.hardware import (
     free_bytes_now,
 )
+from localspec.machine.head_bytes import head_bytes
 from localspec.machine.memory import (
     Arrangement,
     Room,
@@ -113,6 +117,21 @@ def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
     )
 
 
+def heads_without_room(
+    target: Path, heads: Mapping[str, Path], place: Place
+) -> dict[str, MemoryShortage]:
+    """Return why there is no room beside the target, by the kind of a head. heads: folders by kind;
+    the target's own holds a module that it ships."""
+    refused = dict[str, MemoryShortage]()
+    for kind, folder in heads.items():
+        try:
+            with suppress(ModelError):  # of a damaged head, which says so when it is read
+                (refuse_module if folder == target else refuse_head)(folder, place)
+        except MemoryShortage as shortage:
+            refused[kind] = shortage
+    return refused
+
+
 def refuse_module(folder: Path, place: Place) -> None:
     """Compare what the module for multi-token prediction in a loaded target's files needs with what
     is free at this moment. Raises MemoryShortage."""
@@ -125,6 +144,21 @@ def refuse_module(folder: Path, place: Place) -> None:
             f"The module for multi-token prediction of {name_of(folder)} needs {gib(needed, ceil)} "
             f"beside the model, and {gib(free, floor)} is free on {place.hardware.device_name}. "
             "With a shorter --context there is room for it."
+        )
+
+
+def refuse_head(folder: Path, place: Place) -> None:
+    """Compare what a published head needs beside a loaded target with what is free at this moment.
+    The target keeps its context. Raises MemoryShortage."""
+    if not is_published(folder):
+        return
+    free = free_bytes_now(place.hardware)
+    needed = head_bytes(folder, place.context_length, place.dtype.itemsize)
+    if needed > free:
+        raise MemoryShortage(
+            f"The head {name_of(folder)} needs {gib(needed, ceil)} beside the model, and "
+            f"{gib(free, floor)} is free on {place.hardware.device_name}. With a shorter --context "
+            "there is room for it."
         )
 
 

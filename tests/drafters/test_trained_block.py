@@ -21,7 +21,9 @@ from localspec.forward.features import Features
 from localspec.forward.heads.block import BlockHead
 from localspec.forward.heads.block_parts import BlockParts
 from localspec.forward.load import load_model
+from localspec.loading import fitting
 from localspec.loading.local_backend import open_local_backend
+from localspec.loading.placement import Place
 from tests.kit.tiny import Plans, play
 from tests.kit.trained_assistant import DIALOGUES, prompt_of
 from tests.kit.trained_block import write_pair
@@ -96,3 +98,27 @@ def test_trained_drafter_that_is_named_drafts_in_a_chat(
             stats = chunks[-1].stats
             assert stats.num_accepted_tokens / stats.num_draft_tokens >= 0.5
     assert replies["block"] == replies[OFF] and replies[OFF].startswith(answer[:20])
+
+
+@pytest.mark.usefixtures("own_home")
+def test_drafter_without_room_is_left_out_and_the_context_stays(
+    trained_block: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_head = fitting.refuse_head
+
+    def with_a_kilobyte(folder: Path, place: Place) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(fitting, "free_bytes_now", lambda *_: 1024)
+            refuse_head(folder, place)
+
+    monkeypatch.setattr(fitting, "refuse_head", with_a_kilobyte)
+    target, folder = trained_block
+    options = LoadOptions(
+        model=str(target), draft=str(folder), context=256, dtype="fp32", home=tmp_path
+    )
+    backend = open_local_backend(options, None, lambda phrase: None)
+    status = next(each for each in backend.describe().drafters if each.name == "block")
+    assert (status.is_available, status.code) == (False, "no_memory")
+    assert "needs" in status.reason and "shorter --context" in status.reason
+    assert any(status.reason in notice for notice in backend.describe().notices)
+    assert backend.describe().context_length == 256

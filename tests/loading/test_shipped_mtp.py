@@ -21,9 +21,9 @@ from localspec.core.decoding import SamplingParams, Sequence
 from localspec.core.options import LoadOptions
 from localspec.forward.features import Features
 from localspec.forward.heads import mtp_files
-from localspec.loading import drafters as loaded_drafters
-from localspec.loading import placement
+from localspec.loading import fitting
 from localspec.loading.local_backend import open_local_backend
+from localspec.loading.placement import Place
 from tests.kit.model_folders import save_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
@@ -120,12 +120,14 @@ def test_sampled_replies_are_the_same_with_the_module(trained_folder: Path) -> N
 def test_where_there_is_no_room_the_module_is_left_out_and_says_so(
     trained_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def with_a_kilobyte(folder: Path, place: placement.Place) -> None:
-        with monkeypatch.context() as patch:
-            patch.setattr(placement, "free_bytes_now", lambda *_: 1024)
-            placement.refuse_module(folder, place)
+    refuse_module = fitting.refuse_module
 
-    monkeypatch.setattr(loaded_drafters, "refuse_module", with_a_kilobyte)
+    def with_a_kilobyte(folder: Path, place: Place) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(fitting, "free_bytes_now", lambda *_: 1024)
+            refuse_module(folder, place)
+
+    monkeypatch.setattr(fitting, "refuse_module", with_a_kilobyte)
     backend = opened(trained_folder)
     status = next(each for each in backend.describe().drafters if each.name == "mtp")
     assert (status.is_available, status.code) == (False, "no_memory")
