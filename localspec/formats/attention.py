@@ -21,6 +21,11 @@ MOST_SNAPSHOTS = 8
 # Bytes of RAM for these copies of one text. The windows of Gemma 4 31B take 825 MiB in bf16, so
 # that the ends of two turns and of their prompts fit.
 MOST_SNAPSHOT_BYTES = 4 * 2**30
+# Families all of whose layers attend to the window that they name.
+WINDOWED = frozenset(("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe", "ministral3",
+                      "qwen3_vl_moe_text"))  # fmt: skip
+# The layers of Gemma 3 between two that see everything, where its config.json lists no kinds.
+GEMMA3_PATTERN = 6
 KNOWN_KINDS = ("full_attention", "sliding_attention", "attention")
 # Layers whose memory of the text is a state of fixed size; a hybrid has keys and values as well.
 STATE_KINDS = frozenset(("linear_attention", "conv", "mamba", "recurrent"))
@@ -135,7 +140,7 @@ def count_key_width(text: Mapping[str, Any], num_layers: int, is_window: bool = 
     read the keys of others."""
     kinds = layer_kinds(text)
     if not kinds:
-        every = num_layers if not is_window else 0
+        every = count_windows(text, num_layers) if is_window else num_layers
         return min(count_attention_layers(text, num_layers), every) * key_width_of(text, 0)
     num_kept = len(kinds) - int(text.get("num_kv_shared_layers") or 0)
     return sum(
@@ -143,6 +148,16 @@ def count_key_width(text: Mapping[str, Any], num_layers: int, is_window: bool = 
         for layer, kind in enumerate(kinds[:num_kept])
         if (kind == "sliding_attention" if is_window else kind not in STATE_KINDS | OTHER_KINDS)
     )
+
+
+def count_windows(text: Mapping[str, Any], num_layers: int) -> int:
+    """Return the layers with a window where a config.json lists no kinds of layers."""
+    family = str(text.get("model_type"))
+    if not text.get("sliding_window") or text.get("use_sliding_window") is False:
+        return 0
+    if family.startswith("gemma3"):
+        return num_layers - num_layers // int(text.get("sliding_window_pattern") or GEMMA3_PATTERN)
+    return num_layers if family in WINDOWED else 0
 
 
 def key_width_of(text: Mapping[str, Any], layer: int) -> int:

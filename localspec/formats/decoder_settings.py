@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localspec.core.errors import ModelError
-from localspec.formats.attention import STATE_KINDS, layer_kinds
+from localspec.formats.attention import STATE_KINDS, WINDOWED, layer_kinds
 from localspec.formats.delta_settings import DeltaSettings, delta_of
 from localspec.formats.layer_settings import (
     LayerSettings,
@@ -68,9 +68,6 @@ MUST_SAY: Mapping[str, tuple[str, ...]] = {
     "gemma4_text": (_WINDOW, "layer_types", "hidden_size_per_layer_input"),
     "gemma4_unified_text": (_WINDOW, "layer_types"),
 }
-# Families all of whose layers attend to the window that they name.
-WINDOWED = frozenset(("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe", "ministral3",
-                      "qwen3_vl_moe_text"))  # fmt: skip
 HEAD_NORMS = ("use_qk_norm", "qk_layernorm")  # Settings for norms of query and key heads.
 # Keys that change no logit: of training, of generation, of the file, of what is not loaded here
 # (images, further heads, layers without attention), and those that `layer_types` replaces.

@@ -33,7 +33,8 @@ SIZES = (
 )  # fmt: skip
 # extra_params: weights beside the decoder that are fetched with it (a vision tower).
 OPTIONAL_SIZES = (
-    "num_experts", "num_experts_per_token", "expert_intermediate_size", "extra_params",
+    "num_experts", "num_experts_per_token", "expert_intermediate_size", "extra_params", "window",
+    "window_kv_width",
 )  # fmt: skip
 # num_params: of all weights, as the headers of the published files count them. config: what the
 # published config.json says of sizes, for families whose weights are listed in

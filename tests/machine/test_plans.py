@@ -6,11 +6,13 @@ from typing import Any, Literal
 
 import pytest
 
+from localspec.core.config import SHIPPED_PROFILES
 from localspec.core.precisions import Precision
 from localspec.formats.native import ACTIVATIONS, NATIVE
 from localspec.machine.config_shapes import shape_from_config
 from localspec.machine.memory import Arrangement, Room, bytes_of
 from localspec.machine.model import Model
+from localspec.machine.profiles import load_profiles
 from localspec.machine.shapes import PACKS_BF16
 from tests.kit.tiny import KINDS
 
@@ -82,6 +84,35 @@ def test_the_activations_that_are_named_are_those_of_the_decoder() -> None:
 
     assert set(ACTIVATIONS) == activations.ACTIVATIONS.keys()
     assert {"llama", "mimo", "gemma3"} <= NATIVE.keys()
+
+
+@pytest.mark.parametrize(
+    "family",
+    ["gemma4, values from keys", "gemma4, keys of earlier layers", "gemma3_text", "gpt_oss",
+     "mistral, windowed"],
+)  # fmt: skip
+def test_the_rings_of_a_model_are_planned_to_the_byte(family: str) -> None:
+    """Also where config.json lists no kinds of layers."""
+    import torch
+
+    from localspec.machine.folder_shapes import counted_shape
+    from tests.kit.families import small
+    from tests.kit.tiny import with_cache
+
+    module = small(family, max_position_embeddings=2048).to(torch.bfloat16)
+    sizes = {name: tuple(each.shape) for name, each in module.state_dict().items()}
+    config = module.config.to_dict()
+    if family == "gemma3_text":  # as it is published
+        del config["layer_types"]
+    shape = counted_shape(config, sizes, "small")
+    cache = with_cache(module, 2048).cache
+    assert any(pair[0].shape[2] < cache.num_slots for pair in cache.slots)
+    assert shape.loaded_bytes("bf16", "bf16", 2048, "cpu")[1] == cache.kv_bytes
+
+
+def test_gemma_3_is_planned_with_the_rings_of_its_profile() -> None:
+    shape = load_profiles((SHIPPED_PROFILES,))["gemma3"].models["google/gemma-3-27b-it"].shape
+    assert shape.kv_bytes(16384) == 4 * 128 * 16 * (10 * 16384 + 52 * 1280)
 
 
 def test_layers_of_two_head_sizes_are_planned_to_the_byte() -> None:
