@@ -103,6 +103,8 @@ def unread_layout(config: Mapping[str, Any]) -> str | None:
     names = " ".join(architectures(config))
     if "DFlash" in names:
         return "DFlash without a dflash_config"
+    if config.get("model_type") == "muse_glimmer_assistant":
+        return "transformers (the block drafter of Muse Glimmer)"
     return "P-EAGLE" if "PEagle" in names else None
 
 

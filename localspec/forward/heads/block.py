@@ -78,7 +78,8 @@ class BlockHead:
         """Run a block after `tokens`, the last of which is the root; the target has read the
         others. Returns the row that predicts the next token, [1, d]."""
         known = len(tokens) - 1
-        first = self.cache.reuse(tokens[:-1])
+        # At least one row is new: products of no rows are not to be had everywhere.
+        first = self.cache.reuse(tokens[: known - 1])
         most = TOGETHER if self.graphs is None else self.graphs.num_new
         while known - first > most:
             end = min(first + PREFILL_CHUNK, known - 1)

@@ -95,9 +95,10 @@ def test_a_draft_is_that_of_the_reference_in_every_round(
 def test_a_block_on_a_fresh_cache_is_that_after_ten_rounds(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     head, target = head_of(case, tmp_path)
-    logits, tokens, _ = drafted(head, target, case.lengths[-1])
-    assert largest_error(logits, case.results["logits"][-1]) < TOLERANCE
-    assert tokens == case.results["tokens"][-1].tolist()
+    for _ in range(2):  # the second has no new token to read
+        logits, tokens, _ = drafted(head, target, case.lengths[-1])
+        assert largest_error(logits, case.results["logits"][-1]) < TOLERANCE
+        assert tokens == case.results["tokens"][-1].tolist()
 
 
 def test_another_text_keeps_only_what_both_begin_with(tmp_path: Path) -> None:

@@ -108,6 +108,10 @@ def test_a_head_of_another_kind_and_no_head_are_refused(heads: Path, kind: str) 
     [
         ({"speculators_model_type": "eagle", "num_hidden_layers": 1}, "speculators .eagle."),
         ({"architectures": ["DFlashDraftModel"]}, "DFlash without a dflash_config"),
+        (
+            {"model_type": "muse_glimmer_assistant"},
+            "transformers .the block drafter of Muse Glimmer.",
+        ),
         ({"architectures": ["PEagleDraftModel"], "num_hidden_layers": 4}, "P-EAGLE"),
     ],
 )
