@@ -93,7 +93,7 @@ class DeltaNet:
 
         def attend(channels: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
             found = state_rows.outputs(self, layer, channels[:num_rows], gates[:num_rows])
-            return filled(found.flatten(1).to(channels.dtype), channels.shape[0])
+            return filled(found.to(channels.dtype), channels.shape[0])
 
         return attend
 
