@@ -23,7 +23,6 @@ from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.model import LanguageModel, Rows
 from localspec.loading.drafters import build_drafters, captures_of
 from tests.drafters.family_stages import (
-    CAPACITY,
     CASES,
     DRAFTED,
     FAMILIES,
@@ -188,7 +187,7 @@ def test_captured_steps_and_drafts_of_a_model_with_states_change_nothing() -> No
 
     def captured(model: LanguageModel | None) -> CapturedDecoder:
         assert isinstance(model, Decoder)
-        cache = KVCache(kv_shape_of(model.weights, CAPACITY), FP32, CPU)
+        cache = KVCache(kv_shape_of(model.weights, model.cache.shape.capacity), FP32, CPU)
         return CapturedDecoder(Decoder(model.weights, cache), pool)
 
     target, draft = captured(parts.target), captured(parts.draft)
