@@ -84,7 +84,8 @@ def head_kind(folder: Path) -> str:
 
 def architectures(config: Mapping[str, Any]) -> list[str]:
     """Return the classes that a config names."""
-    return [str(name) for name in config.get("architectures") or ()]
+    names = config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def is_block_drafter(config: Mapping[str, Any]) -> bool:

@@ -117,6 +117,10 @@ def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
     )
 
 
+# What a damaged config or file of a head may raise while it is counted.
+DAMAGE = (ModelError, LookupError, TypeError, ValueError, AttributeError)
+
+
 def heads_without_room(
     target: Path, heads: Mapping[str, Path], place: Place
 ) -> dict[str, MemoryShortage]:
@@ -125,7 +129,7 @@ def heads_without_room(
     refused = dict[str, MemoryShortage]()
     for kind, folder in heads.items():
         try:
-            with suppress(ModelError):  # of a damaged head, which says so when it is read
+            with suppress(*DAMAGE):  # of a head, which says so when it is read
                 (refuse_module if folder == target else refuse_head)(folder, place)
         except MemoryShortage as shortage:
             refused[kind] = shortage

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from localspec.drafters.block import BlockDrafter
 from localspec.drafters.parts import Parts
+from localspec.formats.head_folder import is_block_drafter
+from localspec.loading import fitting
 from localspec.machine.head_bytes import head_bytes
 from tests.kit.random_block import write_random
 from tests.kit.tiny import tiny_llama, with_cache
@@ -45,3 +50,22 @@ def test_copies_of_the_targets_tensors_are_not_counted(tmp_path: Path) -> None:
     own = head_bytes(tmp_path, 64, 4)
     path.write_text(json.dumps({**config, "vocab_size": 32}))
     assert head_bytes(tmp_path, 64, 4) - own == 64 * config["hidden_size"] * 4
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"transformer_layer_config": [1]}, {"layer_types": [7, 7], "sliding_window": 1}, None],
+)
+def test_a_damaged_head_does_not_stop_the_load(
+    tmp_path: Path, damage: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says what is wrong with it when it is read."""
+    write_random(tmp_path, with_cache(tiny_llama()))
+    path = tmp_path / "config.json"
+    whole = json.loads(path.read_text())
+    path.write_text("[" if damage is None else json.dumps({**whole, "architectures": 5, **damage}))
+    monkeypatch.setattr(fitting, "free_bytes_now", lambda hardware: 2**40)
+    place: Any = SimpleNamespace(hardware=None, context_length=64, dtype=torch.float32)
+    assert fitting.heads_without_room(tmp_path / "target", {"block": tmp_path}, place) == {}
+    if damage is not None:
+        assert not is_block_drafter(json.loads(path.read_text()))
