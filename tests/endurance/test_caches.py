@@ -36,7 +36,9 @@ FAMILIES = (
 )
 FP32, BF16 = torch.float32, torch.bfloat16
 CASES = [*((family, FP32) for family in FAMILIES), ("qwen3_5", BF16), ("gpt_oss", BF16)]
-CAPACITY = 96
+ROOM = 96
+# Tokens that every text of a family begins with, so that the rest stands around the end of a ring.
+LEADING = {"gpt_oss": 470}
 NUM_OPERATIONS = 24
 NUM_TEXTS = 4
 VOCAB_SIZE = SHAPE["vocab_size"]
@@ -47,7 +49,9 @@ PATHS = ((0, 2, 5), (1, 3, 6), (1, 4), (0,), (1,))  # of TREE
 
 @cache
 def weights_of(family: str, dtype: torch.dtype) -> Decoder:
-    return with_cache(small(family).to(dtype), CAPACITY)
+    model = with_cache(small(family).to(dtype), LEADING.get(family, 0) + ROOM)
+    assert bool(model.cache.key_values.rings) == (family in LEADING)
+    return model
 
 
 def decoder(family: str, dtype: torch.dtype) -> Decoder:
@@ -57,12 +61,13 @@ def decoder(family: str, dtype: torch.dtype) -> Decoder:
     return made
 
 
-def texts_of(rng: random.Random) -> list[list[int]]:
+def texts_of(rng: random.Random, num_leading: int) -> list[list[int]]:
     """Texts that share beginnings with others."""
-    found = [[rng.randrange(VOCAB_SIZE) for _ in range(CAPACITY)]]
+    size = num_leading + ROOM
+    found = [[rng.randrange(VOCAB_SIZE) for _ in range(size)]]
     while len(found) < NUM_TEXTS:
-        shared = rng.choice((0, 1, 9, 17, 30, 60))
-        rest = [rng.randrange(VOCAB_SIZE) for _ in range(CAPACITY - shared)]
+        shared = num_leading + rng.choice((0, 1, 9, 17, 30, 60))
+        rest = [rng.randrange(VOCAB_SIZE) for _ in range(size - shared)]
         found.append([*rng.choice(found)[:shared], *rest])
     return found
 
@@ -75,8 +80,11 @@ class Case:
         self.other = self.model.beside()
         self._fresh: Callable[[], Decoder] = lambda: decoder(family, dtype)
         self._rng = rng
-        self._texts = texts_of(rng)
+        self._num_leading = LEADING.get(family, 0)
+        self._texts = texts_of(rng, self._num_leading)
         self._text = self._texts[0]
+        if self._num_leading:
+            self.model.forward(self._text[: self._num_leading], num_logits=1)
 
     @property
     def length(self) -> int:
@@ -85,7 +93,11 @@ class Case:
     def size(self) -> int:
         """Rows of a forward, as many as there is room for."""
         wanted = self._rng.choice((1, 1, 2, 3, 5, 8, 15, 16, 17, 24, 40))
-        return min(wanted, CAPACITY - self.length)
+        return min(wanted, self.room)
+
+    @property
+    def room(self) -> int:
+        return self.model.cache.shape.capacity - self.length
 
     def check(self, rows: torch.Tensor, text: list[int]) -> None:
         wanted = self._fresh().forward(text)[-len(rows) :]
@@ -111,7 +123,7 @@ class Case:
 
     def branch(self) -> None:
         base = self.length
-        if not self.model.cache.takes_trees or base + len(TREE) > CAPACITY:
+        if not self.model.cache.takes_trees or self.room < len(TREE):
             return
         path = self._rng.choice(PATHS)
         tokens = [self._rng.randrange(VOCAB_SIZE) for _ in TREE]
@@ -120,14 +132,17 @@ class Case:
         self.check(rows[list(path)], self.model.cache.tokens)
 
     def go_back(self) -> None:
-        few = self._rng.randint(0, min(self.length, 20))
+        """A little, anywhere, or about as far as needs no token to be read again."""
+        few = self.length - self._rng.randint(0, min(self.length, 20))
+        about = self.model.cache.earliest + self._rng.randint(-4, 4)
         anywhere = self._rng.randint(0, self.length)
-        self.model.cache.rollback(self._rng.choice((self.length - few, anywhere)))
+        length = self._rng.choice((few, about, anywhere))
+        self.model.cache.rollback(min(max(length, 0), self.length))
 
     def another_text(self) -> None:
         """As the next turn does, of a prompt of any length."""
         self._text = self._rng.choice(self._texts)
-        wanted = self._text[: self._rng.randint(1, CAPACITY)]
+        wanted = self._text[: self._num_leading + self._rng.randint(1, ROOM)]
         held = self.model.cache.reuse_read(wanted)
         assert self.model.cache.tokens == wanted[:held]
         for first in range(held, len(wanted), 32):
@@ -141,7 +156,7 @@ class Case:
     def scribble(self) -> None:
         """Draft with the first layers, in the same cache."""
         base = self.length
-        for _ in range(min(self._rng.randint(1, 15), CAPACITY - base)):
+        for _ in range(min(self._rng.randint(1, 15), self.room)):
             EarlyExit(self.model, 1).forward([self._rng.randrange(VOCAB_SIZE)])
         self.model.cache.rollback(base)
 
@@ -160,7 +175,7 @@ class Case:
         """One forward for two sequences, each of any width."""
         other = self.other.cache
         other.rollback(self._rng.randint(0, other.length))
-        size = min(self._rng.choice((1, 3, 16, 20)), CAPACITY - other.length)
+        size = self._rng.choice((1, 3, 16, 20))
         own = self._text[self.length : self.length + self.size()]
         beside = self._texts[-1][other.length : other.length + size]
         if own and beside:
