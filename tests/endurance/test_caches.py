@@ -211,7 +211,7 @@ def test_a_text_reads_as_afresh_after_any_operations(
 ) -> None:
     monkeypatch.setattr("localspec.forward.cache.SNAPSHOT_EVERY", 20)
     monkeypatch.setattr("localspec.forward.snapshots.MOST_SNAPSHOTS", 3)
-    for seed in range(tally.size(2, 1_000)):
+    for seed in range(tally.size(2, 200)):
         rng, names = random.Random(seed), list[str]()
         with tally.case(f"seed {seed}"):
             case = Case(family, dtype, rng)
