@@ -135,6 +135,7 @@ class DeltaNet:
         by_row = _Rows(
             queries[:, :, None].unbind(),
             keys[:, :, None].unbind(),
+            keys[..., None].unbind(),
             (values * shares).unbind(),
             (shares * decays).unbind(),
             decays.unbind(),
@@ -201,12 +202,14 @@ def unscaled_norm(weight: torch.Tensor, epsilon: float, key_size: int) -> Norm:
 
 class _Rows(NamedTuple):
     """What rows bring to a state, a tensor for each row. queries, keys: [value_heads, 1, key_size].
+    columns: the keys as [value_heads, key_size, 1].
     values: times the share of the correction, [value_heads, 1, value_size]. losses: what the
     state's own answer counts for in the correction, [value_heads, 1, 1]. decays: the same shape.
     outputs: written to, [value_heads, 1, value_size]."""
 
     queries: Sequence[torch.Tensor]
     keys: Sequence[torch.Tensor]
+    columns: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
     losses: Sequence[torch.Tensor]
     decays: Sequence[torch.Tensor]
@@ -222,9 +225,8 @@ class _Rows(NamedTuple):
         """Write the state after these rows, [value_heads, key_size, value_size]. source: the state
         before them. deltas: where the correction of each row is written."""
         for row, delta in zip(rows, deltas, strict=True):
-            key = self.keys[row]
-            answer = torch.bmm(key, source)
+            answer = torch.bmm(self.keys[row], source)
             torch.addcmul(self.values[row], answer, self.losses[row], value=-1, out=delta)
-            advance(source, state, key.mT, delta, self.decays[row])
+            advance(source, state, self.columns[row], delta, self.decays[row])
             torch.bmm(self.queries[row], state, out=self.outputs[row])
             source = state
