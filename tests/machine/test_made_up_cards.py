@@ -33,7 +33,7 @@ TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
     (6, Q8): (None, None),
     (6, Q14): (None, None),
     (6, L8): (None, None),
-    (6, G4): (("4-bit", ALONE, 4096), None),
+    (6, G4): (("4-bit", ALONE, 8192), ("4-bit", ALONE, 8192)),
     (6, G12): (None, None),
     (8, Q4): (("4-bit", PAIR, 4096), ("4-bit", PAIR, 4096)),
     (8, Q8): (None, None),
@@ -46,7 +46,7 @@ TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
     (12, Q14): (None, None),
     (12, L8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 4096)),
     (12, G4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
-    (12, G12): (("4-bit", ALONE, 4096), ("4-bit", ALONE, 4096)),
+    (12, G12): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (16, Q4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
     (16, Q8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (16, Q14): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 4096)),
@@ -75,7 +75,8 @@ NUM_CORES = {6: 1920, 8: 3072, 12: 5888, 16: 4352, 24: 16384}
 
 def card_room(card_gib: int, desktop_gib: float) -> Room:
     free, total = int((USABLE * card_gib - desktop_gib) * GIB), int(USABLE * card_gib * GIB)
-    return Room("cuda", free, total, NUM_CORES[card_gib], has_display=True)
+    cores = NUM_CORES[card_gib]
+    return Room("cuda", free, total, cores, has_display=True, ram_bytes=32 * GIB)
 
 
 def alone(name: str) -> Model:
