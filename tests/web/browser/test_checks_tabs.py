@@ -138,6 +138,7 @@ def test_check_9_two_tabs_queue_their_texts_stay_apart_and_one_chat_ends_alike(
     site.pace(0.004)
     wait_for_reply(right, 0, "the right one")
     wait_for_reply(left, 0, END)
+    until(lambda: bubbles(right))  # its question holds the same words, and its figures come first
     assert bubbles(left, "user") == ["slow: the left one"]
     assert bubbles(right, "user") == bubbles(right) == ["echo the right one"]
     assert len(bubbles(left)) == 1 and "right" not in bubbles(left)[0]
