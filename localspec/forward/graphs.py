@@ -231,6 +231,17 @@ FINE_WIDTHS = (3, 5, 6, 9, 12)
 SHORTEST_BUCKET = 256
 AGREEMENT = 1e-2  # how far a replay may lie from the uncaptured forward, by the logits' norm
 
+
+def require_agreement(logits: torch.Tensor, wanted: torch.Tensor, work: str) -> None:
+    """Raise GraphFault unless a replay gave the logits of a head that were wanted. work: what was
+    replayed. A token that the head does not know has no finite logit in either."""
+    is_number = wanted.isfinite()
+    off = (logits - wanted).masked_fill(~is_number, 0.0).norm()
+    error = float(off / wanted.masked_fill(~is_number, 0.0).norm())
+    if not error <= AGREEMENT:  # NaN too
+        raise GraphFault(f"a replay of {work} gave other logits")
+
+
 Shape = tuple[int, int]  # width, bucket
 
 

@@ -15,12 +15,11 @@ import torch
 from localspec.forward.attention import grouped_attention, grouped_mask
 from localspec.forward.cache import KVCache
 from localspec.forward.graphs import (
-    AGREEMENT,
-    GraphFault,
     GraphPool,
     GraphStore,
     Recording,
     buckets,
+    require_agreement,
 )
 from localspec.forward.heads.autoregressive import NO_NAME, AutoregressiveHead, HeadParts
 from localspec.forward.heads.layer import Rotation
@@ -143,11 +142,7 @@ class CapturedHead(AutoregressiveHead):
             self._probe(step, 2)
             self._logits.zero_()
             replay()
-            is_number = wanted.isfinite()  # a token that the head does not know has none
-            off = (self._logits - wanted).masked_fill(~is_number, 0.0).norm()
-            error = float(off / wanted.masked_fill(~is_number, 0.0).norm())
-        if not error <= AGREEMENT:
-            raise GraphFault("a replay of a head's step gave other logits")
+            require_agreement(self._logits, wanted, "a head's step")
         return [Recording(step, replay)]
 
     def _probe(self, step: StaticStep, token: int) -> None:
