@@ -222,30 +222,40 @@ class Controller:
         if step.num_draft_tokens:
             if not num_missed:
                 costs.observe_draft(plan.drafter, num_steps, step)
-            self._learn_acceptance(situation, lesson)
+            self.observe_acceptance(
+                situation, step.drafter, step.signal, lesson.proposal, lesson.verdict
+            )
         else:  # one token, and the cost of asking
             steps = 1.0 if num_missed else step.draft_ms / usual_ms
             self.acceptance.observe(
                 plan.drafter, plan.signal, situation, 0, 0, num_nodes=0.0, num_steps=steps
             )
 
-    def _learn_acceptance(self, situation: Situation, lesson: Lesson) -> None:
-        step, proposal, verdict = lesson.step, lesson.proposal, lesson.verdict
+    def observe_acceptance(
+        self,
+        situation: Situation,
+        drafter: str,
+        signal: Hashable,
+        proposal: Proposal,
+        verdict: Verdict,
+    ) -> None:
+        """Learn what was accepted of a draft. Costs and clocks stay as they are, so the draft may
+        be one that no round ran."""
         accepted = verdict.accepted_length
         self.acceptance.observe(
-            step.drafter,
-            step.signal,
+            drafter,
+            signal,
             situation,
             # Censored where the path ends at a leaf: nothing further was tried.
             accepted + was_tried_beyond(proposal, verdict),
             accepted,
-            num_nodes=step.num_draft_tokens,
+            num_nodes=len(proposal.tokens),
             num_steps=proposal.num_draft_steps,
         )
         if proposal.confidences is not None:
             taken = judged(proposal, verdict)
             self.acceptance.observe_confidences(
-                step.drafter, situation.bucket, proposal.confidences, taken
+                drafter, situation.bucket, proposal.confidences, taken
             )
 
     def _shows_its_cost(self, step: Step, costs: Costs) -> bool:

@@ -285,6 +285,15 @@ def test_a_finished_round_is_entered_later_and_never_lost(enters: str) -> None:
     assert controller.acceptance.revisions["d"] == count, "each once"
 
 
+def test_drafts_that_no_round_ran_teach_acceptance_and_no_costs() -> None:
+    controller = World({"d": Simulated(1.0, 0.5)}).controller
+    before = controller.snapshot()["costs"]
+    for _ in range(50):
+        controller.observe_acceptance(Situation(0), "d", "s", chain((5, 6)), Verdict((0,), 1))
+    assert controller.acceptance.rates("d", "s", Situation(0))[:2] == pytest.approx([1, 0], abs=0.1)
+    assert controller.snapshot()["costs"] == before
+
+
 def test_what_a_drafter_read_in_a_round_is_known_before_the_round_is_entered() -> None:
     controller = World({"d": Simulated(1.0, 0.5)}).controller
     lesson = Lesson(DraftPlan("d", 2, signal="s"), *lesson_parts(drafted_round(11.0)))
