@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from localspec.web.talk.plain_markdown import MARK
 from tests.web.browser.visits import WAIT_MS, Visit
 from tests.web.site import Site
 
@@ -28,13 +29,19 @@ def ask(visit: Visit, text: str, answer: str = "only sooner.") -> None:
     wait_for_reply(visit, num_before, answer)
 
 
+REPLY_STANDS = """([footers, n, answer, mark]) => {
+  const all = document.querySelectorAll(footers);
+  const reply = all[all.length - 1]?.closest('.bot');
+  return all.length > n && reply.innerText.replaceAll(mark, '').includes(answer);
+}"""
+
+
 def wait_for_reply(visit: Visit, num_before: int, answer: str = "only sooner.") -> None:
+    """Wait until a further reply has its figures and its text. Words of the question do not count:
+    the page may draw the figures before the text."""
     visit.page.wait_for_function(
-        "([selector, n]) => document.querySelectorAll(selector).length > n",
-        arg=[FOOTERS, num_before],
-        timeout=WAIT_MS,
+        REPLY_STANDS, arg=[FOOTERS, num_before, answer, MARK], timeout=WAIT_MS
     )
-    visit.wait_for(answer)
     visit.page.wait_for_function(READY, timeout=WAIT_MS)
 
 
