@@ -107,8 +107,7 @@ class Sequence:
     no output token. noise: what every choice of the turn is made with; greedy turns need none.
     num_logprobs: see backend.Request. prediction: tokens that may look like those to come, for the
     drafters that look texts up. grammar: what the reply is held to, None for any text. thought:
-    with a budget, max_tokens are those after the thought. others: what shared its last forward.
-    """
+    with a budget, max_tokens are those after the thought. others: what shared its last forward."""
 
     def __init__(
         self,
@@ -134,6 +133,7 @@ class Sequence:
         self.grammar = grammar
         self.finish_reason: FinishReason | None = None
         self.others = ALONE
+        self.thought = thought
         self.parts = ReplyParts(self.prompt_length, max_tokens, thought)
 
     @property

@@ -6,6 +6,7 @@ in the target's cache. Source: forward.heads.assistant.
 
 from __future__ import annotations
 
+from localspec.core.decoding import Sequence
 from localspec.drafters.head_drafter import ChainDrafter
 from localspec.drafters.parts import Parts
 from localspec.forward.decoder import Decoder
@@ -21,3 +22,6 @@ class AssistantDrafter(ChainDrafter):
         assistant = parts.once(KIND, lambda: read_assistant(folder, parts.target))
         assert isinstance(parts.target, Decoder), "`read_assistant` refused other targets"
         return cls(parts.target, Assistant(assistant, parts.target))
+
+    def review(self, sequence: Sequence) -> None:
+        """It attends to all that the target has cached, so it cannot stand at an earlier place."""

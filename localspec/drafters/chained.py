@@ -17,10 +17,12 @@ from dataclasses import replace
 import torch
 
 from localspec.core.decoding import DraftPlan, Sequence
+from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import Drafting, DraftSteps, catch_up, room_of
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.review import itself
 from localspec.engine.batch import Stepwise
 from localspec.forward.model import Rows
 from localspec.forward.upload import indices
@@ -52,6 +54,10 @@ class ChainedDrafter(Stepwise, DrafterBase):
         if self._drafting.signal(sequence) is None:
             return None
         return self._lookup.signal(sequence)
+
+    def review(self, sequence: Sequence) -> ReviewSteps | None:
+        """See core.hindsight. The index of the reply stays as it is, so another one is made."""
+        return itself(ChainedDrafter(self._lookup.beside(), self._drafting))
 
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         plan = plan.shortened(room_of(self.model, sequence))

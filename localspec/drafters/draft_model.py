@@ -15,6 +15,7 @@ from typing import Self
 import torch
 
 from localspec.core.decoding import DraftPlan, Proposal, Sequence
+from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import (
     Drafting,
@@ -25,6 +26,7 @@ from localspec.drafters.drafting import (
     room_of,
 )
 from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.review import teacher_forced
 from localspec.engine.batch import Stepwise
 from localspec.forward.graphs import CapturedDecoder, Capturing
 from localspec.forward.model import LanguageModel, Rows
@@ -74,6 +76,10 @@ class DraftModelDrafter(Stepwise, DrafterBase):
             return (yield from autoregress(self.model, draft))
         self.chunks.draft_on(draft)
         return draft.proposal()
+
+    def review(self, sequence: Sequence) -> ReviewSteps | None:
+        """See core.hindsight."""
+        return teacher_forced(self, self.model, sequence, self.target_vocab_size, self.share)
 
     def go_on(self, draft: Drafting, logits: torch.Tensor) -> Generator[Rows, torch.Tensor]:
         """Draft until the draft ends. logits: [V_draft], those after all that the cache holds."""

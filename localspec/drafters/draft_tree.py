@@ -26,6 +26,7 @@ import torch
 
 from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
 from localspec.core.errors import ModelError
+from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import (
@@ -38,6 +39,7 @@ from localspec.drafters.drafting import (
     room_of,
 )
 from localspec.drafters.parts import Parts
+from localspec.drafters.review import itself
 from localspec.drafters.tree_growth import (
     SMOOTHING,
     USUAL_NODES,
@@ -77,6 +79,10 @@ class DraftTreeDrafter(DraftModelDrafter):
     def captures(self) -> tuple[Capturing, ...]:
         """Its own chunks; `draft_model` captures the model's steps."""
         return () if self.chunks is None else (self.chunks,)
+
+    def review(self, sequence: Sequence) -> ReviewSteps | None:
+        """See core.hindsight. One pass does not tell what the model says beside the text."""
+        return itself(self)
 
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         size = plan.shortened(room_of(self.model, sequence)).num_draft_tokens

@@ -17,9 +17,11 @@ from __future__ import annotations
 import torch
 
 from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
+from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.drafting import HEAD_SHARE, Unread, chances, level_of, likeliest
 from localspec.drafters.head_drafter import HeadDrafter
 from localspec.drafters.parts import Parts
+from localspec.drafters.review import itself
 from localspec.drafters.tree_growth import (
     ROOT,
     SMOOTHING,
@@ -51,11 +53,15 @@ class EagleDrafter(HeadDrafter[AutoregressiveHead]):
         network = parts.once(KIND, lambda: read_eagle(folder, parts.target))
         return cls(parts.target, AutoregressiveHead(network, parts.target.cache.shape.capacity))
 
+    def review(self, sequence: Sequence) -> ReviewSteps | None:
+        """See core.hindsight. The target's states of the reply are still held."""
+        return itself(self)
+
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         if self.signal(sequence) is None or plan.num_draft_tokens < 1:
             return Proposal()
         tokens = sequence.tokens
-        assert self._target.cache.length == len(tokens) - 1, "the target has read all but the root"
+        assert self._target.cache.length >= len(tokens) - 1, "the target has read all but the root"
         root = self._head.start(tokens, self._features)  # [1, d]
         try:
             if self._reads_once and sequence.grammar is None:

@@ -100,6 +100,9 @@ class EarlyExitDrafter(DraftModelDrafter):
     def signal(self, sequence: Sequence) -> str | None:
         return f"exit {self.depth}" if room_of(self.model, sequence) else None
 
+    def review(self, sequence: Sequence) -> None:
+        """It drafts in the target's cache, which must keep what the target wrote there."""
+
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         held = self.model.cache.length
         assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"

@@ -16,8 +16,10 @@ from typing import Generic, Protocol, TypeVar
 import torch
 
 from localspec.core.decoding import DraftPlan, Proposal, Sequence
+from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.drafting import HEAD_SHARE, Drafting, Unread
 from localspec.drafters.parts import DrafterBase
+from localspec.drafters.review import itself
 from localspec.forward.features import Features
 from localspec.forward.model import LanguageModel
 
@@ -88,6 +90,7 @@ class HeadDrafter(DrafterBase, Generic[Head]):
 class ChainDrafter(HeadDrafter[DraftingHead]):
     """Drafts chains with a head."""
 
+    name: str
     shapes_itself = False
 
     def num_unread(self, draft: Drafting) -> int:
@@ -98,6 +101,10 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
         """Return the head's own chance of the newest token, [1] fp32; None where it is the height
         of the token's chance among all."""
         return None
+
+    def review(self, sequence: Sequence) -> ReviewSteps | None:
+        """See core.hindsight. The target's states of the reply are still held."""
+        return itself(self)
 
     @torch.inference_mode()
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:

@@ -17,8 +17,10 @@ from collections.abc import Sequence as Several
 import torch
 
 from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
+from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.drafting import HEAD_SHARE, Level, likeliest
 from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.review import itself
 from localspec.drafters.tree_growth import Ranked, TreeGrowth, usual_growth
 from localspec.engine.sampling import noise_after, perturbed, warp_of
 from localspec.forward.features import LAST
@@ -57,6 +59,10 @@ class MedusaDrafter(DrafterBase):
     def signal(self, sequence: Sequence) -> str | None:
         """None while there is no state before the root."""
         return "heads" if len(sequence.tokens) > 1 else None
+
+    def review(self, sequence: Sequence) -> ReviewSteps | None:
+        """See core.hindsight. The target's states of the reply are still held."""
+        return itself(self)
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         newest = len(sequence.tokens) - 2  # the state that predicted the root

@@ -23,8 +23,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from localspec.core.decoding import DraftPlan, Proposal, Sequence, chain
+from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.lookup import Lookup, Matches, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
+from localspec.drafters.review import itself
 from localspec.drafters.tree_growth import TreeGrowth
 
 FORCED = "forced"  # signal
@@ -72,6 +74,14 @@ class NgramDrafter(DrafterBase):
         if not length:
             return None
         return match_class(length) if is_own(place) else f"past {match_class(length)}"
+
+    def review(self, sequence: Sequence) -> ReviewSteps | None:
+        """See core.hindsight. The index of the reply stays as it is, so another one is made."""
+        return itself(self.beside())
+
+    def beside(self) -> NgramDrafter:
+        """Return a drafter of the same past, for another sequence."""
+        return NgramDrafter(self._lookup.beside())
 
     def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
         size, end_ids = plan.num_draft_tokens, sequence.end_ids

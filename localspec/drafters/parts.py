@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from localspec.core.decoding import Outcome, Sequence
 from localspec.core.errors import MemoryShortage, ModelError
+from localspec.core.hindsight import ReviewSteps
 from localspec.core.off_code import OffCode
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.lookup import Lookup
@@ -49,6 +50,10 @@ class DrafterBase:
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
         """Nothing to learn: `propose` reads what it missed."""
+
+    def review(self, sequence: Sequence) -> ReviewSteps | None:
+        """See core.hindsight. None: what it would have drafted cannot be told exactly."""
+        return None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,9 @@ class SelfQuantDrafter(DraftModelDrafter):
     def memory_bytes(self) -> int:
         return self._weight_bytes + (0 if self.chunks is None else self.chunks.buffer_bytes)
 
+    def review(self, sequence: Sequence) -> None:
+        """It drafts in the target's cache, which must keep what the target wrote there."""
+
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         held = self.model.cache.length
         assert held == len(sequence.tokens) - 1, "the shared cache must stand at the root"

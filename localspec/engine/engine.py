@@ -148,7 +148,7 @@ class Engine:
         base = len(sequence.tokens) - 1
         assert self.target.cache.length == base, "the cache must hold all tokens but the root"
         started = perf_counter()
-        plan = self._within_reach(policy.plan(sequence), sequence)
+        plan = self.within_reach(policy.plan(sequence), sequence)
         planned = perf_counter()
         proposal, waited_ms, drafted = Proposal(), 0.0, planned
         if plan.drafter != OFF and plan.num_draft_tokens > 0:
@@ -197,7 +197,7 @@ class Engine:
             step=step,
         )
 
-    def _within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
+    def within_reach(self, plan: DraftPlan, sequence: Sequence) -> DraftPlan:
         """No draft for the last token of a reply, past the end of the context, or of more tokens
         than the cache can take back."""
         cache = self.target.cache

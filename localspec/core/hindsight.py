@@ -1,0 +1,44 @@
+"""A finished reply as a test of every drafter.
+
+Under one noise the target's choice at a place depends on the text before it alone. So what a
+drafter would have had accepted of a written reply can be told without running the target.
+
+A drafter says so by `review`: it reads what it needs of the reply, and gives a drafter that answers
+`signal` and `propose` for any place of it, asked with the text up to there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, Protocol, runtime_checkable
+
+from localspec.core.decoding import Drafter, Sequence
+
+# It yields the rows of one forward at a time (forward.model.Rows), and goes on with their logits.
+ReviewSteps = Generator[Any, Any, Drafter]
+
+
+@runtime_checkable
+class Reviewing(Protocol):
+    """What a drafter offers beside the protocol `Drafter` if it can be judged in hindsight."""
+
+    def review(self, sequence: Sequence) -> ReviewSteps | None:
+        """Return the steps that read a finished reply; their result drafts at any place of it as
+        this drafter would have. None if that cannot be told. The target's cache holds all tokens of
+        the sequence but the last, and must be left so."""
+        ...
+
+
+def beginning_of(sequence: Sequence) -> Sequence:
+    """Return the sequence as it was before its reply."""
+    return Sequence(
+        tuple(sequence.tokens[: sequence.prompt_length]),
+        sequence.sampling,
+        sequence.max_tokens,
+        sequence.end_ids,
+        sequence.noise,
+        sequence.num_logprobs,
+        sequence.prediction,
+        sequence.grammar,
+        sequence.thought,
+    )
