@@ -11,6 +11,7 @@ have a file each. Heavy imports are inside the functions, so that --help answers
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -91,6 +92,20 @@ def export(
     finish({"out": str(out), "format": form, "bytes": out.stat().st_size}, f"{out}", as_json)
 
 
+def upgrade(home: HomeFlag = None, as_json: JsonFlag = False) -> None:
+    """Convert a log from before November 2026, which no start opens any more."""
+    from localspec.core.config import settings_for
+    from localspec.record.older_log import upgrade_log
+
+    path = settings_for(home).database
+    result = upgrade_log(path)
+    text = (
+        f"{path} holds {result.num_conversations} chats and {result.num_turns} replies now. The "
+        f"former file was kept as {result.former.name}."
+    )
+    finish(asdict(result) | {"former": str(result.former)}, text, as_json)
+
+
 def _nothing_there(session: int | None, conversation: int | None) -> str:
     wanted = {"session": session, "conversation": conversation}
     named = " and ".join(f"{name} {number}" for name, number in wanted.items() if number)
@@ -107,6 +122,7 @@ COMMANDS: dict[str, Command] = {
     "serve": serve.serve,
     "cluster": cluster,
     "export": export,
+    "upgrade": upgrade,
     "doctor": doctor,
     "bench": bench.bench,
     "bench table": bench.table,

@@ -21,6 +21,7 @@ from localspec.core.config import settings_for
 from localspec.core.errors import StoreError
 from localspec.record.connection import connect, diagnose, read_only
 from localspec.record.rows import state_from, text_of
+from localspec.record.schema import OlderLog, check_version
 from localspec.record.store import STATE_KEY
 
 log = logging.getLogger(__name__)
@@ -92,12 +93,9 @@ def read_replies(database: Path) -> list[LoggedReply]:
 
 
 def _left_out(db: sqlite3.Connection) -> tuple[set[int], set[int]]:
-    """Ids of deleted conversations, and of deleted and continued replies; an older log has none."""
-    if not has_column(db, "conversation", "deleted_at_utc"):
-        return set(), set()
+    """Ids of deleted conversations, and of deleted and continued replies."""
     replies = {row[0] for row in db.execute(CONTINUED)}
-    if has_column(db, "message", "deleted_at_utc"):
-        replies |= {row[0] for row in db.execute(DELETED_REPLIES)}
+    replies |= {row[0] for row in db.execute(DELETED_REPLIES)}
     return {row[0] for row in db.execute(DELETED)}, replies
 
 
@@ -118,9 +116,15 @@ def reading(database: Path) -> Iterator[sqlite3.Connection]:
     if not database.is_file():
         raise StoreError(f"There is no log at {database}. Chat first, or name its --home.")
     try:
-        with closing(connect(read_only(database.absolute())).conn) as db:
-            db.row_factory = sqlite3.Row
-            yield db
+        with closing(connect(read_only(database.absolute()))) as db:
+            check_version(db)
+            db.conn.row_factory = sqlite3.Row
+            yield db.conn
+    except OlderLog as version:
+        raise StoreError(
+            f"{database} was written by a localspec from before November 2026 (it has {version}). "
+            "Run `python -m localspec upgrade` once."
+        ) from version
     except sqlite3.Error as error:
         if "no such" in str(error):
             raise StoreError(
@@ -129,7 +133,3 @@ def reading(database: Path) -> Iterator[sqlite3.Connection]:
             ) from error
         fault = diagnose(error)
         raise StoreError(f"The log cannot be read: {fault.fact}. {fault.remedy}") from error
-
-
-def has_column(db: sqlite3.Connection, table: str, column: str) -> bool:
-    return any(row["name"] == column for row in db.execute(f"PRAGMA table_info({table})"))

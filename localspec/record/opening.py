@@ -6,6 +6,7 @@ Contract: `open_log` always returns a migrated log and never destroys bytes.
     damaged                  set aside with its -wal and -shm, a fresh one started
     read-only, locked        a log in memory that starts as a copy of the file
     from a newer version     a log in memory; the file is not touched
+    older than version 19    the same; the notice names the command that converts it
     no folder, no disk       a log in memory
 
 Every case but the first adds a notice: fact, reason, remedy. `sole_use` keeps a second program
@@ -37,14 +38,10 @@ from localspec.record.connection import (
     read_only,
 )
 from localspec.record.running import read_running
-from localspec.record.schema import MIGRATIONS, unknown_migrations
+from localspec.record.schema import MIGRATIONS, NewerLog, OtherVersion, check_version
 
 MIN_SQLITE = (3, 37, 0)  # the first with STRICT tables
 SIDE_FILES = ("-wal", "-shm", "-journal")
-
-
-class _NewerSchema(Exception):
-    """The file has migrations that this program does not know; the message names the last."""
 
 
 def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> SharedConnection:
@@ -60,11 +57,11 @@ def open_log(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> SharedConnec
         place_of(path)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         notices = _examine(path, busy_timeout_ms)
-        writer = _open_file(path, busy_timeout_ms)
+        writer = open_file(path, busy_timeout_ms)
         reader = connect(read_only(path), busy_timeout_ms)
         return _opened(writer, reader, path, notices)
-    except _NewerSchema as newer:
-        db, notice = _in_memory(), _newer_notice(path, str(newer))
+    except OtherVersion as version:
+        db, notice = _in_memory(), _version_notice(path, version)
     except (OSError, sqlite3.Error) as error:
         db, is_copy = _in_memory_copy(path)
         notice = _memory_notice(path, error, is_copy)
@@ -119,19 +116,17 @@ def create_private(path: Path) -> None:
 
 
 def _examine(path: Path, busy_timeout_ms: int) -> tuple[str, ...]:
-    """Set a damaged file aside and say so; raise _NewerSchema for a newer one.
+    """Set a damaged file aside and say so; raise OtherVersion for a newer or much older one.
 
     By a read-only connection: closing it never writes to the file."""
     if not path.exists() or path.stat().st_size == 0:
         return ()
     with closing(connect(read_only(path), busy_timeout_ms)) as db:
         damage = _damage(db)
-        newer = [] if damage else unknown_migrations(db)
-    if newer:
-        raise _NewerSchema(newer[-1])
-    if damage is None:
-        return ()
-    kept = _set_aside(path)
+        if damage is None:
+            check_version(db)
+            return ()
+    kept = set_aside(path, "corrupt")
     return (
         f"The log {path} was damaged ({damage}). It was kept as {kept.name} beside it, and a "
         f"new, empty log was started. `sqlite3 {kept.name} .recover` may bring its text back.",
@@ -150,11 +145,11 @@ def _damage(db: Database) -> str | None:
     return None if found == "ok" else found.splitlines()[-1]
 
 
-def _set_aside(path: Path) -> Path:
+def set_aside(path: Path, label: str) -> Path:
     """Rename the file and its side files. Side files first: SQLite would read a stale -wal into a
     new file of the same name."""
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    kept = path.with_name(f"{path.name}.corrupt-{stamp}")
+    kept = path.with_name(f"{path.name}.{label}-{stamp}")
     for suffix in (*SIDE_FILES, ""):
         source = Path(f"{path}{suffix}")
         if source.exists():
@@ -162,7 +157,8 @@ def _set_aside(path: Path) -> Path:
     return kept
 
 
-def _open_file(path: Path, busy_timeout_ms: int) -> Database:
+def open_file(path: Path, busy_timeout_ms: int = BUSY_TIMEOUT_MS) -> Database:
+    """Create the file if it is absent, bring it to today's tables, and return its connection."""
     create_private(path)
     db = connect(str(path), busy_timeout_ms)
     try:
@@ -211,19 +207,25 @@ def _in_memory_copy(path: Path) -> tuple[Database, bool]:
                 # Fails where it is locked; a backup would wait for the lock for ever.
                 db.conn.execute("SELECT 1 FROM sqlite_schema").fetchone()
                 db.conn.backup(memory.conn)
-            if _damage(memory) is None and not unknown_migrations(memory):
+            if _damage(memory) is None:
+                check_version(memory)
                 return _prepare(memory), True
-        except sqlite3.Error:
+        except (sqlite3.Error, OtherVersion):
             pass  # the notice says that the log is not the file
         memory.close()
     return _in_memory(), False
 
 
-def _newer_notice(path: Path, migration: str) -> str:
+def _version_notice(path: Path, version: OtherVersion) -> str:
+    is_newer = isinstance(version, NewerLog)
+    writer = "a newer localspec" if is_newer else "a localspec from before November 2026"
+    remedy = (
+        "Update localspec" if is_newer else "End localspec, run `python -m localspec upgrade` once"
+    )
     return (
-        f"The log {path} was written by a newer localspec (it has {migration}). It was not "
-        "touched; this session is kept in memory only and is lost on closing. Update localspec, "
-        "or start with another --home."
+        f"The log {path} was written by {writer} (it has {version}). It was not touched; this "
+        f"session is kept in memory only and is lost on closing. {remedy}, or start with another "
+        "--home."
     )
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlite_utils import Database
 
 from localspec.chat.service import ChatService
 from localspec.record.export import Scope, export
-from localspec.record.schema import MIGRATIONS
+from localspec.record.older_log import upgrade_log
 from localspec.record.store import Store
 from tests.kit.fakes import FakeBackend, session_info
+from tests.kit.older_logs import VERSIONS, write_log
 from tests.kit.samples import begin, finish, open_store
 from tests.kit.services import FAST, ask, close, open_service
 from tests.kit.tally import Tally
@@ -152,40 +152,13 @@ def test_a_clock_that_jumps_changes_neither_order_nor_figures(
 
 # logs of earlier versions
 
-OLD_ROWS = """
-INSERT INTO session (started_at_utc) VALUES ('2026-11-20T14:00:00.000+00:00');
-INSERT INTO conversation (title, created_at_utc) VALUES ('old', '2026-11-20T14:00:00.000+00:00');
-INSERT INTO message (conversation_id, role, text, state, created_at_utc)
-    VALUES (1, 'user', 'asked', 'complete', '2026-11-20T14:00:01.000+00:00');
-INSERT INTO message (conversation_id, parent_id, role, text, state, created_at_utc)
-    VALUES (1, 1, 'assistant', 'answered', 'complete', '2026-11-20T14:00:02.000+00:00');
-INSERT INTO message (conversation_id, parent_id, role, text, state, created_at_utc)
-    VALUES (1, 1, 'assistant', 'half an', 'draft', '2026-11-20T14:00:03.000+00:00');
-INSERT INTO turn (session_id, conversation_id, message_id, started_at_utc, model, drafter,
-    exact, num_output_tokens, num_drafts, num_draft_tokens, num_accepted_tokens, decode_ms,
-    token_ids, provenance)
-    VALUES (1, 1, 2, '2026-11-20T14:00:02.000+00:00', 'm', 'ngram', 1, 2, 1, 1, 1, 9.0,
-    '[1, 2]', '["ngram", "target"]');
-INSERT INTO step (turn_id, n, drafter, num_draft_tokens, num_accepted_tokens, num_output_tokens,
-    is_probe) VALUES (1, 0, 'ngram', 1, 1, 2, 0);
-UPDATE conversation SET tip_message_id = 2;
-"""
-# For some commits this migration had a column more.
-BRIEF_COLUMN = "ALTER TABLE turn ADD COLUMN draft_prefill_ms REAL;"
-VERSIONS = [migration.name for migration in MIGRATIONS.pending(Database(memory=True))][1:]
-
-
 @pytest.mark.slow
-def test_a_log_of_any_earlier_version_opens_with_all_it_holds(tmp_path: Path, tally: Tally) -> None:
-    extra = [("m007_messages_left_out", BRIEF_COLUMN)]
-    for name, more in [*((name, "") for name in VERSIONS), *extra]:
-        with tally.case(f"{name} {more}"):
-            folder = tmp_path / f"{name}{len(more)}"
-            folder.mkdir()
-            with closing(Database(folder / "localspec.db")) as db:
-                MIGRATIONS.apply(db, stop_before=name)
-                db.conn.executescript(more + OLD_ROWS)
-            _continue_on(folder)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_chat_goes_on_in_a_log_of_an_earlier_version(tmp_path: Path, version: int) -> None:
+    path = write_log(tmp_path / "localspec.db", version)
+    if version < 19:
+        upgrade_log(path)
+    _continue_on(tmp_path)
 
 
 def _continue_on(folder: Path) -> None:
@@ -193,7 +166,7 @@ def _continue_on(folder: Path) -> None:
     service, _ = open_service(folder)
     assert service.store.path is not None and service.store.notices == ()
     (chat,) = service.conversations("answered")
-    assert [m.text for m in service.messages(chat.id)] == ["asked", "answered"]
+    assert [m.text for m in service.messages(chat.id)] == ["asked", "an\0other", "and then?"]
     states = {m.text: m.state for m in service.store.messages(chat.id)}
     assert states["half an"] == "interrupted"
     assert service.store.reply_tokens(2) == ([1, 2], ["ngram", "target"])

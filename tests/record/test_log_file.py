@@ -4,17 +4,14 @@ changes nothing."""
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlite_utils import Database
 
 from localspec.core.backend import Message
 from localspec.core.config import settings_for
 from localspec.core.errors import StoreError
 from localspec.record.log_file import learnt_states, read_replies, read_states
-from localspec.record.schema import MIGRATIONS
 from localspec.record.store import (
     STATE_KEY,
     ContinuedReply,
@@ -22,8 +19,8 @@ from localspec.record.store import (
     Store,
     TurnSettings,
 )
+from tests.kit.older_logs import write_log
 from tests.kit.samples import begin, finish, open_store
-from tests.record.old_logs import VERSION_3
 
 
 def test_learnt_states_are_read(tmp_path: Path) -> None:
@@ -105,11 +102,8 @@ def test_deleted_unwritten_and_superseded_replies_are_left_out(tmp_path: Path) -
     store.close()
 
 
-def test_a_log_of_an_older_program_is_read_as_it_is(tmp_path: Path) -> None:
-    old = tmp_path / "old.db"
-    with closing(Database(old)) as db:
-        MIGRATIONS.apply(db, stop_before="m004_history_and_presets")
-        db.conn.executescript(VERSION_3)
+def test_a_log_of_version_19_is_read_as_it_is(tmp_path: Path) -> None:
+    old = write_log(tmp_path / "old.db", 19)
     assert [reply.text for reply in read_replies(old)] == ["answered", "an\0other"]
 
 
