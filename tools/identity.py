@@ -143,11 +143,9 @@ def replies(
 def reply(
     bench: BenchEngine, case: Case, temperature: float, max_tokens: int, arm: str, pick: Random
 ) -> Written:
-    sampling, never = case.sampling(temperature), threading.Event()
-    turn = bench.engine.start(case.prompt, sampling, max_tokens, bench.end_ids)
-    bench.engine.prefill(turn, never)
+    turn = bench.begin(case, case.sampling(temperature), max_tokens)
     policy = _policy(bench, case, temperature, arm, pick)
-    steps = [each.step for each in bench.engine.decode(turn, policy, never)]
+    steps = [each.step for each in bench.engine.decode(turn, policy, threading.Event())]
     tokens = tuple(turn.tokens[turn.prompt_length :])
     accepted = sum(step.num_accepted_tokens for step in steps)
     return Written(f"{case.id} T {temperature:g}", arm, tokens, accepted)

@@ -127,10 +127,11 @@ class Comparison:
         for arm in self._results.usable():
             if arm.is_other_engine:
                 self._open_other(arm)
-        is_restored = self._bench.controller.costs.is_measured
-        if not is_restored and any(arm.is_learning for arm in self._results.usable()):
-            for phrase in calibrate(self._bench.engine, self._bench.controller):
-                self._report(phrase)
+        engine, controller = self._bench.engine, self._bench.controller
+        is_restored = controller.costs.is_measured
+        needs_costs = any(arm.is_learning for arm in self._results.usable()) and not is_restored
+        for phrase in calibrate(engine, controller) if needs_costs else engine.capture():
+            self._report(phrase)
         for arm in self._results.usable():
             if not arm.is_other_engine:
                 self._runners[arm.name] = EngineRunner(

@@ -193,10 +193,13 @@ class BackendLifecycle:
         )
 
     def went_well(self) -> None:
-        """A job was done to its end: reset the count of losses."""
+        """Reset the count of losses after a job that was done to its end, and do in idle time what
+        it has asked for."""
         self.losses_in_a_row = 0
         self._remove_lost_notice()
         self.save_state()
+        if self.loaded is not None and self.loaded.has_idle_work:
+            self.needs_calibration = True
 
     def _remove_lost_notice(self) -> None:
         self.notices = tuple(one for one in self.notices if one != LOST_MEASURING)
@@ -216,7 +219,7 @@ class BackendLifecycle:
     # what it learns
 
     def calibrate(self) -> None:
-        """Measure the costs that are not measured yet, until done or paused."""
+        """Do what is to be done in idle time, such as measuring costs, until done or paused."""
         assert self.backend is not None
         self.enter("calibrating", "Measuring this machine")
         try:

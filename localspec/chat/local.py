@@ -15,9 +15,8 @@ import gc
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from localspec.chat import off_reasons
 from localspec.chat.context_room import check_calls, check_drafter
@@ -52,7 +51,6 @@ if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.batch import Forwarded, Steps
     from localspec.engine.engine import Engine, Prefilled
     from localspec.engine.threads import Threads
-    from localspec.forward.graphs import Capturing
     from localspec.forward.model import Rows
 
 UNLOADED = "unloaded when memory ran out. Load the model again to use it."
@@ -69,7 +67,6 @@ class Loaded:
     template: ChatTemplate
     description: Description
     identity: str  # the combination of models and machine that learnt state belongs to
-    captures: tuple[Capturing, ...] = ()  # forwards that can be captured in idle time
     joules: Callable[[], float | None] = lambda: None
     return_memory: Callable[[], object] = gc.collect
     beside: tuple[Slot, ...] = ()  # slots for further replies; the first has engine and controller
@@ -94,13 +91,15 @@ class LocalBackend:
         self._slots = (Slot(loaded.engine, loaded.controller), *loaded.beside)
         self._batch = Batch[Chunk]()
         self._measuring: Iterator[str] | None = None  # what a reply has interrupted
+        self._is_measured = False  # in this run, to the end
         self._texts = TokenTexts(loaded.template)
         self._grammars = Grammars(loaded.template, loaded.engine.target.vocab_size)
 
     def describe(self) -> Description:
         loaded, target = self.loaded, self._engine.target
         costs = self._controller.costs
-        captured = dict.fromkeys(each.notice for each in loaded.captures if each.notice is not None)
+        captures = self._engine.captures
+        captured = dict.fromkeys(each.notice for each in captures if each.notice is not None)
         return replace(
             loaded.description,
             target_bytes=target.weight_bytes,
@@ -110,6 +109,7 @@ class LocalBackend:
             notices=(*loaded.description.notices, *captured),
             thinks=loaded.template.thinks,
             call_format=_format_name(loaded.template),
+            has_idle_work=any(each.has_missing for each in captures),
         )
 
     def is_alive(self) -> bool:
@@ -173,18 +173,17 @@ class LocalBackend:
         from localspec.engine.calibrate import calibrate
 
         if self._measuring is None:
-            # Capture first: the costs must be those of the forwards that will run.
-            made = chain.from_iterable(each.capture() for each in self.loaded.captures)
-            self._measuring = chain(made, calibrate(self._engine, self._controller))
-            for slot in self._slots:
-                slot.baselines.clear()  # what they were made of is measured anew
+            self._measuring = calibrate(self._engine, self._controller)
+            if not self._is_measured:  # later calls capture graphs alone
+                for slot in self._slots:
+                    slot.baselines.clear()  # what they were made of is measured anew
         for phrase in self._measuring:
             if cancel.is_set():
                 return
             yield labelled(phrase)
             if cancel.is_set():  # the announced measurement is not begun
                 return
-        self._measuring = None
+        self._measuring, self._is_measured = None, True
 
     def lacks_costs(self, request: Request) -> bool:
         """Whether the controller chooses in this turn among drafters without measured costs."""
@@ -360,17 +359,15 @@ class LocalBackend:
     def _free_drafters(self) -> str | None:
         """Free the memory of the drafters that hold some beside the target's. What was freed, as a
         sentence; None where they held none."""
-        drafters, target = self._engine.drafters, self._engine.target
+        drafters = self._engine.drafters
         names = [name for name, drafter in drafters.items() if drafter.memory_bytes]
         if names:
             self._measuring = None  # it holds them too
-            captures = self.loaded.captures
-            captures = tuple(each for each in captures if each is cast("object", target))
             for slot in self._slots:
                 slot.engine.drafters = slot.controller.drafters = {
                     name: each for name, each in slot.engine.drafters.items() if name not in names
                 }
-                if not captures:  # a captured forward still writes to them
+                if not self._engine.captures:  # a captured forward still writes to them
                     slot.engine.target.cache.features = None  # only heads read them
             named = ", ".join(map(label_of, names))
             freed = f"To free memory, these drafters were unloaded: {named}. Send the next message."
@@ -378,7 +375,7 @@ class LocalBackend:
             left = (_unloaded(each) if each.name in names else each for each in known.drafters)
             notices = (*known.notices, f"Memory ran out. {freed}")
             known = replace(known, drafters=tuple(left), draft=None, notices=notices)
-            self.loaded = replace(self.loaded, description=known, captures=captures)
+            self.loaded = replace(self.loaded, description=known)
         del drafters  # they hold the memory that is returned now
         self.loaded.return_memory()
         return freed if names else None

@@ -219,7 +219,8 @@ class Description:
     num_slots: replies that it decodes together; kv_bytes are of all. thinks: whether the model may
     think before it answers, and can be told not to. server: None for an engine of ours; dtype and
     context_length are None only where a server does not tell them. call_format: how the
-    target writes calls of tools (chat.tool_formats); None where that is not read."""
+    target writes calls of tools (chat.tool_formats); None where that is not read.
+    has_idle_work: `calibrate` has something to do, such as graphs that a reply asked for."""
 
     target: str
     draft: str | None
@@ -237,6 +238,7 @@ class Description:
     thinks: bool = False
     server: Server | None = None
     call_format: str | None = "tool_call"
+    has_idle_work: bool = False
 
     @property
     def precision(self) -> str | None:
@@ -292,8 +294,8 @@ class Backend(Protocol):
         ...
 
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
-        """Measure costs on this machine, one phrase of progress per measurement. May be
-        cancelled between measurements; what was measured stays."""
+        """Capture graphs and measure costs on this machine, one phrase of progress per graph or
+        measurement. May be cancelled between two of them; what was done stays."""
         ...
 
     def snapshot(self) -> dict[str, Any]:

@@ -96,6 +96,7 @@ def warp_with(cuts: Cuts, knobs: torch.Tensor) -> Warp:
 
 @dataclass(frozen=True)
 class _Key:
+    model: Decoder
     cuts: Cuts
     bucket: int
     size: int
@@ -207,13 +208,9 @@ class ChunkedDraft:
         self._pool = pool
         self._cuts = [Cuts()]  # kinds that were asked for
         self._buffers: _Buffers | None = None
-        self.use(model)
-
-    def use(self, model: Decoder) -> None:
-        """Draft with this model from now on; its graphs are made anew."""
-        self.model = model
-        self._store = GraphStore[_Key, StaticChunk](self._pool)
-        self._windows = cache(partial(windows, model))
+        self._store = GraphStore[_Key, StaticChunk](pool)
+        self._windows = cache(windows)
+        self.model = model  # may change; the graphs of each model that drafted are kept
 
     @property
     def notice(self) -> str | None:
@@ -226,23 +223,29 @@ class ChunkedDraft:
         more."""
         return 0 if self._buffers is None else self._buffers.noise.nbytes
 
+    @property
+    def has_missing(self) -> bool:
+        """See graphs.Capturing."""
+        return self._store.lacks(self._wanted())
+
     def want(self, sampling: SamplingParams) -> None:
-        """Let the next `capture` make the graphs of this kind of sampling too."""
+        """Let `capture` make the graphs of this kind of sampling too."""
         if cuts_of(sampling) not in self._cuts:
             self._cuts.append(cuts_of(sampling))
 
     def capture(self) -> Iterator[str]:
         """Make the graphs that are missing for what was asked for so far, one at a time; yields
         what is made next. Stop at any time and come back later."""
-        capacity = self.model.cache.shape.capacity
-        wanted = [
-            _Key(cuts, bucket, size)
+        yield from self._store.fill(self._wanted(), _phrase, self._captured)
+
+    def _wanted(self) -> list[_Key]:
+        return [
+            _Key(self.model, cuts, bucket, size)
             for cuts in self._cuts
-            for bucket in buckets(capacity)
+            for bucket in buckets(self.model.cache.shape.capacity)
             for size in SIZES
             if size + FIRST_WIDTH <= bucket
         ]
-        yield from self._store.fill(wanted, _phrase, self._captured)
 
     def serves(self, draft: Drafting) -> bool:
         """Whether a window holds the whole draft, the cache takes all its rows back, and no grammar
@@ -303,7 +306,7 @@ class ChunkedDraft:
             seen = indices([*{*sequence.tokens, *draft.tokens}], self.model.device)
             buffers.seen.zero_().index_fill_(0, seen, True)
         for size in _sizes(count):
-            key = _Key(cuts, self._bucket(draft), size)
+            key = _Key(self.model, cuts, self._bucket(draft), size)
             ready = self._store.captured_or(key, partial(self._chunk, key))
             if sequence.sampling.temperature > 0.0:  # greedy, any numbers serve
                 places = range(done, done + size)
@@ -322,12 +325,12 @@ class ChunkedDraft:
         return next(each for each in buckets(self.model.cache.shape.capacity) if each >= end)
 
     def _chunk(self, key: _Key, window: Window | None = None) -> StaticChunk:
-        window = window or self._windows(key.bucket)[0]
+        window = window or self._windows(key.model, key.bucket)[0]
         return StaticChunk(window, key, self._vocab_size, self._buffer())
 
     def _captured(self, key: _Key) -> list[Recording[StaticChunk]]:
         """The graphs that a key may have."""
-        return [self._recorded(key, window) for window in self._windows(key.bucket)]
+        return [self._recorded(key, window) for window in self._windows(key.model, key.bucket)]
 
     @torch.inference_mode()
     def _recorded(self, key: _Key, window: Window) -> Recording[StaticChunk]:

@@ -25,6 +25,7 @@ import itertools
 from collections.abc import Sequence as Several
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from statistics import median
 from time import perf_counter
 from typing import Self
@@ -76,6 +77,7 @@ class EarlyExitDrafter(DraftModelDrafter):
         self._target = target
         self._exits = exits
         self._sequence: Sequence | None = None  # of the turn that it drafts for
+        self._models = cache(partial(EarlyExit, target))  # one of each depth, with its graphs
         self._leave_after(exits.best())
 
     @classmethod
@@ -121,9 +123,9 @@ class EarlyExitDrafter(DraftModelDrafter):
 
     def _leave_after(self, depth: int) -> None:
         self.depth = depth
-        self.model = model = EarlyExit(self._target, depth)
+        self.model = model = self._models(depth)
         if self.chunks is not None:
-            self.chunks.use(model)
+            self.chunks.model = model
 
 
 def candidates(num_layers: int) -> tuple[int, ...]:

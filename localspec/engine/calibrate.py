@@ -74,11 +74,14 @@ class _AtWidths:
 
 
 def calibrate(engine: Engine, controller: Controller) -> Iterator[str]:
-    """Fill controller.costs; yields what is measured next."""
+    """Fill controller.costs; yields what is captured or measured next. The graphs come first, since
+    the costs must be those of the forwards that will run."""
+    yield from engine.capture()
     try:
         yield from _measurements(engine, controller)
     finally:
         engine.target.cache.rollback(0)
+    yield from engine.capture()  # what a reply asked for that came between
 
 
 def _measurements(engine: Engine, controller: Controller) -> Iterator[str]:

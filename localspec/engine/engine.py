@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from time import perf_counter
 from typing import NamedTuple
 
@@ -47,6 +48,7 @@ from localspec.engine.lenient import allowed
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, masked, scores
 from localspec.engine.verify import verify
+from localspec.forward.graphs import CapturedDecoder, Capturing
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
 
 
@@ -64,6 +66,18 @@ class Engine:
     def __init__(self, target: LanguageModel, drafters: Mapping[str, Drafter]) -> None:
         self.target = target
         self.drafters = drafters
+
+    @property
+    def captures(self) -> tuple[Capturing, ...]:
+        """What captures graphs, the target first: plain decoding gains from it at once."""
+        own = (self.target,) if isinstance(self.target, CapturedDecoder) else ()
+        of_drafters = (getattr(drafter, "captures", ()) for drafter in self.drafters.values())
+        return (*own, *chain.from_iterable(of_drafters))
+
+    def capture(self) -> Iterator[str]:
+        """Capture the graphs that are missing, one at a time; yields a phrase before each."""
+        for captures in self.captures:
+            yield from captures.capture()
 
     def start(
         self,

@@ -67,6 +67,11 @@ class Capturing(Protocol):
         """Why not everything is captured, as a sentence; None while nothing failed."""
         ...
 
+    @property
+    def has_missing(self) -> bool:
+        """True if `capture` would make a graph now."""
+        ...
+
     def capture(self) -> Iterator[str]:
         """Capture what is missing, one graph at a time; yields a phrase before each. May be left at
         any phrase and called again later."""
@@ -186,6 +191,10 @@ class GraphStore(Generic[Key, Filled]):
             self._uncaptured[key] = Recording(work, work)
         return self._uncaptured[key]
 
+    def lacks(self, wanted: Iterable[Key]) -> bool:
+        """Return True if `fill` would make one of these graphs: nothing stood in its way so far."""
+        return self.notice is None and any(key not in self.ready for key in wanted)
+
     def fill(
         self,
         wanted: Iterable[Key],
@@ -289,6 +298,11 @@ class CapturedDecoder(Decoder):
     def buffer_bytes(self) -> int:
         """Device memory for logits that graphs need beside the pool; inputs are a few kB more."""
         return 0 if self._out is None else self._out.nbytes
+
+    @property
+    def has_missing(self) -> bool:
+        """See Capturing."""
+        return self._store.lacks(self._shapes())
 
     @torch.inference_mode()
     def forward(

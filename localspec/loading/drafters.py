@@ -54,7 +54,7 @@ from localspec.machine.model import Model
 if TYPE_CHECKING:
     from localspec.drafters.parts import Parts
     from localspec.drafters.vocabularies import Foreign
-    from localspec.forward.graphs import Capturing, GraphPool
+    from localspec.forward.graphs import GraphPool
     from localspec.forward.model import LanguageModel
 
 NO_DRAFT = "no draft model was chosen for this target; --draft names one."
@@ -252,18 +252,6 @@ def capturable(
     if is_fastest or not can_split(model.cache.dtype, model.device):
         return CapturedDecoder(model, pool)
     return OneWidthDecoder(model, pool)
-
-
-def captures_of(target: LanguageModel, drafters: Mapping[str, Drafter]) -> tuple[Capturing, ...]:
-    """Everything that captures graphs, the target first: plain decoding gains from it at once."""
-    from localspec.drafters.parts import DrafterBase
-    from localspec.forward.graphs import CapturedDecoder
-
-    found: list[Capturing] = [target] if isinstance(target, CapturedDecoder) else []
-    for drafter in drafters.values():
-        if isinstance(drafter, DrafterBase):
-            found += drafter.captures
-    return tuple(found)
 
 
 def _draft(

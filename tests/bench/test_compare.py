@@ -26,7 +26,8 @@ from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine import calibrate
 from localspec.engine.engine import Engine
-from tests.kit.tiny_bench import tiny_bench
+from tests.kit.tiny_bench import captured_engine, tiny_bench
+from tests.kit.tracing import TracingPool
 
 pytestmark = pytest.mark.slow  # every arm writes every reply
 PROMPTS = [
@@ -212,6 +213,23 @@ def test_rows_behind_those_to_measure_and_to_learn_from_are_not_read(
     assert result["machine"]["num_prompts"] == 1
     with pytest.raises(ConfigError, match="Line 4"):
         run_bench(LoadOptions(), replace(found, warm_prompts=3), silent)
+
+
+@pytest.mark.parametrize("arms", [("off", "draft_model@2"), ("off", "auto")], ids=str)
+def test_graphs_are_captured_before_anything_is_measured(
+    arms: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether costs are to be measured or not."""
+    monkeypatch.setattr(calibrate, "REPEATS", 1)
+    monkeypatch.setattr(calibrate, "QUICKLY_S", 0.0)
+    pool, phrases = TracingPool(), list[str]()
+    engine = captured_engine(pool)
+    controller = Controller(engine.drafters, Costs(), Acceptance())
+    bench = replace(tiny_bench(engine), controller=controller)
+    compare_arms(bench, PROMPTS[:1], settings(arms=arms, warm_prompts=0), phrases.append)
+    assert phrases[0].startswith("preparing steps of 1 ")
+    assert sum(phrase.startswith("preparing") for phrase in phrases) == pool.num_captures
+    assert pool.num_replays > 3 * pool.num_captures, "beyond those that were compared"
 
 
 def test_without_a_warm_pass_the_report_says_cold(unmeasured: BenchEngine) -> None:

@@ -24,7 +24,8 @@ from localspec.controller.acceptance import Situation
 from localspec.core.decoding import Proposal, SamplingParams
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
-from tests.kit.tiny_bench import tiny_bench
+from tests.kit.tiny_bench import captured_engine, tiny_bench
+from tests.kit.tracing import TracingPool
 
 CASE = Case("a", "chat", (3, 9, 14, 27, 5), 0)
 
@@ -37,6 +38,20 @@ def fresh_bench() -> BenchEngine:
 def run(bench: BenchEngine, drafter: str, length: int | None = None) -> MeasuredReply:
     runner = EngineRunner(bench, bench.controller, drafter, length)
     return runner.run(CASE, SamplingParams(), 16)
+
+
+def test_every_round_replays_graphs_also_those_asked_for_meanwhile() -> None:
+    """As in the app, which captures in idle time."""
+    pool = TracingPool()
+    bench = tiny_bench(captured_engine(pool))
+    assert [*bench.engine.capture()] and pool.num_captures
+    for sampling in (SamplingParams(), SamplingParams(0.8, top_p=0.9, seed=3)):
+        runner = EngineRunner(bench, bench.controller, "draft_model", 2)
+        runner.run(CASE, sampling, 4)  # asks for what this kind of sampling needs
+        pool.num_replays = 0
+        reply = runner.run(CASE, sampling, 16)
+        assert reply.num_drafts > 3 and pool.num_replays >= 2 * reply.num_drafts
+        assert not any(each.has_missing for each in bench.engine.captures)
 
 
 def test_the_time_of_rounds_lies_within_the_decode_time(fresh_bench: BenchEngine) -> None:

@@ -302,31 +302,54 @@ def test_measuring_that_replies_interrupt_at_each_step_comes_to_its_end() -> Non
 
 
 class Captures:
-    """Stands in for what is captured in idle time."""
+    """Stands in for what is captured in idle time. wanted: what is to be."""
 
     def __init__(self) -> None:
-        self.made: list[str] = []
+        self.wanted, self.made = ["one", "two"], list[str]()
         self.notice: str | None = None
 
+    @property
+    def has_missing(self) -> bool:
+        return len(self.made) < len(self.wanted)
+
     def capture(self) -> Iterator[str]:
-        for name in ("one", "two"):
+        for name in self.wanted[len(self.made) :]:
             yield f"capturing {name}"
             self.made.append(name)
         self.notice = "Only two of three steps were captured."
 
 
+def with_captures(backend: LocalBackend) -> tuple[LocalBackend, Captures]:
+    captures = Captures()
+    backend.loaded.engine.drafters["knowing"].captures = (captures,)
+    return backend, captures
+
+
 def test_what_can_be_captured_is_captured_before_costs_are_measured() -> None:
-    backend, captures = writing("ab"), Captures()
-    backend = LocalBackend(replace(backend.loaded, captures=(captures,)))
+    backend, captures = with_captures(writing("ab"))
+    assert backend.describe().has_idle_work
     phrases = list(backend.calibrate(threading.Event()))
     assert phrases[:2] == ["capturing one", "capturing two"]
     assert len(phrases) > 2 and captures.made == ["one", "two"]
     assert captures.notice in backend.describe().notices
 
 
+def test_graphs_that_a_reply_asked_for_are_captured_in_the_next_idle_time() -> None:
+    """What was learnt of the machine's load stays: nothing is measured again."""
+    backend, captures = with_captures(writing("ab"))
+    list(backend.calibrate(threading.Event()))
+    ask(backend, drafter="knowing")
+    (baseline,) = backend._slots[0].baselines.values()
+    assert not backend.describe().has_idle_work
+    captures.wanted.append("three")
+    assert backend.describe().has_idle_work
+    assert list(backend.calibrate(threading.Event())) == ["capturing three"]
+    assert not backend.describe().has_idle_work and captures.made[-1] == "three"
+    assert list(backend._slots[0].baselines.values()) == [baseline]
+
+
 def test_a_message_stops_capturing_and_what_was_made_stays() -> None:
-    captures, cancel = Captures(), threading.Event()
-    backend = LocalBackend(replace(writing("ab").loaded, captures=(captures,)))
+    (backend, captures), cancel = with_captures(writing("ab")), threading.Event()
     for _ in backend.calibrate(cancel):
         if captures.made:
             cancel.set()

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -394,6 +395,19 @@ def test_calibration_pauses_for_a_turn_and_goes_on_after_it(start: Start) -> Non
     assert reply.view.finish_reason == "eos"
     until(lambda: service.status().phase == "ready" and not service.lifecycle.needs_calibration)
     assert backend.num_measured == len(phrases)
+
+
+def test_what_a_reply_asked_for_is_prepared_once_it_is_written(start: Start) -> None:
+    service = start(Script(reply="Hm.", round_s=0.001))
+    ready(service)
+    backend = service.lifecycle.backend
+    assert isinstance(backend, FakeBackend)
+    until(lambda: not service.lifecycle.needs_calibration)
+    steps = (*backend.script.calibration, "preparing drafts of 4 tokens")
+    backend.script = replace(backend.script, calibration=steps, calibration_step_s=0.01)
+    assert ask(service, "hi").view.finish_reason == "eos"
+    until(lambda: backend.num_measured == len(steps))
+    until(lambda: service.status().phase == "ready")
 
 
 def test_controller_state_is_kept(start: Start) -> None:

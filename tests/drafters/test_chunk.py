@@ -264,8 +264,10 @@ def test_the_end_of_the_context_is_left_to_the_caller() -> None:
 def test_a_kind_of_sampling_that_was_asked_for_is_captured_next_time() -> None:
     draft = chunked()
     assert draft.buffer_bytes == max(SIZES) * VOCAB_SIZE * 4
+    assert not draft.has_missing
     check_equal(draft, SAMPLINGS["all"], DraftPlan("d", 4))
-    assert len(list(draft.capture())) == len(SIZES)
+    assert draft.has_missing
+    assert len(list(draft.capture())) == len(SIZES) and not draft.has_missing
     check_equal(draft, SAMPLINGS["all"], DraftPlan("d", 4))
 
 
@@ -324,7 +326,9 @@ def test_capturing_leaves_the_drafts_cache_as_it_is() -> None:
 @pytest.mark.parametrize("pool", [StalePool(), FailingPool()], ids=["stale", "failing"])
 def test_a_capture_that_fails_leaves_the_chunks_uncaptured(pool: Any) -> None:
     draft = chunked(pool=pool)
-    assert draft.notice is not None
+    assert draft.notice is not None and not draft.has_missing
+    draft.want(SAMPLINGS["all"])
+    assert not draft.has_missing, "it is not tried after every reply"
     check_equal(draft, SamplingParams(), DraftPlan("d", 5))
 
 

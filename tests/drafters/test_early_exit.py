@@ -12,6 +12,7 @@ import torch
 
 from localspec.core.decoding import OFF, DraftPlan, SamplingParams, Sequence
 from localspec.core.errors import ModelError
+from localspec.drafters.chunk import SIZES, ChunkedDraft
 from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.early_exit import (
     FIRST_TURNS,
@@ -38,6 +39,7 @@ from tests.kit.tiny import (
     turn_of,
     with_cache,
 )
+from tests.kit.tracing import TracingPool
 
 NAME = EarlyExitDrafter.name
 PROMPT = (5, 9, 12, 5, 9, 30, 7, 5, 9, 11, 40, 2)
@@ -157,6 +159,30 @@ def test_the_exit_changes_at_a_turns_first_draft_and_the_signal_with_it() -> Non
     drafter.propose(turn(), DraftPlan("early_exit", 0))
     assert drafter.signal(turn()) == "exit 3"
     assert isinstance(drafter.model, EarlyExit) and len(drafter.model.weights.blocks) == 3
+
+
+def test_an_exit_that_is_changed_to_is_captured_and_each_keeps_its_graphs() -> None:
+    target, pool, made = target_of(), TracingPool(), list[int]()
+    drafter = EarlyExitDrafter(
+        target, exits_of(target, {1: 0.9, 3: 0.8}), ChunkedDraft(target, target.vocab_size, pool)
+    )
+    (graphs,) = drafter.captures
+    for agreed, depth in ((900.0, 1), (0.0, 3), (900.0, 1), (0.0, 3)):
+        drafter._exits.tallies[1] = Tally(1.0, agreed, 1000.0)
+        drafter.propose(prefilled_turn(target), DraftPlan(NAME, 2))  # may change the exit
+        made.append(len(list(graphs.capture())))
+        pool.num_replays = 0
+        drafter.propose(prefilled_turn(target), DraftPlan(NAME, 2))
+        assert (drafter.depth, pool.num_replays) == (depth, 1)
+        assert not graphs.has_missing and graphs.notice is None
+    assert made == [len(SIZES), len(SIZES), 0, 0]
+
+
+def prefilled_turn(target: Decoder) -> Sequence:
+    target.cache.rollback(0)
+    sequence = turn()
+    prefilled(target, sequence)
+    return sequence
 
 
 def test_exits_are_compared_in_the_first_turns_and_seldom_later() -> None:

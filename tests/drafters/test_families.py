@@ -21,7 +21,7 @@ from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder, kv_shape_of
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.model import LanguageModel, Rows
-from localspec.loading.drafters import build_drafters, captures_of
+from localspec.loading.drafters import build_drafters
 from tests.drafters.family_stages import (
     CASES,
     DRAFTED,
@@ -193,7 +193,7 @@ def test_captured_steps_and_drafts_of_a_model_with_states_change_nothing() -> No
     target, draft = captured(parts.target), captured(parts.draft)
     drafters, _ = build_drafters(replace(parts, target=target, draft=draft, pool=pool), print)
     engine = Engine(target, drafters)
-    for capturing in captures_of(target, drafters):
+    for capturing in engine.captures:
         for _ in capturing.capture():
             pass
         assert capturing.notice is None

@@ -116,6 +116,7 @@ class FakeBackend:
 
     def describe(self) -> Description:
         return Description(
+            has_idle_work=self.num_measured < len(self.script.calibration),
             target="demo-12m",
             draft="demo-draft-1m",
             device="cpu",

@@ -7,10 +7,19 @@ from localspec.controller.acceptance import Acceptance
 from localspec.controller.controller import Controller
 from localspec.controller.costs import WIDTHS, Costs
 from localspec.core.backend import DrafterStatus
+from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.ngram import NgramDrafter
 from localspec.engine.engine import Engine
-from tests.kit.tiny import END_ID, VOCAB_SIZE, agreeing_draft, tiny_llama, with_cache
+from localspec.forward.graphs import CapturedDecoder, GraphPool
+from tests.kit.tiny import (
+    END_ID,
+    VOCAB_SIZE,
+    agreeing_draft,
+    tiny_llama,
+    with_cache,
+    with_plain_cache,
+)
 
 
 def measured_costs() -> Costs:
@@ -21,6 +30,15 @@ def measured_costs() -> Costs:
     for name in ("ngram", "draft_model"):
         costs.set_draft_step(name, 128, 0.5)
     return costs
+
+
+def captured_engine(pool: GraphPool) -> Engine:
+    """Target and draft model with graphs in `pool`."""
+    module = tiny_llama()
+    target = CapturedDecoder(with_plain_cache(module), pool)
+    draft = with_plain_cache(agreeing_draft(module))
+    chunks = ChunkedDraft(draft, VOCAB_SIZE, pool)
+    return Engine(target, {"draft_model": DraftModelDrafter(draft, VOCAB_SIZE, chunks)})
 
 
 def tiny_bench(engine: Engine | None = None, precision: str = "float32") -> BenchEngine:

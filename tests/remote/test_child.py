@@ -129,7 +129,7 @@ def test_a_turn_is_what_the_same_backend_gives_in_one_process(shared: Shared) ->
 
 
 def test_description_snapshot_and_counts_cross(shared: Shared) -> None:
-    here = FakeBackend(Script(context_length=CONTEXT_LENGTH))
+    here = FakeBackend(Script(context_length=CONTEXT_LENGTH, calibration=PHRASES))
     messages = (Message("user", "one two three 👩‍👩‍👧 \0"),)
     assert shared.backend.describe() == here.describe()
     for tools in ((), ({"type": "function", "function": {"name": "look"}},)):

@@ -10,7 +10,8 @@ import pytest
 from localspec.bench.cases import Case
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError
-from tests.kit.tiny_bench import tiny_bench
+from tests.kit.tiny_bench import captured_engine, tiny_bench
+from tests.kit.tracing import TracingPool
 from tools.identity import RANDOM, Count, Written, digests_of, replies, table
 
 CASE = Case("a", "chat", (5, 9, 5, 9, 5), seed=7)
@@ -31,6 +32,16 @@ def test_every_arm_writes_the_same_reply_in_any_order_and_after_a_restart() -> N
     assert found["num_replies"] == len((OFF, AUTO, RANDOM, "ngram", "draft_model"))
     assert found["accepted_by_arm"]["draft_model"] > 0
     assert (found["num_differing"], found["num_other_than_earlier"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_every_arm_replays_graphs() -> None:
+    pool = TracingPool()
+    bench = tiny_bench(captured_engine(pool))
+    for written in replies(bench, CASE, 0.7, max_tokens=12, order=0):
+        replayed, pool.num_replays = pool.num_replays, 0
+        assert replayed >= 5, written.arm
+    assert pool.num_captures
 
 
 @pytest.mark.slow

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from localspec.bench.cases import Case
 from localspec.controller.acceptance import Acceptance
 from localspec.controller.shipped_acceptance import read_accepted
 from localspec.core.backend import Message
@@ -14,7 +16,10 @@ from localspec.core.errors import ConfigError, LocalspecError, StoreError
 from localspec.core.options import LoadOptions
 from localspec.training.accepted import AcceptedSettings, measure_accepted
 from localspec.training.prompt_files import TrainingPrompt
+from tests.kit.tiny_bench import captured_engine, tiny_bench
+from tests.kit.tracing import TracingPool
 
+CASE = Case("a", "chat", (5, 9, 5, 9, 5), seed=7)
 ASKED = TrainingPrompt("one", (Message("user", "Say it again: one two three one two three"),))
 
 
@@ -35,6 +40,21 @@ def test_every_drafter_is_measured_and_the_file_can_be_read(
     learnt = Acceptance.restored(found)
     assert learnt.is_known(0) and not learnt.is_known(2)
     assert any(line.startswith("ngram: 1 prompts at T 0") for line in said)
+
+
+@pytest.mark.slow
+def test_drafts_are_measured_captured(
+    target_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = TracingPool()
+    bench = tiny_bench(captured_engine(pool))
+    bench = replace(bench, machine={"target": "tiny", "draft": None})
+    monkeypatch.setattr("localspec.training.accepted.bench_engine_of", lambda *_: bench)
+    monkeypatch.setattr("localspec.training.accepted._cases", lambda *_: [CASE])
+    monkeypatch.setattr("localspec.training.accepted.calibrate", lambda engine, _: engine.capture())
+    measure_accepted(settings(target_folder, tmp_path / "accepted.json", ASKED), lambda _: None)
+    num_compared = pool.num_captures
+    assert pool.num_replays > num_compared + 2
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_measured(

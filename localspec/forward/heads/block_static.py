@@ -128,6 +128,11 @@ class BlockGraphs:
         return self._store.notice
 
     @property
+    def has_missing(self) -> bool:
+        """See Capturing."""
+        return self._features is not None and self._store.lacks(self._buckets)
+
+    @property
     def buffer_bytes(self) -> int:
         """Of rows and logits; inputs are a few kB more."""
         return self._hidden.nbytes + self._logits.nbytes

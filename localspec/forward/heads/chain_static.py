@@ -101,6 +101,11 @@ class CapturedHead(AutoregressiveHead):
         return self._store.notice
 
     @property
+    def has_missing(self) -> bool:
+        """See graphs.Capturing."""
+        return self._store.lacks(buckets(self.cache.num_slots))
+
+    @property
     def memory_bytes(self) -> int:
         return super().memory_bytes + self._state.nbytes + self._logits.nbytes
 
