@@ -13,13 +13,8 @@ from typing import Any
 
 from localspec.api.fields import StreamOptions
 from localspec.chat.service import Reply
+from localspec.core.figures import figure_names
 from localspec.core.turn_stats import TurnStats
-
-OF_TURN = (
-    "drafter", "num_drafts", "num_draft_tokens", "num_accepted_tokens", "mean_num_draft_tokens",
-    "acceptance_rate", "mean_accepted_length", "tokens_per_second", "ttft_ms", "speedup",
-    "no_speedup", "least_speedup", "reason", "exact", "num_lenient_tokens",
-)  # fmt: skip
 
 
 class StreamUsage:
@@ -79,7 +74,7 @@ def speculation_of(reply: Reply, stats: TurnStats) -> dict[str, Any]:
     """How one reply was drafted; off: why nothing was. With the seed and the kind of text, by which
     it can be made again."""
     return {
-        **{name: stats.told(name) for name in OF_TURN},
+        **{name: stats.told(name) for name in figure_names("api")},
         "off": None if stats.off is None else stats.off.text,
         "seed": reply.settings.sampling.seed,
         "workload": reply.settings.workload,

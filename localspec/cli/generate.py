@@ -25,6 +25,7 @@ from localspec.cli.flags import MAX_TOKENS, JsonFlag
 from localspec.cli.output import finish, to_stderr
 from localspec.core.config import with_server
 from localspec.core.errors import ConfigError, RequestError, StoreError
+from localspec.core.figures import figure_names
 from localspec.core.flags import Flag, without
 from localspec.core.options import LoadOptions, RemoteFlags
 from localspec.core.units import clock, counted
@@ -40,14 +41,6 @@ ALL_THOUGHT = (
     "\n[The model thought and gave no answer. --json shows the thought; a larger --max-tokens "
     "leaves room for an answer.]"
 )
-STATISTICS = (
-    "drafter", "num_output_tokens", "num_drafts", "num_draft_tokens", "num_accepted_tokens",
-    "acceptance_rate", "draft_share", "mean_accepted_length", "tokens_per_second", "ttft_ms",
-    "prefill_ms", "decode_ms", "reply_ms", "speedup", "decode_speedup", "no_speedup",
-    "least_speedup", "exact", "num_lenient_tokens", "reason",
-)  # fmt: skip
-
-
 @dataclass(frozen=True)
 class GenerateFlags:
     """What is to be answered or made again, and how."""
@@ -206,7 +199,7 @@ def collect(backend: Backend, request: Request) -> dict[str, Any]:
 
 
 def statistics_json(stats: TurnStats) -> dict[str, Any]:
-    return {name: stats.told(name) for name in STATISTICS}
+    return {name: stats.told(name) for name in figure_names("command")}
 
 
 def speed_lines(stats: Mapping[str, Any]) -> list[str]:

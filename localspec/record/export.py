@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from localspec.core.errors import StoreError
+from localspec.core.figures import figure_names
 from localspec.core.files import replacing
 from localspec.record import queries
 from localspec.record.connection import connect, diagnose
@@ -39,7 +40,6 @@ from localspec.record.contents import Contents, Scope, reading
 from localspec.record.markdown import markdown_lines
 from localspec.record.opening import SIDE_FILES, create_private, lock_of
 from localspec.record.rows import (
-    STATS_COLUMNS,
     SessionInfo,
     TurnSettings,
     clean,
@@ -65,7 +65,7 @@ CSV_COLUMNS = (
     "turn_id", "session_id", "conversation_id", "message_id", "conversation_title", "source",
     "started_at_utc", "finished_at_utc", "state", "finish_reason", "error", "continues_message_id",
     *(one.name for one in fields(TurnSettings)),
-    *STATS_COLUMNS,
+    *figure_names(),
     *MACHINE_COLUMNS,
     "prompt", "thinking", "reply",
 )  # fmt: skip

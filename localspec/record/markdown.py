@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from localspec.core.figures import LABELS, figure_names
 from localspec.core.leniency import label
 from localspec.core.precisions import PRECISIONS
 from localspec.core.turn_stats import NO_GAIN
@@ -34,30 +35,14 @@ FRONT_MATTER = (
     "stop", "system_prompt",
 )  # fmt: skip
 YAML_NAMES = {"mean_num_draft_tokens": "gamma", "num_draft_tokens_requested": "gamma_fixed"}
-STATISTICS = (
-    "turn_id", "state", "finish_reason", "drafter", "tokens_per_second", "speedup",
-    "decode_speedup", "no_speedup", "least_speedup", "acceptance_rate", "draft_share",
-    "mean_accepted_length", "mean_num_draft_tokens", "num_output_tokens", "num_prompt_tokens",
-    "num_reused_tokens", "num_steps", "num_drafts", "num_draft_tokens", "num_checked_tokens",
-    "num_accepted_tokens", "num_lenient_tokens", "ttft_ms", "prefill_ms", "decode_ms", "reply_ms",
-    "exact", "reason", "error",
-)  # fmt: skip
-
-WORDS = {  # of columns whose names are not words, or not those of the page
+# The columns of a turn in the report. Words of columns that are no figures stand in WORDS.
+STATISTICS = ("turn_id", "state", "finish_reason", *figure_names("report"), "error")
+WORDS = {
+    **LABELS,
     "turn_id": "turn", "session_id": "session", "dtype": "precision", "draft": "draft model",
     "drafter_requested": "speed", "num_draft_tokens_requested": "guesses a round, fixed",
     "workload": "kind of text", "leniency": "looser checking", "finish_reason": "how it ended",
-    "drafter": "drafted by", "tokens_per_second": "tokens / s",
-    "speedup": "whole reply, speed by that without drafting",
-    "decode_speedup": "decoding, speed by that without drafting", "no_speedup": "why no gain",
-    "least_speedup": "whole reply, at least", "acceptance_rate": "right of all guesses",
-    "draft_share": "guessed of the text", "mean_accepted_length": "mean length",
-    "mean_num_draft_tokens": "guesses a round", "num_output_tokens": "tokens",
-    "num_prompt_tokens": "tokens read", "num_reused_tokens": "of these known before",
-    "num_steps": "checks", "num_drafts": "checks of guesses", "num_draft_tokens": "guesses",
-    "num_checked_tokens": "checked guesses", "num_accepted_tokens": "right guesses",
-    "num_lenient_tokens": "not exact", "ttft_ms": "first token", "prefill_ms": "reading",
-    "decode_ms": "decoding", "reply_ms": "whole reply", "started_at_utc": "started, UTC",
+    "started_at_utc": "started, UTC",
     "gpu": "GPU", "vram_total_bytes": "GPU memory", "ram_total_bytes": "memory",
 }  # fmt: skip
 ENDED = {

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from localspec.core.backend import Role
 from localspec.core.decoding import Step
 from localspec.core.errors import RequestError
+from localspec.core.figures import figure_names
 from localspec.core.files import parsed
 from localspec.core.turn_stats import TurnStats
 from localspec.core.visible import one_line
@@ -36,16 +37,6 @@ STATE_AFTER: Mapping[str, MessageState] = {
     "error": "error",
     "interrupted": "interrupted",
 }
-# Names of columns are those of the numbers.
-STATS_COLUMNS = (
-    "drafter", "reason", "exact", "num_prompt_tokens", "num_reused_tokens", "num_output_tokens",
-    "num_steps", "num_drafts", "num_draft_tokens", "num_checked_tokens", "num_accepted_tokens",
-    "num_lenient_tokens", "acceptance_rate", "draft_share", "mean_accepted_length",
-    "mean_num_draft_tokens", "tokens_per_second", "speedup", "decode_speedup", "no_speedup",
-    "least_speedup", "ttft_ms", "prefill_ms", "decode_ms", "plain_decode_ms", "reply_ms",
-    "plain_reply_ms", "energy_joules", "prompt_fingerprint", "continued_from",
-    "num_thinking_tokens", "thinking_ms", "drafted_by",
-)  # fmt: skip
 STEP_COLUMNS = (
     "drafter", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "draft_ms",
     "verify_ms", "context_length", "is_probe", "signal", "num_lenient_tokens", "plain_ms",
@@ -281,8 +272,8 @@ def counts(text: str | None) -> dict[str, int] | None:
 def stats_row(stats: TurnStats | None) -> dict[str, Any]:
     """The columns of the statistics; all NULL where there are none."""
     if stats is None:
-        return dict.fromkeys(STATS_COLUMNS)
-    row = {name: stats.told(name) for name in STATS_COLUMNS}
+        return dict.fromkeys(figure_names())
+    row = {name: stats.told(name) for name in figure_names()}
     exact = None if row["exact"] is None else int(stats.exact)
     made_by = None if row["drafter"] is None else json.dumps(dict(stats.drafted_by))
     return {**row, "exact": exact, "drafted_by": made_by}
