@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.batch import Forwarded, Steps
     from localspec.engine.engine import Engine, Prefilled
     from localspec.engine.threads import Threads
-    from localspec.forward.model import Rows
+    from localspec.forward.passes import Pass
 
 UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
@@ -242,7 +242,7 @@ class LocalBackend:
 
     def _read(
         self, slot: Slot, turn: RunningTurn, sequence: Sequence
-    ) -> Generator[Rows | Chunk, Forwarded, None]:
+    ) -> Generator[Pass | Chunk, Forwarded, None]:
         """Read the prompt, and say between two forwards how far it is read."""
         reading = slot.engine.read(sequence, turn.cancel, lambda: self._batch.num_rows_read)
         try:

@@ -41,6 +41,8 @@ ALL_THOUGHT = (
     "\n[The model thought and gave no answer. --json shows the thought; a larger --max-tokens "
     "leaves room for an answer.]"
 )
+
+
 @dataclass(frozen=True)
 class GenerateFlags:
     """What is to be answered or made again, and how."""

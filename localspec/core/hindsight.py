@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from localspec.core.decoding import Drafter, Sequence
 
-# It yields the rows of one forward at a time (forward.model.Rows), and goes on with their logits.
+# It yields one pass at a time (forward.passes), and goes on with what that gives.
 ReviewSteps = Generator[Any, Any, Drafter]
 
 

@@ -24,7 +24,7 @@ from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.review import itself
 from localspec.engine.batch import Stepwise
-from localspec.forward.model import Rows
+from localspec.forward.passes import Rows
 from localspec.forward.upload import indices
 
 KEPT_SHARE = 0.5
@@ -65,7 +65,7 @@ class ChainedDrafter(Stepwise, DrafterBase):
         if not copied:
             alone = yield from self._drafting.steps(sequence, plan)
             return replace(alone, makers=(self._drafting.name,) * len(alone.tokens))
-        catch_up(self.model, sequence.tokens)
+        yield from catch_up(self.model, sequence.tokens)
         draft = Drafting(sequence, plan, self._drafting.target_vocab_size)
         pending = sequence.tokens[self.model.cache.length :]
         read = [*pending, *copied]

@@ -36,7 +36,7 @@ import torch
 
 from localspec.core.decoding import DraftPlan, Proposal, SamplingParams, Sequence, chain
 from localspec.core.errors import ModelError
-from localspec.drafters.drafting import Drafting, catch_up
+from localspec.drafters.drafting import Drafting, DraftSteps, catch_up
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.vocabularies import (
     Foreign,
@@ -48,7 +48,9 @@ from localspec.drafters.vocabularies import (
     last_word,
     starts_of,
 )
+from localspec.engine.batch import Stepwise
 from localspec.engine.sampling import distributions, peaks
+from localspec.forward.passes import Rows
 
 RE_ENCODED, TRANSLATED = "re-encoded", "translated"
 ENOUGH_SHARED = 0.5
@@ -58,7 +60,7 @@ REMEMBERED = 512  # tokens of the target after which the counts of older ones ar
 LONG_WORD = 24  # bytes after which a word's tokens count as whole, all but the last
 
 
-class CrossTokenizerDrafter(DrafterBase):
+class CrossTokenizerDrafter(Stepwise, DrafterBase):
     """Drafts with `model`, whose tokens are not the target's."""
 
     name = "cross_tokenizer"
@@ -98,19 +100,19 @@ class CrossTokenizerDrafter(DrafterBase):
         may_translate = sequence.sampling.temperature > 0.0 and self._last_signal == TRANSLATED
         return TRANSLATED if may_translate else RE_ENCODED
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         if self._text.follow(sequence.tokens):
             self._peak = FIRST_PEAK
         way = self._way(sequence)
         if way is None or plan.num_draft_tokens == 0:
             return Proposal()
-        catch_up(self.model, self._text.ids)
+        yield from catch_up(self.model, self._text.ids)
         temperature = sequence.sampling.temperature
         pending = self._text.ids[self.model.cache.length :]
-        logits = self.model.forward(pending, num_logits=1)[0]  # [V_draft]
+        (logits,) = yield Rows(self.model, pending, num_logits=1)  # [V_draft]
         if way == TRANSLATED and self._shared.mass(logits, temperature) >= ENOUGH_SHARED:
-            return self._translated(sequence, plan.shortened(self._room), logits)
-        return self._re_encoded(sequence, plan, logits)
+            return (yield from self._translated(sequence, plan.shortened(self._room), logits))
+        return (yield from self._re_encoded(sequence, plan, logits))
 
     @property
     def _room(self) -> int:
@@ -126,14 +128,14 @@ class CrossTokenizerDrafter(DrafterBase):
             return False
         return self._text.aligned_share > self._peak
 
-    def _translated(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> Proposal:
+    def _translated(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> DraftSteps:
         """Choose from the shared part of the draft's rows; `logits` are those of the first."""
         draft, num_steps = Drafting(sequence, plan, self._shared.targets_size), 1
         while draft.take(draft.row(self._shared.translated(logits))):
             own = self._shared.own_of[draft.tokens[-1]]
             if own in self._specials:  # a turn ends here, or begins
                 break
-            logits = self.model.forward([own], num_logits=1)[0]
+            (logits,) = yield Rows(self.model, [own], num_logits=1)
             num_steps += 1
             if self._shared.mass(logits, sequence.sampling.temperature) < ENOUGH_SHARED:
                 break
@@ -141,14 +143,14 @@ class CrossTokenizerDrafter(DrafterBase):
         self._learn_peaks(proposal.confidences or ())
         return replace(proposal, num_steps=num_steps)
 
-    def _re_encoded(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> Proposal:
+    def _re_encoded(self, sequence: Sequence, plan: DraftPlan, logits: torch.Tensor) -> DraftSteps:
         """The draft's most likely text in the target's tokens; `logits` are those of the first."""
         text, draft = self._text, Drafting(sequence, plan, self._shared.targets_size)
         retokeniser = Retokeniser(self._targets, self._targets_table, text.tail, text.pending)
         drafted, special = list[int](), list[TargetToken]()
         for _ in range(min(self._room, STEPS_A_TOKEN * plan.num_draft_tokens)):
             if drafted:
-                logits = self.model.forward(drafted[-1:], num_logits=1)[0]
+                (logits,) = yield Rows(self.model, drafted[-1:], num_logits=1)
             confidence, token = self._likeliest(logits, sequence.sampling, drafted)
             piece = self._table[token] if token < len(self._table) else None
             drafted.append(token)

@@ -29,7 +29,8 @@ from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.review import teacher_forced
 from localspec.engine.batch import Stepwise
 from localspec.forward.graphs import CapturedDecoder, Capturing
-from localspec.forward.model import LanguageModel, Rows
+from localspec.forward.model import LanguageModel
+from localspec.forward.passes import Pass
 
 
 class DraftModelDrafter(Stepwise, DrafterBase):
@@ -71,7 +72,7 @@ class DraftModelDrafter(Stepwise, DrafterBase):
         draft = Drafting(sequence, plan, self.target_vocab_size, self.share)
         if draft.is_full:
             return Proposal()
-        catch_up(self.model, sequence.tokens)
+        yield from catch_up(self.model, sequence.tokens)
         if self.chunks is None or not self.chunks.serves(draft):
             return (yield from autoregress(self.model, draft))
         self.chunks.draft_on(draft)
@@ -81,7 +82,7 @@ class DraftModelDrafter(Stepwise, DrafterBase):
         """See core.hindsight."""
         return teacher_forced(self, self.model, sequence, self.target_vocab_size, self.share)
 
-    def go_on(self, draft: Drafting, logits: torch.Tensor) -> Generator[Rows, torch.Tensor]:
+    def go_on(self, draft: Drafting, logits: torch.Tensor) -> Generator[Pass, torch.Tensor]:
         """Draft until the draft ends. logits: [V_draft], those after all that the cache holds."""
         if self.chunks is None or not self.chunks.serves(draft):
             yield from draft_on(self.model, draft, logits)

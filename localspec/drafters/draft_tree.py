@@ -50,7 +50,8 @@ from localspec.drafters.tree_growth import (
     steps_that_pay,
 )
 from localspec.forward.graphs import Capturing
-from localspec.forward.model import LanguageModel, Rows
+from localspec.forward.model import LanguageModel
+from localspec.forward.passes import Pass, Rows
 from localspec.forward.upload import indices
 
 NUM_CHILDREN = 4  # candidates of one node
@@ -88,7 +89,7 @@ class DraftTreeDrafter(DraftModelDrafter):
         size = plan.shortened(room_of(self.model, sequence)).num_draft_tokens
         if size == 0:
             return Proposal()
-        catch_up(self.model, sequence.tokens)
+        yield from catch_up(self.model, sequence.tokens)
         growth = plan.growth_or(USUAL)
         if self.chunks is not None and sequence.grammar is None:
             return self._beside_a_chain(sequence, growth, size, self.chunks)
@@ -144,7 +145,7 @@ class _Steps:
         self._base = len(sequence.tokens)
         self._held = list[int]()  # nodes in the slots after the sequence, in slot order
 
-    def run(self, wanted: Several[int]) -> Generator[Rows, torch.Tensor, torch.Tensor]:
+    def run(self, wanted: Several[int]) -> Generator[Pass, torch.Tensor, torch.Tensor]:
         """Logits after each wanted node, [w, V_draft]; the first one is wanted alone."""
         if self._model.cache.length < self._base:
             (first,) = wanted

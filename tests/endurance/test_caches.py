@@ -19,9 +19,9 @@ import torch
 
 from localspec.drafters.early_exit import EarlyExit
 from localspec.forward import decoder as decoder_module
-from localspec.forward.decoder import Decoder, forward_together
+from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
-from localspec.forward.model import Rows
+from localspec.forward.passes import Rows, forward_together
 from tests.kit.families import SHAPE, small
 from tests.kit.tally import Tally
 from tests.kit.tiny import with_cache

@@ -152,6 +152,7 @@ def test_a_clock_that_jumps_changes_neither_order_nor_figures(
 
 # logs of earlier versions
 
+
 @pytest.mark.slow
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_chat_goes_on_in_a_log_of_an_earlier_version(tmp_path: Path, version: int) -> None:

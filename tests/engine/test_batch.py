@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -20,16 +21,18 @@ from localspec.engine import batch as batches
 from localspec.engine.batch import Batch, Forwarded, Steps
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
-from localspec.forward.model import Rows
+from localspec.forward.passes import Pass, Rows
 from tests.kit.tiny import Plans, agreeing_draft, tiny_llama, with_cache
 
 LENGTH = 24
 # Prompt, sampling, drafter and length: of each sequence its own.
-ASKED: tuple[tuple[tuple[int, ...], SamplingParams, tuple[str, int]], ...] = (
+Asked = tuple[tuple[int, ...], SamplingParams, tuple[str, int]]
+ASKED: tuple[Asked, ...] = (
     ((5, 9, 12, 5, 9), SamplingParams(), ("ngram", 4)),
     (tuple(range(1, 50)), SamplingParams(0.8, seed=3), ("draft_model", 3)),
     ((7,), SamplingParams(1.0, top_k=9, seed=4), (OFF, 0)),
     ((30, 31, 32, 5), SamplingParams(0.5, seed=5, repetition_penalty=1.2), ("early_exit", 5)),
+    ((5, 9, 12, 5), SamplingParams(0.8, seed=3), ("draft_model", 3)),
 )
 
 
@@ -54,9 +57,13 @@ def engines(dtype: torch.dtype, count: int) -> list[Engine]:
 
 
 def steps_of(
-    engine: Engine, place: int, cancel: threading.Event, chunk: int = 512
-) -> Generator[Rows | Round | None, Forwarded, None]:
-    prompt, sampling, plan = ASKED[place]
+    engine: Engine,
+    place: int,
+    cancel: threading.Event,
+    chunk: int = 512,
+    asked: Asked | None = None,
+) -> Generator[Pass | Round | None, Forwarded, None]:
+    prompt, sampling, plan = asked or ASKED[place]
     sequence = engine.start(prompt, sampling, LENGTH, frozenset())
     yield from engine.read(sequence, cancel, lambda: chunk)
     with engine.decoding(sequence):
@@ -107,8 +114,8 @@ def test_a_forward_serves_all_and_says_who_else_was_in_it(
     sizes = list[list[int]]()
     forward = batches.forward_together
 
-    def counted(asked: Sequence[Rows]) -> list[torch.Tensor]:
-        sizes.append([len(each.tokens) for each in asked])
+    def counted(asked: Sequence[Pass]) -> list[torch.Tensor]:
+        sizes.append([each.num_rows for each in asked])
         return forward(asked)
 
     monkeypatch.setattr(batches, "forward_together", counted)
@@ -143,7 +150,7 @@ def test_those_who_draft_with_one_model_share_its_forwards(
     drafted, forward = list[int](), batches.forward_together
     planned, known = list[float](), Plans.plan
 
-    def slow(asked: Sequence[Rows]) -> list[torch.Tensor]:
+    def slow(asked: Sequence[Pass]) -> list[torch.Tensor]:
         if asked[0].is_draft:
             drafted.append(len(asked))
             time.sleep(0.01)
@@ -159,9 +166,9 @@ def test_those_who_draft_with_one_model_share_its_forwards(
 
     monkeypatch.setattr(Plans, "plan", plan)
     monkeypatch.setattr(batches, "forward_together", slow)
-    monkeypatch.setattr(batches, "_logits_of", lambda part: slow([part])[0])
+    monkeypatch.setattr(batches, "_result_of", lambda part: slow([part])[0])
     together, never = Batch[Round | str](), threading.Event()
-    places = (1, 1, 3, 0)
+    places = (4, 4, 3, 0)
     open_ones = [
         together.run(joined(steps_of(engine, place, never)))
         for place, engine in zip(places, engines(torch.float32, len(places)), strict=True)
@@ -178,6 +185,38 @@ def test_those_who_draft_with_one_model_share_its_forwards(
     for place, head, each in zip(places, heads, open_ones, strict=True):
         found = [head, *each]
         assert [token for one in found for token in one.tokens] == alone(torch.float32, place)  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["draft_model"])
+def test_what_a_drafter_reads_delays_no_round_of_the_others_by_more_than_a_piece(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(batches, "SHARED_DRAFT_CHUNK", 16)
+    (first, second), events = engines(torch.float32, 2), list[int | str]()
+    layers, planned, never = Decoder.layers, Plans.plan, threading.Event()
+
+    def noted(model: Decoder, rows: torch.Tensor, *rest: Any) -> Any:
+        if model.num_layers == 1:  # the draft model
+            events.append(len(rows))
+        return layers(model, rows, *rest)
+
+    def plan(policy: Plans, sequence: decoding.Sequence) -> decoding.DraftPlan:
+        events.append("long" if sequence.prompt_length > 100 else "short")
+        return planned(policy, sequence)
+
+    monkeypatch.setattr(Decoder, "layers", noted)
+    monkeypatch.setattr(Plans, "plan", plan)
+    prompt = tuple(1 + place % 50 for place in range(130))
+    together = Batch[Round]()
+    short = together.run(steps_of(first, 2, never))
+    next(short)
+    long = together.run(steps_of(second, 1, never, asked=(prompt, SamplingParams(), (kind, 2))))
+    next(long)
+    begun = events.index("long")
+    between = " ".join(map(str, events[begun:])).split("short")
+    assert between[1 : len(prompt) // 16] == [" 16 "] * 7
+    assert written(short)
 
 
 @pytest.mark.slow
@@ -239,7 +278,7 @@ def test_one_that_waits_goes_on_after_a_forward_of_the_others() -> None:
             yield None
         yield "in"
 
-    def working() -> Generator[Rows | str | None, Forwarded, None]:
+    def working() -> Generator[Pass | str | None, Forwarded, None]:
         (engine,) = engines(torch.float32, 1)
         yield "first"
         yield Rows(engine.target, [1, 2])
@@ -256,7 +295,7 @@ def test_alone_a_prompt_is_read_in_large_pieces_and_beside_others_in_small_ones(
     together = Batch[Round]()
     seen = list[int]()
 
-    def steps() -> Generator[Rows | Round | None, Forwarded, None]:
+    def steps() -> Generator[Pass | Round | None, Forwarded, None]:
         seen.append(together.num_rows_read)
         yield from ()
 

@@ -10,10 +10,10 @@ import torch
 
 from localspec.engine.engine import Engine
 from localspec.formats.delta_settings import DeltaSettings
-from localspec.forward.decoder import Decoder, forward_together
+from localspec.forward.decoder import Decoder
 from localspec.forward.delta_chunks import ClosedStates
 from localspec.forward.graphs import CapturedDecoder, shapes
-from localspec.forward.model import Rows
+from localspec.forward.passes import Rows, forward_together
 from localspec.forward.states import RowInputs
 from tests.kit.families import WITH_STATES, assert_close
 from tests.kit.hybrids import TEXT, by_transformers, module, num_rows_read, read

@@ -22,10 +22,11 @@ from localspec.drafters.parts import Parts
 from localspec.drafters.registry import drafter_class
 from localspec.engine.engine import Engine
 from localspec.forward.cache import STRETCH, WIDEST, KVCache
-from localspec.forward.decoder import Decoder, forward_together
+from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder
-from localspec.forward.model import PREFILL_CHUNK, Rows, kv_shape
+from localspec.forward.model import PREFILL_CHUNK, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
+from localspec.forward.passes import Rows, forward_together
 from localspec.loading.drafters import build_drafters, capturable
 from tests.kit.decoders import decoder_of
 from tests.kit.hybrids import module as hybrid_module

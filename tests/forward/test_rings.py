@@ -19,10 +19,10 @@ from localspec.drafters.drafting import Drafting
 from localspec.engine.engine import Engine
 from localspec.forward import snapshots
 from localspec.forward.cache import KEY_BLOCK, STRETCH, KVCache
-from localspec.forward.decoder import Decoder, forward_together, kv_shape_of
+from localspec.forward.decoder import Decoder, kv_shape_of
 from localspec.forward.graphs import CapturedDecoder
-from localspec.forward.model import Rows
 from localspec.forward.one_width import OneWidthDecoder
+from localspec.forward.passes import Rows, forward_together
 from localspec.forward.row_check import has_invariant_rows
 from localspec.weights.precision import Precision
 from tests.kit.decoders import weights_of

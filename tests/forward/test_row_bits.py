@@ -15,8 +15,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from localspec.forward import row_attention
 from localspec.forward.cache import KVCache, KVShape
-from localspec.forward.decoder import Decoder, forward_together
-from localspec.forward.model import Rows
+from localspec.forward.decoder import Decoder
+from localspec.forward.passes import Rows, forward_together
 from localspec.weights.dense import PackedLinear
 from localspec.weights.linear import ROW_MULTIPLE, filled
 from tests.kit.tiny import NEEDS_BF16, with_cache

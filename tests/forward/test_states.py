@@ -18,10 +18,10 @@ from localspec.drafters.early_exit import EarlyExit
 from localspec.drafters.parts import DrafterBase
 from localspec.engine.engine import Engine
 from localspec.forward import snapshots
-from localspec.forward.decoder import Decoder, forward_together
+from localspec.forward.decoder import Decoder
 from localspec.forward.delta_chunks import ClosedStates
 from localspec.forward.load import load_model
-from localspec.forward.model import Rows
+from localspec.forward.passes import Rows, forward_together
 from localspec.machine.folder_shapes import shape_from_folder
 from tests.kit.families import SETTINGS, SHAPE, VISION, WITH_STATES, assert_close, scrambled
 from tests.kit.hybrids import TEXT, VOCAB_SIZE, by_transformers, module, num_rows_read, read

@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localspec.formats.head_folder import CONFIG
-from localspec.forward.decoder import Decoder, forward_together
+from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
-from localspec.forward.model import Rows
+from localspec.forward.passes import Rows, forward_together
 from localspec.training.recipe import Recipe
 from localspec.training.target import TaughtBatch, Teacher
 

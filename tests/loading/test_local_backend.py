@@ -23,6 +23,7 @@ from localspec.core.errors import ConfigError, MemoryShortage, ModelError
 from localspec.core.options import LoadOptions
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY
+from localspec.forward.decoder import Decoder
 from localspec.loading import drafters as guesses
 from localspec.loading import fitting, placement, torch_start
 from localspec.loading import local_backend as load_module
@@ -101,6 +102,36 @@ def test_target_and_draft_answer_alike(saved_pair: tuple[Path, Path]) -> None:
         shared["draft_model"] == shared["chained"] == shared["draft_tree"] and "ngram" not in shared
     )
     assert any("target" in phrase for phrase in phrases)
+
+
+@pytest.mark.parametrize(
+    "drafter", ["draft_model", "chained", "draft_tree", "self_quant", "early_exit"]
+)
+def test_alike_replies_at_the_same_time_take_the_draft_passes_of_one(
+    saved_pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    backend = opened(options_of(*saved_pair, parallel=3))
+    target = backend.loaded.engine.target.weights
+    layers, drafted = Decoder.layers, list[int]()
+
+    def noted(model: Decoder, rows: torch.Tensor, *rest: Any) -> Any:
+        drafted.append(len(rows)) if model.weights is not target else None
+        return layers(model, rows, *rest)
+
+    monkeypatch.setattr(Decoder, "layers", noted)
+
+    def passes_of(count: int) -> list[int]:
+        request = Request(HELLO, max_tokens=12, drafter=drafter, num_draft_tokens=3)
+        replies = [backend.generate(request, threading.Event()) for _ in range(count)]
+        drafted.clear()
+        texts = [
+            "".join(chunk.text for chunk in together) for together in zip(*replies, strict=True)
+        ]
+        assert texts and all(text == text[: len(text) // count] * count for text in texts)
+        return drafted[:]
+
+    passes_of(2)  # reads the prompt
+    assert passes_of(2) == [2 * rows for rows in passes_of(1)] != []
 
 
 @pytest.mark.usefixtures("sets_aside")
