@@ -1,12 +1,16 @@
 """Policies in the made-up worlds, beside plain decoding and the best fixed arm of each.
 
 `run_contest` returns plain JSON data: for each world and seed one row for each policy, with its
-ratio to the best fixed arm in hindsight, which is played over every drafter and FIXED_LENGTHS
-whether it was named or not; and for each policy the mean and the least ratios over all of them. The
-same policies and seeds give the same rows, except for the host's time.
+ratio to the best fixed arm in hindsight, over every drafter and FIXED_LENGTHS whether it was named
+or not; for each policy the mean and the least ratios over all of them; and the same for each world.
+The same policies and seeds give the same result on any machine under any load.
 
 Policies: `auto`, `off`, a drafter (the controller chooses its length), a drafter at a fixed length
-("draft_model@4"). Rates are of decoding alone, by the world's costs.
+("draft_model@4"). Rates are of decoding alone, by the world's costs, with the host's time.
+
+`compared` holds one result against an earlier one, world by world, and says where the rule is
+broken: no world's mean falls by more than MOST_LOST_IN_MEAN, and no world's worst seed by more than
+MOST_LOST_IN_LEAST.
 """
 
 from __future__ import annotations
@@ -20,12 +24,15 @@ from localspec.core.arithmetic import ratio
 from localspec.core.config import nearest
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError
+from tests.worlds.fixed_arms import FixedArms
 from tests.worlds.made_up import all_worlds
 from tests.worlds.play import Played, play_adaptive, play_fixed
 from tests.worlds.world import World
 
 FIXED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 15)
 MAX_LENGTH = 15  # The widest forward whose cost is measured checks 15 draft tokens.
+MOST_LOST_IN_MEAN = 0.01  # The share of the best fixed arm that a change may cost one world.
+MOST_LOST_IN_LEAST = 0.03  # The share of the best fixed arm that it may cost a world's worst seed.
 RATIOS = ("ratio_to_off", "ratio_to_best_fixed")
 COLUMNS = (
     text("policy"),
@@ -44,6 +51,17 @@ SUMMARY_COLUMNS = (
     number("least", "least_ratio_to_off", ".3f"),
     number("to best fixed, mean", "mean_ratio_to_best_fixed", ".3f"),
     number("least", "least_ratio_to_best_fixed", ".3f"),
+    number("host µs a round", "mean_host_us", ".0f"),
+)
+BY_WORLD_COLUMNS = (text("world"), *SUMMARY_COLUMNS)
+COMPARED_COLUMNS = (
+    text("world"),
+    text("policy"),
+    number("mean before", "mean_before", ".3f"),
+    number("after", "mean_after", ".3f"),
+    number("least before", "least_before", ".3f"),
+    number("after", "least_after", ".3f"),
+    text("broken"),
 )
 
 
@@ -68,18 +86,62 @@ def run_contest(
         for policy in policies:
             _check(policy, world)
     played = [_play_all(world, policies, seed, report) for seed, world in chosen]
-    return {"num_seeds": num_seeds, "worlds": played, "summary": list(_summary(played))}
+    return {
+        "num_seeds": num_seeds,
+        "worlds": played,
+        "by_world": by_world(played),
+        "summary": _summary(played),
+    }
+
+
+def by_world(played: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return for each world and policy the mean and the least ratio over the seeds."""
+    rows = []
+    for name in dict.fromkeys(world["name"] for world in played):
+        own = [world for world in played if world["name"] == name]
+        rows += [{"world": name, **row} for row in _summary(own)]
+    return rows
+
+
+def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return for each world and policy of both results its ratios, over the seeds of `after`, and
+    what breaks the rule. Raises ConfigError where the earlier result lacks seeds."""
+    if before["num_seeds"] < after["num_seeds"]:
+        raise ConfigError(
+            f"The earlier result has {before['num_seeds']} seeds and this one "
+            f"{after['num_seeds']}. "
+            "Play no more seeds than the earlier one."
+        )
+    same_seeds = [world for world in before["worlds"] if world["seed"] < after["num_seeds"]]
+    earlier = {(row["world"], row["policy"]): row for row in by_world(same_seeds)}
+    pairs = [(earlier.get((row["world"], row["policy"])), row) for row in after["by_world"]]
+    return [_comparison(old, new) for old, new in pairs if old is not None]
+
+
+def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    row = {"world": after["world"], "policy": after["policy"]}
+    broken = []
+    for kind, most_lost in (("mean", MOST_LOST_IN_MEAN), ("least", MOST_LOST_IN_LEAST)):
+        old, new = (each[f"{kind}_ratio_to_best_fixed"] for each in (before, after))
+        row |= {f"{kind}_before": old, f"{kind}_after": new}
+        if new < old - most_lost:
+            broken.append(f"{kind} {new - old:+.3f}")
+    return row | {"broken": ", ".join(broken)}
 
 
 def _play_all(
     world: World, policies: Sequence[str], seed: int, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return the rows of one world."""
-    arms = [OFF, *(f"{name}@{length}" for name in world.priced for length in FIXED_LENGTHS)]
-    fixed = {name: _play(world, name, seed) for name in arms}
-    best = max(fixed, key=lambda name: fixed[name].tokens_per_second)
+    arms = FixedArms(world)
+    rates = {OFF: arms.rate(OFF, 0)} | {
+        f"{name}@{length}": arms.rate(name, length)
+        for name in world.priced
+        for length in FIXED_LENGTHS
+    }
+    best = max(rates, key=lambda name: rates[name])
     rows = [
-        _row(name, fixed.get(name) or _play(world, name, seed), fixed[OFF], fixed[best])
+        _row(name, _play(world, name, seed), rates[OFF], rates[best])
         for name in dict.fromkeys(policies)
     ]
     ratios = ", ".join(f"{row['policy']} {row['ratio_to_best_fixed']:.3f}" for row in rows)
@@ -91,7 +153,7 @@ def _play_all(
         "num_tokens": world.num_tokens,
         "temperature": world.temperature,
         "best_fixed": best,
-        "best_fixed_tokens_per_second": fixed[best].tokens_per_second,
+        "best_fixed_tokens_per_second": rates[best],
         "rows": rows,
     }
 
@@ -100,7 +162,7 @@ def _play(world: World, name: str, seed: int) -> Played:
     drafter, at, length = name.partition("@")
     if drafter == OFF or at:
         return play_fixed(world, drafter, int(length) if at else 0)
-    return play_adaptive(world, drafter, seed)
+    return play_adaptive(world, drafter, seed, charges_host=True)
 
 
 def _check(name: str, world: World) -> None:
@@ -119,12 +181,12 @@ def _check(name: str, world: World) -> None:
         )
 
 
-def _row(name: str, played: Played, off: Played, best: Played) -> dict[str, Any]:
+def _row(name: str, played: Played, off_rate: float, best_rate: float) -> dict[str, Any]:
     return {
         "policy": name,
         "tokens_per_second": played.tokens_per_second,
-        "ratio_to_off": played.tokens_per_second / off.tokens_per_second,
-        "ratio_to_best_fixed": played.tokens_per_second / best.tokens_per_second,
+        "ratio_to_off": played.tokens_per_second / off_rate,
+        "ratio_to_best_fixed": played.tokens_per_second / best_rate,
         "num_rounds": played.num_rounds,
         "num_probes": played.num_probes,
         "acceptance_rate": ratio(played.num_accepted_tokens, played.num_draft_tokens),
@@ -138,6 +200,8 @@ def _summary(worlds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for policy in dict.fromkeys(row["policy"] for row in rows):
         own = [row for row in rows if row["policy"] == policy]
         figures: dict[str, Any] = {"policy": policy, "num_plays": len(own)}
+        host_us = [row["host_us"] for row in own if row["host_us"] is not None]
+        figures["mean_host_us"] = mean(host_us) if host_us else None
         for name in RATIOS:
             figures[f"mean_{name}"] = mean(row[name] for row in own)
             figures[f"least_{name}"] = min(row[name] for row in own)
@@ -146,9 +210,25 @@ def _summary(worlds: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def render(result: Mapping[str, Any]) -> str:
-    """Return a table for each world, best rate first, and the summary."""
-    lines = [line for world in result["worlds"] for line in _world_lines(world)]
+    """Return a table for each world and seed, best rate first; of several seeds one table of all
+    worlds instead; and the summary."""
+    if result["num_seeds"] > 1:
+        lines = [*aligned(BY_WORLD_COLUMNS, result["by_world"]), ""]
+    else:
+        lines = [line for world in result["worlds"] for line in _world_lines(world)]
     return "\n".join([*lines, *aligned(SUMMARY_COLUMNS, result["summary"])])
+
+
+def render_comparison(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a table of all worlds and a sentence that names those which break the rule."""
+    broken = [f"{row['world']} ({row['broken']})" for row in rows if row["broken"]]
+    rule = f"mean -{MOST_LOST_IN_MEAN:g}, worst seed -{MOST_LOST_IN_LEAST:g}"
+    verdict = f"No world breaks the rule ({rule})."
+    if broken:
+        verdict = f"{len(broken)} of {len(rows)} break the rule ({rule}): {'; '.join(broken)}."
+    means = [mean(row[f"mean_{when}"] for row in rows) for when in ("before", "after")]
+    sentence = f"Mean over worlds {means[0]:.4f} before, {means[1]:.4f} after. {verdict}"
+    return "\n".join([*aligned(COMPARED_COLUMNS, rows), "", sentence])
 
 
 def _world_lines(world: Mapping[str, Any]) -> list[str]:

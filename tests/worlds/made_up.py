@@ -8,7 +8,7 @@ target's own text.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -16,9 +16,6 @@ from random import Random
 from typing import Any
 
 from localspec.controller.acceptance import Acceptance, Situation, temperature_bucket
-from localspec.controller.cost_snapshot import CostSnapshot
-from localspec.controller.costs import MAX_DRAFT_TOKENS, Costs
-from localspec.core.decoding import OFF
 from tests.worlds.world import Stretch, Track, World
 
 NUM_TOKENS = 12_000
@@ -348,29 +345,3 @@ def is_long(index: int) -> bool:
 
 def _named(feature: str, world: World) -> World:
     return replace(world, name=f"{world.name}, {feature}")
-
-
-def best_by_kind(world: World) -> float:
-    """Tokens per second of the best fixed arm in hindsight, chosen for each kind of text."""
-    costs = Costs.restored(world.costs).at(0)
-    assert costs is not None, "a world says what rounds cost"
-    arms = [(OFF, 0), *((n, g) for n in world.tracks for g in range(1, MAX_DRAFT_TOKENS + 1))]
-    best_ms = 0.0
-    for kind in {turn.workload for turn in world.turns}:
-        turns = [turn for turn in world.turns if turn.workload == kind]
-        best_ms += min(_fixed_ms(world, turns, costs, *arm) for arm in arms)
-    return 1000.0 * world.num_tokens / best_ms
-
-
-def _fixed_ms(
-    world: World, turns: Iterable[Stretch], costs: CostSnapshot, drafter: str, length: int
-) -> float:
-    plain_ms, total_ms = costs.verify_ms[0], 0.0
-    draft_ms = costs.verify_ms[length] + length * costs.step_ms[drafter] if length else plain_ms
-    for turn in turns:
-        place, end = turn.start, turn.start + turn.length
-        while place < end:
-            is_drafting = length > 0 and world.tracks[drafter].signals[place] is not None
-            total_ms += (draft_ms if is_drafting else plain_ms) * world.slowness(place)
-            place += 1 + (world.tracks[drafter].num_right(place, length) if is_drafting else 0)
-    return total_ms
