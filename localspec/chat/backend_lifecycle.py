@@ -17,8 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from localspec.chat.turn import ServicePhase, unexpected
-from localspec.core.backend import Backend, Description, Report
+from localspec.core.backend import Backend, Description, Report, Request
 from localspec.core.errors import EngineLost, LocalspecError
+from localspec.core.hindsight import Hindsight
 from localspec.core.options import LoadOptions, Offer
 
 MOST_LOSSES = 3
@@ -238,6 +239,18 @@ class BackendLifecycle:
             self._remove_lost_notice()
         self.save_state(at_most_every_s=0.0)
         self.enter("ready", "Ready")
+
+    def review(self, request: Request) -> tuple[Hindsight, ...]:
+        """What each drafter would have done in the newest reply, until done or paused."""
+        assert self.backend is not None
+        results = list[Hindsight]()
+        try:
+            results += self.backend.review(request, self.pause)
+        except EngineLost:
+            raise
+        except Exception:  # nobody asked for it, and the chat works without
+            log.exception("the drafters could not be judged by the reply")
+        return tuple(results)
 
     def save_state(self, at_most_every_s: float = SAVE_STATE_S) -> None:
         """Update the description, and hand what was learnt to the log at most so often."""

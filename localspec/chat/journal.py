@@ -299,16 +299,16 @@ class Journal:
             with suppress(FutureTimeout):
                 saving.result(COMMIT_WAIT_S)
 
-    def tidy(self) -> None:
-        """`Store.tidy`, soon; a failure waits for the next start."""
+    def once(self, write: Callable[[Store], None]) -> None:
+        """Write soon what the chat can do without; a failure is only logged."""
 
-        def tidy() -> None:
+        def attempt() -> None:
             try:
-                self._store.tidy()
+                write(self._store)
             except StoreError:
-                log.warning("the log was not tidied", exc_info=True)
+                log.warning("something was not written to the log", exc_info=True)
 
-        self._submit(tidy)
+        self._submit(attempt)
 
     def flush(self, wait_s: float = COMMIT_WAIT_S) -> bool:
         """Wait until everything due was tried; False if something could not be written."""

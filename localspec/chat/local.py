@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from localspec.chat import off_reasons
 from localspec.chat.context_room import check_calls, check_drafter
 from localspec.chat.grammars import Grammars
+from localspec.chat.hindsight import Reviews
 from localspec.chat.out_of_memory import TurnFault, fault_of
 from localspec.chat.reply_text import (
     ReplyText,
@@ -35,13 +36,14 @@ from localspec.chat.reply_text import (
     thought_limit_of,
     with_thought,
 )
-from localspec.chat.slots import RunningTurn, Slot, best_slot, stats_before
+from localspec.chat.slots import RunningTurn, Slot, best_slot, compared, stats_before, with_energy
 from localspec.chat.template import ChatTemplate
 from localspec.controller.plain_baseline import PlainBaseline
 from localspec.controller.policy import policy_of
 from localspec.core.backend import Candidate, Chunk, Description, DrafterStatus, Message, Request
 from localspec.core.decoding import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
 from localspec.core.errors import ContextOverflow, EngineLost, LocalspecError, NumericsError
+from localspec.core.hindsight import Hindsight
 from localspec.core.off_code import OffReason
 from localspec.core.turn_stats import TurnStats
 from localspec.drafters.registry import label_of, labelled
@@ -92,6 +94,7 @@ class LocalBackend:
         self._batch = Batch[Chunk]()
         self._measuring: Iterator[str] | None = None  # what a reply has interrupted
         self._is_measured = False  # in this run, to the end
+        self._reviews = Reviews()
         self._texts = TokenTexts(loaded.template)
         self._grammars = Grammars(loaded.template, loaded.engine.target.vocab_size)
 
@@ -126,7 +129,8 @@ class LocalBackend:
 
     def generate(self, request: Request, cancel: threading.Event) -> Iterator[Chunk]:
         """See backend.Backend. The checks run at the call, not at the first `next`."""
-        started_s = perf_counter()
+        started_s, asked = perf_counter(), request
+        self._reviews.drop()
         check_drafter(self.loaded.description.drafters, request.drafter)
         template = self.loaded.template
         check_calls(_format_name(template), request)
@@ -139,7 +143,7 @@ class LocalBackend:
         request = limited(self, template, request, start, text, self.loaded.context_length)
         grammar = self._grammars.of(request.grammar, start.begun) if request.grammar else None
         stats = stats_before(request, start)
-        turn = RunningTurn(request, start, text, grammar, started_s, cancel, stats)
+        turn = RunningTurn(asked, request, start, text, grammar, started_s, cancel, stats)
         return self._batch.run(self._in_a_slot(turn))
 
     def candidates(
@@ -184,6 +188,9 @@ class LocalBackend:
             if cancel.is_set():  # the announced measurement is not begun
                 return
         self._measuring, self._is_measured = None, True
+
+    def review(self, request: Request, cancel: threading.Event) -> Iterator[Hindsight]:
+        return self._reviews.review(request, cancel)
 
     def lacks_costs(self, request: Request) -> bool:
         """Whether the controller chooses in this turn among drafters without measured costs."""
@@ -278,7 +285,9 @@ class LocalBackend:
                 yield self._chunk(turn, found, sequence, baseline)
         plain_ms = () if baseline is None else baseline.end_turn()
         rest, reason = turn.text.flush(), sequence.finish_reason or "cancelled"
-        stats = _compared(self._with_energy(turn.stats, joules), baseline)
+        stats = with_energy(turn.stats, joules, self.loaded.joules())
+        turn.stats = stats = compared(stats, baseline)
+        self._reviews.keep(turn, slot, sequence)
         yield Chunk(
             "done",
             stats,
@@ -311,7 +320,7 @@ class LocalBackend:
             baseline.observe(cut.step, num_own + is_ended)
         if not found.step.num_draft_tokens:
             stats = replace(stats, off=self._why_off(turn.request, found) or stats.off)
-        turn.stats = _compared(replace(stats, reply_ms=turn.passed_ms), baseline)
+        turn.stats = compared(replace(stats, reply_ms=turn.passed_ms), baseline)
         return Chunk(
             "decode",
             turn.stats,
@@ -328,12 +337,6 @@ class LocalBackend:
     def _why_off(self, request: Request, found: Round) -> OffReason | None:
         chosen = off_reasons.as_chosen(request.drafter, request.num_draft_tokens)
         return chosen or off_reasons.of_round(found.plan, self.loaded.description.drafters)
-
-    def _with_energy(self, stats: TurnStats, joules_before: float | None) -> TurnStats:
-        joules = self.loaded.joules()
-        if joules is None or joules_before is None:
-            return stats
-        return replace(stats, energy_joules=joules - joules_before)
 
     # when memory runs out
 
@@ -387,10 +390,3 @@ def _format_name(template: ChatTemplate) -> str | None:
 
 def _unloaded(status: DrafterStatus) -> DrafterStatus:
     return replace(status, is_available=False, reason=UNLOADED, memory_bytes=None, code="no_memory")
-
-
-def _compared(stats: TurnStats, baseline: PlainBaseline | None) -> TurnStats:
-    """With what plain decoding would have taken, where its costs are measured."""
-    if baseline is not None:
-        stats = stats.compared(baseline.plain_ms, baseline.least_ms, baseline.was_shared)
-    return stats

@@ -206,6 +206,10 @@ class LogService:
         """The rounds of these turns, oldest first."""
         return [step for row in rows for step in self.store.step_rows(row["turn_id"])]
 
+    def hindsight(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """How drafters were judged by these turns, oldest first."""
+        return self.store.hindsight.rows([row["turn_id"] for row in rows])
+
     def reply_record(self, message_id: int) -> ReplyRecord:
         """All that the log has of a reply's tokens. Raises StoreError where it has none."""
         row, tokens, provenance = logged_reply(self.store, message_id)
@@ -242,5 +246,5 @@ class LogService:
     def tidy(self) -> None:
         """Remove what an earlier run left unfinished or deleted. Only for the one program that has
         the sole use of the log."""
-        self.journal.tidy()
+        self.journal.once(Store.tidy)  # a failure waits for the next start
         sweep_unsent(self.store)

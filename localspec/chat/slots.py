@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -76,8 +76,10 @@ def best_slot(slots: Several[Slot], drafter: str, prompt: Several[int]) -> Slot 
 
 @dataclass(eq=False)
 class RunningTurn:
-    """One reply under way. stats: of what was decoded so far."""
+    """One reply under way. asked: the request as it came, which `request` completes. stats: of what
+    was decoded so far."""
 
+    asked: Request
     request: Request
     start: Start
     text: ReplyText
@@ -103,3 +105,17 @@ def stats_before(request: Request, start: Start) -> TurnStats:
         prompt_fingerprint=digest[:FINGERPRINT_LENGTH],
         continued_from=start.source,
     )
+
+
+def with_energy(stats: TurnStats, before: float | None, now: float | None) -> TurnStats:
+    """Return the statistics with the joules that the card used since `before`, where it counts."""
+    if now is None or before is None:
+        return stats
+    return replace(stats, energy_joules=now - before)
+
+
+def compared(stats: TurnStats, baseline: PlainBaseline | None) -> TurnStats:
+    """Return them with what plain decoding would have taken, where its costs are measured."""
+    if baseline is None:
+        return stats
+    return stats.compared(baseline.plain_ms, baseline.least_ms, baseline.was_shared)

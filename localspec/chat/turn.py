@@ -13,7 +13,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from localspec.chat.journal import PendingTurn
 from localspec.core.backend import Chunk, Description, Message, Request
 from localspec.core.decoding import AUTO, FORCED, OFF, TARGET, FinishReason, SamplingParams, Step
 from localspec.core.errors import LocalspecError, RequestError
+from localspec.core.hindsight import Hindsight
 from localspec.core.leniency import as_data
 from localspec.core.off_code import OffReason
 from localspec.core.options import Offer
@@ -28,7 +29,7 @@ from localspec.core.turn_stats import TurnStats
 from localspec.core.units import clean as clean
 from localspec.core.workloads import AS_SET, Workload, decide
 from localspec.record.drafted import TokenRecord, pack
-from localspec.record.store import TurnEnd, TurnSettings
+from localspec.record.store import Store, TurnEnd, TurnSettings
 
 SAMPLED = tuple(one.name for one in fields(SamplingParams) if one.name != "leniency")
 DRAWN_SEEDS = 2**53  # the page's JavaScript holds these exactly
@@ -232,6 +233,11 @@ class Reply:
             self.view, phase="done", finish_reason=reason, error=error, ended_s=time.monotonic()
         )
         self._wake()
+
+    def record(self, results: Sequence[Hindsight], store: Store) -> None:
+        """Write how the drafters were judged by this reply, if its turn is in the log."""
+        if self.pending.turn is not None:
+            store.hindsight.add(self.pending.turn.turn_id, results)
 
     def _steps(self) -> list[Step]:
         steps = [chunk.step for chunk in self._chunks if chunk.step is not None]

@@ -72,6 +72,7 @@ class Worker:
         self._orders: deque[Callable[[], None]] = deque()
         self._losses: deque[EngineLost] = deque()  # that replies met
         self._went_well = False  # a reply, since the last look
+        self._unreviewed: tuple[Reply, Request] | None = None  # the newest reply
         self._asked_again: set[int] = set()  # numbers of replies that met one before they began
         self._changed = threading.Condition()
         self._is_closed = False
@@ -258,7 +259,10 @@ class Worker:
         if not lifecycle.backend.is_alive():
             raise EngineLost(DIED_IDLE)
         idle_s = time.monotonic() - self._worked_s
-        if lifecycle.needs_calibration:
+        if self._unreviewed is not None:  # first, since measuring writes over the reply
+            (reply, request), self._unreviewed = self._unreviewed, None
+            self._journal.once(partial(reply.record, lifecycle.review(request)))
+        elif lifecycle.needs_calibration:
             lifecycle.calibrate()
         elif self._unload_after_s is not None and idle_s >= self._unload_after_s:
             lifecycle.release(
@@ -343,6 +347,7 @@ class Worker:
                 if (reply.view.text or reply.view.thinking) and now_s >= due_s:
                     self._journal.checkpoint(reply.pending)
                     checkpoint_s = now_s
+        self._unreviewed = reply, request
         if reply.view.finish_reason is None:
             raise LocalspecError("The engine ended the reply without a reason. Send it again.")
 

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from localspec.core.decoding import AUTO, LARGEST_INTEGER, FinishReason, SamplingParams, Step
 from localspec.core.errors import LocalspecError, RequestError
+from localspec.core.hindsight import Hindsight
 from localspec.core.off_code import OffCode
 from localspec.core.precisions import PRECISIONS
 from localspec.core.turn_stats import TurnStats
@@ -296,6 +297,13 @@ class Backend(Protocol):
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
         """Capture graphs and measure costs on this machine, one phrase of progress per graph or
         measurement. May be cancelled between two of them; what was done stays."""
+        ...
+
+    def review(self, request: Request, cancel: threading.Event) -> Iterator[Hindsight]:
+        """What each drafter would have done alone in the newest reply, if that answered this
+        request and nothing was asked since; nothing where that is not known. It ends at its share
+        of the reply's time, and within one forward when cancelled. No later reply depends on
+        it."""
         ...
 
     def snapshot(self) -> dict[str, Any]:

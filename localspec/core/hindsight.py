@@ -10,6 +10,7 @@ A drafter says so by `review`: it reads what it needs of the reply, and gives a 
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from localspec.core.decoding import Drafter, Sequence
@@ -42,3 +43,21 @@ def beginning_of(sequence: Sequence) -> Sequence:
         sequence.grammar,
         sequence.thought,
     )
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """One drafter over one reply: the rounds that it would have run alone, with lengths of the
+    controller's choice.
+
+    num_output_tokens: of the reply, as far as it was judged. decode_ms, plain_decode_ms: of these
+    rounds and of plain decoding for the same tokens, by the costs measured on this machine, with
+    the reading of the prompt that the drafter missed; None while they are not measured."""
+
+    drafter: str
+    num_output_tokens: int
+    num_drafts: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    decode_ms: float | None
+    plain_decode_ms: float | None

@@ -13,6 +13,7 @@ from itertools import chain
 
 from sqlite_utils import Database, Migrations
 
+from localspec.record.hindsight import GOES_WITH_ITS_TURN, TABLE
 from localspec.record.tables import TABLES, TURN_BY_TEMPERATURE
 
 MIGRATIONS = Migrations("localspec")
@@ -65,6 +66,13 @@ def create_or_upgrade(db: Database) -> None:
         missing = (UPGRADES[name] for name in UPGRADES if name not in applied)
         statements = tuple(chain.from_iterable(missing))
     for statement in statements:
+        db.conn.execute(statement)
+
+
+@MIGRATIONS(name="m024_hindsight")
+def add_hindsight(db: Database) -> None:
+    """Add the table of how drafters were judged by finished replies."""
+    for statement in (TABLE, GOES_WITH_ITS_TURN):
         db.conn.execute(statement)
 
 

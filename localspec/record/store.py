@@ -29,6 +29,7 @@ from localspec.record import queries
 from localspec.record.api_keys import ApiKeys
 from localspec.record.connection import BUSY_TIMEOUT_MS, SharedConnection, Tables
 from localspec.record.conversations import ConversationList, Folders
+from localspec.record.hindsight import HindsightTable
 from localspec.record.kept_settings import KeptSettings
 from localspec.record.message_tree import MessageTree, check_belongs
 from localspec.record.opening import create_private, open_log
@@ -87,6 +88,7 @@ class Store:
         self.prompts = KeptSettings(self._db, "prompt")
         self.defaults = KeptSettings(self._db, "model")
         self.api_keys = ApiKeys(self._db)
+        self.hindsight = HindsightTable(self._db)
         self.logs_text = self._is_text_wanted()
 
     @classmethod

@@ -34,6 +34,7 @@ import psutil
 
 from localspec.core.backend import Candidate, Chunk, Description, Message, Request
 from localspec.core.errors import EngineLost, LocalspecError
+from localspec.core.hindsight import Hindsight
 from localspec.core.interrupts import ENDINGS
 from localspec.remote import engine, wire
 
@@ -182,6 +183,9 @@ class ChildBackend:
 
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
         return self._stream("calibrate", cancel)
+
+    def review(self, request: Request, cancel: threading.Event) -> Iterator[Hindsight]:
+        return self._stream("review", cancel, request)
 
     def candidates(
         self, messages: tuple[Message, ...], tokens: tuple[int, ...], count: int

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.core.backend import Candidate, Chunk, Description, Message, Request, Server
 from localspec.core.errors import LocalspecError, NotCounted, RequestError, first_line
+from localspec.core.hindsight import Hindsight
 from localspec.core.options import RemoteServer
 from localspec.core.units import clean
 from localspec.remote import counters, servers
@@ -128,6 +129,9 @@ class ServerBackend:
         raise RequestError(f"{self._found.kind.name} does not tell what else it might have said.")
 
     def calibrate(self, cancel: threading.Event) -> Iterator[str]:
+        return iter(())
+
+    def review(self, request: Request, cancel: threading.Event) -> Iterator[Hindsight]:
         return iter(())
 
     def snapshot(self) -> dict[str, Any]:

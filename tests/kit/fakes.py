@@ -33,6 +33,7 @@ from localspec.core.backend import (
 )
 from localspec.core.decoding import OFF, TARGET, Step
 from localspec.core.errors import StoreError
+from localspec.core.hindsight import Hindsight
 from localspec.core.turn_stats import TurnStats
 from localspec.record.store import SessionInfo, Store, Turn, TurnEnd
 
@@ -74,6 +75,7 @@ class Script:
     fault: Exception | None = None
     calibration: tuple[str, ...] = ()
     calibration_step_s: float = 0.1
+    hindsight: tuple[Hindsight, ...] = ()
     context_length: int = 4096
     num_slots: int = 1
     drafters: tuple[DrafterStatus, ...] = (
@@ -270,6 +272,11 @@ class FakeBackend:
             if cancel.wait(self.script.calibration_step_s):
                 return
             self.num_measured += 1
+
+    def review(self, request: Request, cancel: threading.Event) -> Iterator[Hindsight]:
+        for result in self.script.hindsight:
+            if not cancel.is_set():
+                yield result
 
     def snapshot(self) -> dict[str, Any]:
         return {"num_rounds": self.num_rounds}

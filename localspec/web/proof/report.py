@@ -26,6 +26,7 @@ from localspec.drafters.registry import label_of
 from localspec.record.markdown import heading, in_words, table
 from localspec.record.rows import PAGE
 from localspec.web.stats import figures as stats
+from localspec.web.stats import hindsight
 from localspec.web.stats.log_plots import SHARED, Plot, make_plots, summaries
 from localspec.web.stats.selection import SCOPES, Selection, rounds_of, selection_of
 from localspec.web.words import gain, number, percent
@@ -49,7 +50,7 @@ def report_zip(service: ChatService, query: Mapping[str, str]) -> bytes:
     plots = make_plots(rows, rounds, loaded)
     used = {row["session_id"] for row in rows}
     sessions = [one for one in service.session_rows() if one["id"] in used]
-    lines = report_lines(selection, rows, rounds, sessions, loaded, plots)
+    lines = report_lines(selection, rows, rounds, sessions, loaded, plots, service.hindsight(rows))
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("report.md", "\n".join(lines) + "\n")
@@ -65,6 +66,7 @@ def report_lines(
     sessions: Sequence[Mapping[str, Any]],
     loaded: Description | None,
     plots: Sequence[Plot],
+    judged: Sequence[Mapping[str, Any]],
 ) -> Iterator[str]:
     made = datetime.now(UTC).isoformat(timespec="seconds")
     yield from (f"# localspec {__version__}: what was measured", "")
@@ -74,6 +76,7 @@ def report_lines(
     for field, title in SHARED.items():
         yield from _groups(summaries(rows, rounds, field), title)
     yield from _latency(rows, rounds)
+    yield from _hindsight(judged, loaded)
     yield from ("## Plots", "")
     for plot in plots:
         yield from (f"![{plot.name}](plots/{plot.name}.svg)", "", plot.note, "")
@@ -140,6 +143,14 @@ def _latency(rows: Sequence[Row], rounds: Sequence[Row]) -> Iterator[str]:
     yield "Tokens of one round arrive together: the first waits for the round, the others none."
     yield ""
     yield from table(stats.WAIT_COLUMNS, stats.wait_lines(*stats.with_and_without(rows, rounds)))
+
+
+def _hindsight(judged: Sequence[Mapping[str, Any]], loaded: Description | None) -> Iterator[str]:
+    usable = [each.name for each in (loaded.drafters if loaded else ()) if each.is_available]
+    if not (lines := hindsight.lines(judged, usable)):
+        return
+    yield from (f"## {hindsight.TITLE}", "", hindsight.NOTE, "")
+    yield from table(hindsight.COLUMNS, lines)
 
 
 def _machine(sessions: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -20,6 +20,7 @@ from localspec.record.rows import API, PAGE
 from localspec.web.layout import QUIET, choice, html_box
 from localspec.web.markup import macros
 from localspec.web.stats import figures as stats
+from localspec.web.stats import hindsight
 from localspec.web.stats.log_plots import MAIN, make_plots
 from localspec.web.stats.selection import (
     ALL_MODELS,
@@ -93,11 +94,15 @@ def fill(service: ChatService, selection: Selection) -> list[str]:
     summary, saved_ms = stats.summarise(rows, rounds), stats.saved_ms(rows)
     verdict = stats.verdict(rows, rounds, selection.words, WHOSE.get(selection.source, ""))
     waits = stats.wait_lines(*stats.with_and_without(rows, rounds))
+    loaded = service.status().description
+    usable = [each.name for each in (loaded.drafters if loaded else ()) if each.is_available]
+    judged = hindsight.lines(service.hindsight(rows), usable)
+    judged = PANELS.hindsight(hindsight.TITLE, hindsight.COLUMNS, judged, hindsight.NOTE)
     all_figures = PANELS.figures(summary, saved_ms) + PANELS.waits(stats.WAIT_COLUMNS, waits)
     return [
         PANELS.exports(selection, bool(found) or selection.scope == "all", bool(rows)),
         PANELS.verdict(*verdict, summary, saved_ms, num_apart),
         PANELS.plots(plots, MAIN),
-        PANELS.folded("All figures", all_figures) if rows else "",
+        PANELS.folded("All figures", all_figures) + judged if rows else "",
         PANELS.turns(stats.turn_table(rows), len(rows)),
     ]

@@ -1,0 +1,201 @@
+"""Judges every drafter by the newest reply, once that is over.
+
+`Reviews` holds the reply until its drafters are judged or another message comes, and no longer. A
+review works in pieces of at most one forward or one round's draft, and no longer than its share of
+the time that the reply took. No reply depends on it: it writes to caches of drafters alone, and
+what it has read of the text is what the next turn would read.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import psutil
+
+from localspec.chat.slots import RunningTurn, Slot
+from localspec.controller.acceptance import bucket_of
+from localspec.controller.hindsight import ForetoldRound, foretold
+from localspec.controller.policy import policy_of
+from localspec.core.backend import Request
+from localspec.core.decoding import Drafter, Sequence
+from localspec.core.hindsight import Hindsight, Reviewing, ReviewSteps
+from localspec.core.speculation import MIN_COMPARED_TOKENS
+
+if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
+    from localspec.controller.controller import Controller
+
+# The share of a reply's time that judging it may take.
+SHARE = 0.1
+# What is left of that share on battery, and where the machine was busy during the reply.
+SPARED = 0.25
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """A reply that is over, and where it was written."""
+
+    turn: RunningTurn
+    slot: Slot
+    sequence: Sequence
+
+
+def is_on_battery() -> bool:
+    """Return whether the computer runs on its battery; False where that is not told."""
+    try:
+        battery = psutil.sensors_battery()
+    except (AttributeError, OSError, psutil.Error):  # Not every system has the call.
+        return False
+    return battery is not None and battery.power_plugged is False
+
+
+class Reviews:
+    """The newest reply, and what drafters would have done in it. on_battery: whether the computer
+    runs on one now. clock: seconds."""
+
+    def __init__(
+        self,
+        on_battery: Callable[[], bool] = is_on_battery,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._on_battery = on_battery
+        self._clock = clock
+        self._newest: _Finished | None = None
+        self._num_judged = Counter[str]()  # Tokens that each drafter was judged by.
+
+    def keep(self, turn: RunningTurn, slot: Slot, sequence: Sequence) -> None:
+        """Hold the reply of a turn for a review, in place of the one before."""
+        self._newest = _Finished(turn, slot, sequence)
+
+    def drop(self) -> None:
+        """Hold nothing, and end a review under way."""
+        self._newest = None
+
+    def review(self, asked: Request, cancel: threading.Event) -> Iterator[Hindsight]:
+        """See Backend.review. The drafters that were judged least go first."""
+        reply = self._newest
+        if reply is None or reply.turn.asked != asked or not _can_be_judged(reply):
+            return
+        ends_s = self._clock() + self._budget_ms(reply) / 1000.0
+
+        def goes_on() -> bool:
+            is_current = self._newest is reply and not cancel.is_set()
+            return is_current and self._clock() < ends_s
+
+        drafters = reply.slot.engine.drafters
+        for name in sorted(drafters, key=lambda name: self._num_judged[name]):
+            result = _judged(reply, drafters[name], goes_on) if goes_on() else None
+            if result is not None:
+                self._num_judged[name] += result.num_output_tokens
+                yield result
+        if self._newest is reply:
+            self._newest = None
+
+    def _budget_ms(self, reply: _Finished) -> float:
+        is_spared = self._on_battery() or reply.turn.stats.no_speedup == "load_changed"
+        return (SPARED if is_spared else 1.0) * SHARE * (reply.turn.stats.reply_ms or 0.0)
+
+
+def _can_be_judged(reply: _Finished) -> bool:
+    """True if each token is the target's own choice after the text before it, and long enough, and
+    the target still holds the text."""
+    sequence = reply.sequence
+    is_free = sequence.grammar is None and sequence.sampling.leniency is None
+    has_budget = sequence.thought is not None and sequence.thought.budget is not None
+    is_held = reply.slot.engine.target.cache.tokens == sequence.tokens[:-1]
+    is_long = len(sequence.reply) >= MIN_COMPARED_TOKENS
+    return is_free and not has_budget and is_held and is_long
+
+
+def _judged(reply: _Finished, drafter: Drafter, goes_on: Callable[[], bool]) -> Hindsight | None:
+    """Return what the drafter would have done, as far as the time allowed; None for nothing."""
+    steps = drafter.review(reply.sequence) if isinstance(drafter, Reviewing) else None
+    ready = None if steps is None else _read(steps, goes_on)
+    if ready is None:
+        return None
+    controller = reply.slot.controller.beside({ready.name: ready})
+    sampling = reply.sequence.sampling
+    policy = policy_of(controller, sampling, ready.name, None, kind=reply.turn.request.workload)
+    tally = _Tally(controller, reply)
+    for each in foretold(policy, ready, reply.sequence, reply.slot.engine.within_reach):
+        tally.add(each)
+        if not goes_on():
+            break
+    return tally.result(ready.name)
+
+
+def _read(steps: ReviewSteps, goes_on: Callable[[], bool]) -> Drafter | None:
+    """Run the forwards of a review; None if it had to end before."""
+    try:
+        rows = next(steps)
+        while goes_on():
+            rows = steps.send(rows.forward())
+    except StopIteration as end:
+        ready: Drafter = end.value
+        return ready
+    steps.close()
+    return None
+
+
+class _Tally:
+    """The sums over rounds that were foretold. controller: of the drafter alone."""
+
+    def __init__(self, controller: Controller, reply: _Finished) -> None:
+        self._catch_up = controller.catch_up
+        self._costs = controller.costs_at(bucket_of(reply.sequence.sampling))
+        self._num_known = reply.turn.stats.num_reused_tokens
+        self._num_tokens = self._num_drafts = self._num_drafted = self._num_accepted = 0
+        self._decode_ms: float | None = 0.0
+        self._plain_ms: float | None = 0.0
+
+    def add(self, one: ForetoldRound) -> None:
+        num_drafted = len(one.proposal.tokens)
+        self._num_tokens += one.num_output_tokens
+        self._num_drafts += num_drafted > 0
+        self._num_drafted += num_drafted
+        self._num_accepted += one.num_accepted_tokens
+        # Plain decoding needs a round for the end of the text too, which is no output.
+        is_end = one.sequence.finish_reason == "eos"
+        plain_ms = self._costs.plain_ms(one.context_length)
+        num_rounds = one.num_output_tokens + is_end
+        self._plain_ms = _sum(self._plain_ms, plain_ms and num_rounds * plain_ms)
+        self._decode_ms = _sum(self._decode_ms, self._round_ms(one))
+
+    def _round_ms(self, one: ForetoldRound) -> float | None:
+        """Return the cost of a round, with the tokens that the drafter reads before it drafts."""
+        num_drafted, context = len(one.proposal.tokens), one.context_length
+        verify_ms = self._costs.verify_ms(1 + num_drafted, context)
+        if not num_drafted:
+            return verify_ms
+        name, num_steps = one.plan.drafter, one.proposal.num_draft_steps
+        step_ms = self._costs.draft_ms(name, 1, context)
+        if step_ms is None:
+            return None
+        if self._num_known:  # what it held of earlier turns
+            self._catch_up.read(name, one.sequence, self._num_known - 1)
+            self._num_known = 0
+        num_missed = self._catch_up.read(name, one.sequence, context)
+        missed_ms = self._catch_up.ms(name, num_missed, step_ms)
+        return _sum(verify_ms, num_steps * step_ms + missed_ms)
+
+    def result(self, drafter: str) -> Hindsight | None:
+        if not self._num_tokens:
+            return None
+        is_known = self._decode_ms is not None and self._plain_ms is not None
+        return Hindsight(
+            drafter=drafter,
+            num_output_tokens=self._num_tokens,
+            num_drafts=self._num_drafts,
+            num_draft_tokens=self._num_drafted,
+            num_accepted_tokens=self._num_accepted,
+            decode_ms=self._decode_ms if is_known else None,
+            plain_decode_ms=self._plain_ms if is_known else None,
+        )
+
+
+def _sum(total: float | None, added: float | None) -> float | None:
+    return None if total is None or added is None else total + added
