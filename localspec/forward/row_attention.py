@@ -28,6 +28,7 @@ from localspec.core.prefix import common_prefix_length
 from localspec.forward.cache import KEY_BLOCK, KVCache
 from localspec.forward.key_values import SlotViews
 from localspec.forward.rings import stretches
+from localspec.forward.row_masks import PartMasks, SeenSlots, hidden_slots, spread
 from localspec.forward.tree import leaf_paths
 from localspec.weights.linear import filled
 
@@ -98,14 +99,14 @@ class _Part:
 
     rows: a view of them all, [1, kv_heads, n, head_dim], filled up by the rows behind them, whose
     results are dropped. size: how many count. keys_values: views of the slots that they may see, by
-    layer. mask: as `fused_attention` takes it. groups: of each row the query head among those that
+    layer. seen: what they see of these slots. groups: of each row the query head among those that
     share a key head. writes: what is written before; of a tree among the keys and values of all
     paths, one path after the other."""
 
     rows: torch.Tensor
     size: int
     keys_values: Mapping[int, SlotViews]
-    mask: torch.Tensor
+    seen: SeenSlots
     groups: torch.Tensor
     writes: tuple[_Write, ...]
 
@@ -137,8 +138,8 @@ class RowAttention:
         )
         assert self._fits or parents is None, "a tree has fewer nodes than a ring has to spare"
         self._kv_heads, self._groups = heads.num_kv_heads, heads.num_groups
-        tile, spread = tile_of(cache.dtype, heads.head_dim), _spread(self._kv_heads)
-        self._tile = Tile(spread * tile.multiple, spread * tile.most)
+        tile, factor = tile_of(cache.dtype, heads.head_dim), spread(self._kv_heads)
+        self._tile = Tile(factor * tile.multiple, factor * tile.most)
         count = num_rows * self._groups
         size = (1, self._kv_heads, count + self._tile.multiple - 1, heads.head_dim)
         self._rows = torch.zeros(size, dtype=cache.dtype)
@@ -151,6 +152,7 @@ class RowAttention:
         # Each node of a tree in its own slot.
         self._own = self._writes(start, start + num_rows, 0) if self._is_tree else ()
         self._parts = self._tree_parts(parents) if parents is not None else self._chain_parts()
+        self._masks = PartMasks([part.seen for part in self._parts], self._kv_heads)
 
     def __call__(
         self,
@@ -187,7 +189,8 @@ class RowAttention:
             _write(layer, part.writes, moved)
         if sinks is not None:
             sinks = sinks.view(self._kv_heads, -1).index_select(1, part.groups).T
-        seen = fused_attention(part.rows, *part.keys_values[layer], part.mask, sinks)
+        mask = self._masks.mask_of(part.seen)
+        seen = fused_attention(part.rows, *part.keys_values[layer], mask, sinks)
         return seen if seen.shape[0] == part.size else seen[: part.size]
 
     def _writes(self, first: int, end: int, row: int) -> tuple[_Write, ...]:
@@ -238,8 +241,8 @@ class RowAttention:
                 written = newest + 1
             first, end = self._keys_seen(oldest, newest)
             rows = self._rows.narrow(2, place * groups + at, len(filled))
-            mask = mask_of_heads(self._row_mask(positions, first, end), self._kv_heads)
-            yield _Part(rows, size, self._views(first, end), mask, filled % groups, writes)
+            seen = self._seen_slots(positions, first, end)
+            yield _Part(rows, size, self._views(first, end), seen, filled % groups, writes)
             path = () if path is not None else None  # a path stays where it is
 
     def _keys_seen(self, first: int, last: int) -> tuple[int, int]:
@@ -253,18 +256,18 @@ class RowAttention:
             return 0, self._num_slots
         return first % self._num_slots, (end - 1) % self._num_slots + 1
 
-    def _row_mask(self, positions: torch.Tensor, first: int, end: int) -> torch.Tensor:
-        """Return what rows at these positions see of the slots, [n, end - first]."""
+    def _seen_slots(self, positions: torch.Tensor, first: int, end: int) -> SeenSlots:
+        """Return what rows at these positions see of the slots from `first` to `end`."""
         if self._mask is not None:
             given = self._mask[0, 0].index_select(0, positions - self._start)
-            return F.pad(given, (0, end - given.shape[1]), value=float("-inf"))
-        own = positions[:, None]
-        distance = (own - torch.arange(first, end)) % self._num_slots  # to the position in a slot
-        hidden = distance > own
-        if self._window is not None:
-            hidden |= distance >= self._window
+            mask = F.pad(given, (0, end - given.shape[1]), value=float("-inf"))
+            return SeenSlots(first, first, end, mask)
+        # Without a window all rows see what stood before the forward.
+        common = first if self._window is not None else self._start
+        columns = torch.arange(common, end)
+        hidden = hidden_slots(positions, columns, self._num_slots, self._window)
         mask = torch.zeros(hidden.shape, dtype=self._cache.dtype)
-        return mask.masked_fill_(hidden, float("-inf"))
+        return SeenSlots(first, common, end, mask.masked_fill_(hidden, float("-inf")))
 
 
 def _write(layer: int, writes: Sequence[_Write], keys_values: torch.Tensor) -> None:
@@ -279,18 +282,6 @@ def _write(layer: int, writes: Sequence[_Write], keys_values: torch.Tensor) -> N
 # -- the kernel -----------------------------------------------------------------------------
 
 
-def _spread(kv_heads: int) -> int:
-    """Return the parts of a key head's rows that the kernel takes as key heads of their own: with a
-    single one it would leave its threads to the library's products, whose sums then change."""
-    return 2 if kv_heads == 1 else 1
-
-
-def mask_of_heads(mask: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Return a mask [n, m] in the shape that the kernel takes for so many key heads."""
-    parts = _spread(kv_heads)
-    return mask.view(1, parts, mask.shape[0] // parts, mask.shape[1])
-
-
 def fused_attention(
     rows: torch.Tensor,
     keys: torch.Tensor,
@@ -303,7 +294,7 @@ def fused_attention(
     rows: [1, kv_heads, n, head_dim]. keys, values: [1, kv_heads, m, head_dim]. mask: as
     `mask_of_heads` returns it. sinks: [n, kv_heads]."""
     _, kv_heads, num_rows, head_dim = rows.shape
-    parts = _spread(kv_heads)
+    parts = spread(kv_heads)
     if parts > 1:
         rows = rows.view(1, parts, -1, head_dim)
         keys, values = keys.expand(-1, parts, -1, -1), values.expand(-1, parts, -1, -1)
