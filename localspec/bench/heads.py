@@ -19,7 +19,7 @@ from localspec.bench.tables import interval
 from localspec.core.backend import Report
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError
-from localspec.core.options import LoadOptions
+from localspec.core.options import NO_DRAFT, LoadOptions
 from localspec.formats.fingerprint import NOTE, require_trained_for
 from localspec.formats.head_folder import head_kind
 from localspec.machine.sources import resolve
@@ -58,7 +58,7 @@ def named_results(options: LoadOptions, report: Report) -> tuple[LoadOptions, li
                 "loaded at a time. Compare each by itself with plain decoding."
             )
     drafts = [str(result.folder) for result in results if result.drafter == "draft_model"]
-    if drafts and options.draft is not None:
+    if drafts and options.draft not in (None, NO_DRAFT):
         raise ConfigError(f"--draft and --heads {drafts[0]} both name a draft. Leave one out.")
     heads = tuple(str(result.folder) for result in results if result.drafter != "draft_model")
     options = replace(options, heads=heads, draft=next(iter(drafts), options.draft))

@@ -22,7 +22,7 @@ from localspec.cli.flags import JsonFlag
 from localspec.cli.output import finish, to_stderr
 from localspec.core.errors import ConfigError, SetupError
 from localspec.core.flags import Flag, only
-from localspec.core.options import LoadOptions, RemoteServer
+from localspec.core.options import NO_DRAFT, LoadOptions, RemoteServer
 from localspec.core.precisions import FULL_BYTES, PRECISIONS
 from localspec.machine.cluster import (
     ClusterCommand,
@@ -95,7 +95,8 @@ def _wanted(flags: ClusterFlags, options: LoadOptions, hardware: Hardware) -> tu
     from localspec.machine.sources import find_model
     from localspec.record.log_file import learnt_states
 
-    model, draft, context = options.model, options.draft, options.context or DEFAULT_CONTEXT
+    model, context = options.model, options.context or DEFAULT_CONTEXT
+    draft = None if options.draft == NO_DRAFT else options.draft
     if model is None:
         raise ConfigError("cluster needs a model: name a folder or a hub id with --model.")
     if PRECISIONS.get(flags.dtype or "bf16") not in FULL_BYTES:

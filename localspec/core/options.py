@@ -21,6 +21,7 @@ KERNELS = (SAME_BITS, FASTEST)
 # Where the experts of a mixture are on a machine with a GPU.
 AUTO_EXPERTS, EXPERTS_ON_GPU, EXPERTS_IN_RAM = "auto", "gpu", "ram"
 EXPERTS = (AUTO_EXPERTS, EXPERTS_ON_GPU, EXPERTS_IN_RAM)
+NO_DRAFT = "none"  # as --draft takes it: no draft model is loaded
 USUAL_PARALLEL = 4
 MOST_PARALLEL = 64
 MOST_MINUTES = 1_000_000  # until a model is let go: two years
@@ -103,7 +104,12 @@ class LoadOptions:
     profile: Annotated[str | None, Flag("A model family of profiles/models.")] = None
     model: Annotated[str | None, Flag("Target: a folder or a hub id.", "DIR_OR_ID")] = None
     draft: Annotated[
-        str | None, Flag("Draft model or published head: a folder or a hub id.", "DIR_OR_ID")
+        str | None,
+        Flag(
+            "Draft model or published head: a folder or a hub id, in place of the usual one. "
+            f"{NO_DRAFT}: no draft model.",
+            "DIR_OR_ID",
+        ),
     ] = None
     drafter: Annotated[
         str | None, Flag("Who may draft: auto, off or a drafter's name.", "NAME")

@@ -50,6 +50,13 @@ def gib(num_bytes: int | None, whole: Callable[[float], int] = round) -> str:
     return f"{whole(num_bytes / 2**20)} MiB"
 
 
+def gb(num_bytes: float) -> str:
+    """Bytes as disks and the hub count them, in powers of ten."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.1f} GB"
+    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.0f} kB"
+
+
 def gain_words(speedup: float) -> str:
     """Return a speedup in words: 1.5x faster, 1.08x slower, as fast (within 5 %)."""
     which, times = direction(speedup), max(speedup, 1.0 / speedup)

@@ -231,7 +231,16 @@ def colour_of(name: str | None) -> str | None:
     return REGISTRY[name].colour if name in REGISTRY else None
 
 
+def published_heads() -> list[str]:
+    """Return the names of the drafters that run published heads, which are planned where a target
+    has such a head."""
+    return [
+        info.name for info in REGISTRY.values() if info.needs == "head" and info.plan_rank is None
+    ]
+
+
 def planned() -> list[DrafterInfo]:
-    """The drafters that the planner plans with, the one it prefers unmeasured first."""
+    """The drafters that the planner plans with for every target, the one it prefers unmeasured
+    first."""
     ranked = [(info.plan_rank, info) for info in REGISTRY.values() if info.plan_rank is not None]
     return [info for _, info in sorted(ranked, key=lambda each: each[0])]

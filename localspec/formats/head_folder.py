@@ -109,6 +109,18 @@ def unread_layout(config: Mapping[str, Any]) -> str | None:
     return "P-EAGLE" if "PEagle" in names else None
 
 
+def target_named(config: Mapping[str, Any]) -> str | None:
+    """Return the name of the target that a published config was made for; None if it names none."""
+    verifier: Any = config.get("speculators_config") or {}
+    verifier = verifier.get("verifier") if isinstance(verifier, dict) else None
+    names = (
+        verifier.get("name_or_path") if isinstance(verifier, dict) else None,
+        config.get("target_model_name_or_path"),
+        config.get("base_model_name_or_path"),
+    )
+    return next((str(name) for name in names if name), None)
+
+
 def own_config(folder: Path) -> dict[str, Any]:
     """Return what head.json of our own format says. Raises ModelError."""
     if not (folder / CONFIG).is_file():

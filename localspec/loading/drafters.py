@@ -28,9 +28,10 @@ from localspec.core.errors import (
     LocalspecError,
     MemoryShortage,
     ModelError,
+    first_line,
 )
 from localspec.core.off_code import OffCode
-from localspec.core.options import LoadOptions
+from localspec.core.options import NO_DRAFT, LoadOptions
 from localspec.core.units import capital, gib
 from localspec.formats.folder_files import (
     check_folder,
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from localspec.forward.graphs import GraphPool
     from localspec.forward.model import LanguageModel
 
-NO_DRAFT = "no draft model was chosen for this target; --draft names one."
+NONE_CHOSEN = "no draft model was chosen for this target; --draft names one."
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ def build_drafters(
         except (LocalspecError, RuntimeError, MemoryError) as error:
             lacks_draft = info.needs == "draft" and parts.draft is None
             code = parts.draft_code if lacks_draft else _code_of(error)
-            statuses.append(DrafterStatus(name, False, str(error), code=code))
+            statuses.append(DrafterStatus(name, False, _reason_of(error, info.label), code=code))
         except Exception as error:  # one drafter's fault, or its file's, must not end the chat
             log.exception("%s could not be prepared", name)
             statuses.append(
@@ -200,14 +201,27 @@ def beside_bytes(parts: Parts, first: Slot) -> int:
 def lost_parts(
     options: LoadOptions, found: Gathered, statuses: Sequence[DrafterStatus]
 ) -> tuple[str, ...]:
-    """What is to be said of a draft model and of heads that were asked for and cannot be used:
-    another drafter takes their place, and nobody would know."""
+    """Return what is to be said of a draft model and of heads that were asked for and cannot be
+    used, or have no room: another drafter takes their place, and nobody would know."""
     own, parts = {Path(folder).expanduser() for folder in options.heads}, found.parts
-    kinds = {kind for kind, folder in parts.heads.items() if folder in own}
-    lost = [one.reason for one in statuses if one.name in kinds and not one.is_available]
-    if options.draft is not None and parts.draft is None and parts.foreign is None:
+    asked = {kind for kind, folder in parts.heads.items() if folder in own}
+    unavailable = [each for each in statuses if each.name in parts.heads and not each.is_available]
+    lost = [e.reason for e in unavailable if e.name in asked or e.code == "no_memory"]
+    is_lost = parts.draft is None and parts.foreign is None
+    if is_lost and options.draft not in (None, NO_DRAFT):
         lost.append(f"The draft model that was asked for is not used: {parts.draft_refusal}")
-    return (*lost, *(one.reason for one in found.odd if own))
+    elif is_lost and parts.draft_code == "no_memory":
+        lost.append(f"The draft model is left out: {parts.draft_refusal}")
+    return (*lost, *(each.reason for each in found.odd if own or each.code == "no_draft"))
+
+
+def _reason_of(error: Exception, label: str) -> str:
+    """Return why a drafter cannot be had. label: its name in a sentence."""
+    if isinstance(error, LocalspecError) or fault_of(error).kind != "memory":
+        return str(error)
+    said = f"memory ran out while it was loaded: {first_line(error).rstrip('.')}"
+    remedy = "Close other programs, or shorten --context."
+    return f"{capital(label)} is left out, for {said}. The model keeps its context. {remedy}"
 
 
 def _fault_words(label: str, error: Exception) -> str:
@@ -260,7 +274,8 @@ def _draft(
     """The draft model, or why there is none, in words and as a code."""
     draft = source.draft
     if draft is None:
-        return None, source.drafts[0].fault if source.drafts else NO_DRAFT, "no_draft"
+        faults = [each.fault for each in source.drafts if each.head is None]
+        return None, faults[0] if faults else NONE_CHOSEN, "no_draft"
     try:
         require_compatible(source.folder, draft.folder)
         report(f"loading {draft.name}")
@@ -330,13 +345,18 @@ def _with_room(folder: Path, places: Sequence[Place]) -> tuple[Place, str]:
 
 
 def heads_of(source: Model) -> tuple[dict[str, Path], tuple[DrafterStatus, ...]]:
-    """The first folder of each kind, and a status for each that is no head or another target's. A
-    target that ships modules of its own brings them along."""
+    """The first folder of each kind, and a status for each that could not be fetched, is no head or
+    another target's. A target that ships modules of its own brings them along."""
     from localspec.formats.fingerprint import require_trained_for
     from localspec.formats.head_folder import head_kind
     from localspec.forward.heads.mtp_files import ships_mtp
 
-    found, odd = dict[str, Path](), list[DrafterStatus]()
+    found = dict[str, Path]()
+    odd = [
+        DrafterStatus(f"head {each.name}", False, each.fault, code="no_draft")
+        for each in source.drafts
+        if each.head is not None
+    ]
     for folder in source.heads:
         try:
             kind = head_kind(folder)

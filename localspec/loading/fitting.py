@@ -26,7 +26,7 @@ from localspec.loading.placement import Place, model_in
 from localspec.machine.hardware import (
     free_bytes_now,
 )
-from localspec.machine.head_bytes import head_bytes
+from localspec.machine.head_shapes import head_shape_in
 from localspec.machine.memory import (
     Arrangement,
     Room,
@@ -117,53 +117,44 @@ def check_target(folder: Path, place: Place, anyway: bool) -> str | None:
     )
 
 
-# What a damaged config or file of a head may raise while it is counted.
-DAMAGE = (ModelError, LookupError, TypeError, ValueError, AttributeError)
-
-
 def heads_without_room(
     target: Path, heads: Mapping[str, Path], place: Place
 ) -> dict[str, MemoryShortage]:
-    """Return why there is no room beside the target, by the kind of a head. heads: folders by kind;
-    the target's own holds a module that it ships."""
-    refused = dict[str, MemoryShortage]()
+    """Return why there is no room beside a loaded target, by the kind of a head. The target keeps
+    its context, and each head is counted beside those before it. heads: folders by kind; the
+    target's own holds a module that it ships."""
+    refused, free = dict[str, MemoryShortage](), free_bytes_now(place.hardware)
     for kind, folder in heads.items():
-        try:
-            with suppress(*DAMAGE):  # of a head, which says so when it is read
-                (refuse_module if folder == target else refuse_head)(folder, place)
-        except MemoryShortage as shortage:
-            refused[kind] = shortage
+        needed = 0
+        with suppress(ModelError):  # of a damaged head, which says so when it is read
+            needed = _module_need(folder, place) if folder == target else _head_need(folder, place)
+        if needed <= free:
+            free -= needed
+            continue
+        is_own = folder == target
+        name = "module for multi-token prediction of" if is_own else "head"
+        refused[kind] = MemoryShortage(
+            f"The {name} {name_of(folder)} needs {gib(needed, ceil)} beside the model, and "
+            f"{gib(free, floor)} is free on {place.hardware.device_name}, so it is left out: the "
+            f"context of {place.context_length} tokens stays. With a shorter --context there is "
+            "room for it."
+        )
     return refused
 
 
-def refuse_module(folder: Path, place: Place) -> None:
-    """Compare what the module for multi-token prediction in a loaded target's files needs with what
-    is free at this moment. Raises MemoryShortage."""
-    plan, free = _arrangement(folder, place), free_bytes_now(place.hardware)
+def _module_need(folder: Path, place: Place) -> int:
+    """Return the bytes of the module for multi-token prediction in a loaded target's files."""
+    plan = _arrangement(folder, place)
     if plan.target.known_shape is None:
-        return
-    needed = sum(module_bytes(plan, place.hardware.device))
-    if needed > free:
-        raise MemoryShortage(
-            f"The module for multi-token prediction of {name_of(folder)} needs {gib(needed, ceil)} "
-            f"beside the model, and {gib(free, floor)} is free on {place.hardware.device_name}. "
-            "With a shorter --context there is room for it."
-        )
+        return 0
+    return sum(module_bytes(plan, place.hardware.device))
 
 
-def refuse_head(folder: Path, place: Place) -> None:
-    """Compare what a published head needs beside a loaded target with what is free at this moment.
-    The target keeps its context. Raises MemoryShortage."""
+def _head_need(folder: Path, place: Place) -> int:
+    """Return the bytes of a head beside a loaded target. Raises ModelError."""
     if not is_published(folder):
-        return
-    free = free_bytes_now(place.hardware)
-    needed = head_bytes(folder, place.context_length, place.dtype.itemsize)
-    if needed > free:
-        raise MemoryShortage(
-            f"The head {name_of(folder)} needs {gib(needed, ceil)} beside the model, and "
-            f"{gib(free, floor)} is free on {place.hardware.device_name}. With a shorter --context "
-            "there is room for it."
-        )
+        return 0
+    return sum(head_shape_in(folder).held_bytes(place.context_length, place.dtype.itemsize))
 
 
 def _shortage(folder: Path, place: Place, free: int) -> str | None:

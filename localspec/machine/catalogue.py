@@ -19,6 +19,7 @@ from localspec.core.errors import ConfigError, LocalspecError, ModelError
 from localspec.core.files import free_disk
 from localspec.core.options import AUTO_EXPERTS, LoadOptions, Offer
 from localspec.core.speculation import Measurement
+from localspec.formats.head_folder import is_head, read_head_object, target_named
 from localspec.machine.downloads import Downloads
 from localspec.machine.folder_shapes import shape_to_load
 from localspec.machine.hardware import Device, Hardware, on_device, probe
@@ -33,6 +34,7 @@ from localspec.machine.sources import (
     cached_folder,
     cached_models,
     find_model,
+    head_at,
     model_at,
     named_path,
     with_shape,
@@ -128,14 +130,18 @@ class Catalogue:
         wrong = list[str]()
         listed = profile_models(profiles, wrong, self.settings.home)
         exact = {id: survey.num_bytes for id, survey in self.downloads.surveys.items()}
-        models = [on_this_machine(model, cached, exact) for model in listed]
-        known = {model.id for model in models}
+        known = {each.id for model in listed for each in (model, *model.drafts)}
+        models, heads = list[Model](), list[Model]()
         for model in (each for each in cached.values() if each.id not in known):
             try:
-                models.append(cached_model(model, self.settings.home))
+                if is_head(model.folder):
+                    heads.append(cached_head(model))
+                else:
+                    models.append(cached_model(model, self.settings.home))
             except ModelError as error:
                 wrong.append(str(error))
-        return models, wrong
+        here = [on_this_machine(model, cached, exact) for model in listed]
+        return with_own_heads([*here, *models], heads), wrong
 
 
 def _without_memory(hardware: Hardware) -> Hardware:
@@ -163,7 +169,11 @@ def profile_models(
             model,
             drafts=(
                 *_trained(home, model.path or cached_folder(model.id)),
-                *(known[draft.id] for draft in model.drafts if draft.id in known),
+                *(
+                    known.get(draft.id, draft)
+                    for draft in model.drafts
+                    if draft.id in known or draft.head is not None
+                ),
             ),
         )
         for model in offered
@@ -188,6 +198,28 @@ def cached_model(model: Model, home: Path | None = None) -> Model:
         page=page_of(model.id),
         note="No profile knows this model: no draft model is known for it.",
     )
+
+
+def cached_head(head: Model) -> Model:
+    """Return a published head of the cache that no profile knows. Raises ModelError."""
+    return replace(head, head=head_at(head.folder).head, page=page_of(head.id))
+
+
+def with_own_heads(models: Iterable[Model], heads: Sequence[Model]) -> list[Model]:
+    """Return the models with the heads that name them as their target among the drafts."""
+    names = {head.id: target_named(read_head_object(head.folder / "config.json")) for head in heads}
+    return [
+        replace(model, drafts=(*model.drafts, *(h for h in heads if _is_named(model, names[h.id]))))
+        for model in models
+    ]
+
+
+def _is_named(model: Model, name: str | None) -> bool:
+    """True if a name that a head gives is a model's: its id, or the last part of a path."""
+    if not name:
+        return False
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    return name.lower() == model.id.lower() or last == model.id.rpartition("/")[2].lower()
 
 
 def folder_model(folder: Path, title: str = "", home: Path | None = None) -> Model:

@@ -28,9 +28,9 @@ from typing import Any, Literal
 
 from localspec.core.config import PROJECT_FOLDER
 from localspec.core.files import read_json, replacing
-from localspec.core.units import clock
+from localspec.core.units import clock, gb
 from localspec.machine.download_faults import OF_QUESTION, DownloadFault, fault
-from localspec.machine.hub_files import Survey, gb
+from localspec.machine.hub_files import Survey
 from localspec.machine.model import Model
 
 WORKER = (sys.executable, "-m", "localspec.machine.fetch")

@@ -30,11 +30,11 @@ from typing import Any
 
 from localspec.core.errors import first_line
 from localspec.core.files import free_disk, replacing
+from localspec.core.units import gb
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.hub_files import (
     HubFile,
     Survey,
-    gb,
     hash_of_hub,
     limit_hub_client,
     search,

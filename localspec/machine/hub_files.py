@@ -252,10 +252,3 @@ def searched(model: Model) -> dict[str, Any]:
     """Return the fields that a search fills, as one process says them to another."""
     fields = ("id", "num_bytes", "num_params", "fault", "page", "is_gated")
     return {field: getattr(model, field) for field in fields}
-
-
-def gb(num_bytes: float) -> str:
-    """Bytes as disks and the hub count them, in powers of ten."""
-    if num_bytes >= 1e9:
-        return f"{num_bytes / 1e9:.1f} GB"
-    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e6 else f"{num_bytes / 1e3:.0f} kB"

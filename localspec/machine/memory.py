@@ -183,7 +183,8 @@ class PlanBytes:
 class Arrangement:
     """One thing to load: a target in a precision at a context, and what drafts for it.
 
-    full: what unquantised parts are kept in. draft: the model behind DRAFT_MODEL. self_draft:
+    full: what unquantised parts are kept in. draft: the model or the published head behind the
+    drafter. self_draft:
     precision of the target's own quantised copy behind SELF_QUANT. draft_on: where the draft is,
     None: beside the target. experts_in_ram: the processor computes the target's experts.
     """
@@ -205,7 +206,8 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     if plan.target.known_shape is None:  # at the least what its files take
         return PlanBytes(plan.target.stored_bytes, 0, 0, 0)
     target, full = plan.target.shape, plan.full
-    draft = plan.draft.shape if plan.draft is not None and plan.draft_on is None else None
+    beside = plan.draft if plan.draft_on is None else None
+    draft = None if beside is None or beside.head is not None else beside.shape
     weights, cache = target.loaded_bytes(
         plan.precision, full, plan.context_length, room.device, not plan.experts_in_ram
     )
@@ -218,6 +220,9 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
     draft_weights, draft_cache = 0, 0
     if draft is not None:
         sizes = draft.loaded_bytes(full, full, plan.context_length, room.device)
+        draft_weights, draft_cache = sizes
+    if beside is not None and beside.head is not None:
+        sizes = beside.head.held_bytes(plan.context_length, FULL_BYTES[full])
         draft_weights, draft_cache = sizes
     if plan.self_draft is not None:
         draft_weights = target.copy_bytes(plan.self_draft)
@@ -278,7 +283,7 @@ def _in_ram(plan: Arrangement, room: Room) -> int:
     if room.device == "cpu":
         return 0
     held = plan.target.shape.host_bytes(plan.precision, plan.full, plan.experts_in_ram)
-    if plan.draft is not None:
+    if plan.draft is not None and plan.draft.head is None:
         full = plan.full if plan.draft_on is None else plan.draft_on.full
         is_on_cpu = plan.draft_on is not None and plan.draft_on.room.device == "cpu"
         held += 0 if is_on_cpu else plan.draft.shape.host_bytes(full, full)

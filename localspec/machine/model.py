@@ -13,6 +13,7 @@ from pathlib import Path
 
 from localspec.core.errors import ModelError
 from localspec.machine.compatibility import UNKNOWN, Compatibility
+from localspec.machine.head_shapes import HeadShape
 from localspec.machine.shapes import ModelShape
 
 # Bytes of the tokenizer and the configurations beside the weights, of a usual model.
@@ -33,10 +34,12 @@ class Model:
     only to those who agreed to its terms; None where that is not known. note: a sentence that a
     person should know before choosing it.
 
-    drafts: models that may draft for it, best first. compatibility: of such a draft's vocabulary
-    with that of the model that names it. foreign: drafts with a vocabulary of their own. heads:
-    folders of heads trained on it, one a kind. accepted: a file of what drafts of these very models
-    were accepted. packed: the same model published in 4 bits; copy_of: of that one, the model's id.
+    drafts: models and published heads that may draft for it, best first. head: the shape of a
+    published head; None for a model that writes by itself. compatibility: of a draft model's
+    vocabulary with that of the model that names it. foreign: drafts with a vocabulary of their own.
+    heads: folders of heads trained on it, one a kind. accepted: a file of what drafts of these very
+    models were accepted. packed: the same model published in 4 bits; copy_of: of that one, the
+    model's id.
     is_current: True if its profile is of the newest generation, which is offered before older ones.
     """
 
@@ -54,6 +57,7 @@ class Model:
     is_gated: bool | None = None
     note: str = ""
     drafts: tuple[Model, ...] = ()
+    head: HeadShape | None = None
     compatibility: Compatibility = UNKNOWN
     foreign: tuple[Model, ...] = ()
     heads: tuple[Path, ...] = ()
@@ -88,8 +92,9 @@ class Model:
 
     @property
     def draft(self) -> Model | None:
-        """The first of its drafts, if that one is on this machine."""
-        return self.drafts[0] if self.drafts and self.drafts[0].is_here else None
+        """The first of its drafts, if it is a model that is on this machine."""
+        first = self.drafts[0] if self.drafts else None
+        return first if first is not None and first.is_here and first.head is None else None
 
     @property
     def is_here(self) -> bool:
@@ -110,6 +115,8 @@ class Model:
         """Bytes of its files; an estimate by its shape where they were not counted."""
         if self.num_bytes is not None:
             return self.num_bytes
+        if self.head is not None:
+            return self.head.published_bytes
         return self.shape.published_bytes + SMALL_FILES_BYTES
 
 

@@ -11,7 +11,7 @@ from math import ceil
 
 from localspec.core.decoding import OFF
 from localspec.core.speculation import Measurement
-from localspec.core.units import billions, capital, gib
+from localspec.core.units import billions, capital, gb, gib
 from localspec.drafters.registry import REGISTRY
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.machine.memory import (
@@ -23,6 +23,7 @@ from localspec.machine.memory import (
     longest_fitting,
     snapshot_bytes,
 )
+from localspec.machine.model import Model
 from localspec.machine.plans import PlanRequest
 from localspec.machine.shapes import ModelShape
 
@@ -54,6 +55,11 @@ def what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByte
         )
     held = draft_bytes_of(arrangement) or needed
     size = gib(held.draft_weights + held.draft_kv, ceil)
+    if draft.head is not None:
+        return (
+            f"{draft.name}, {REGISTRY[draft.head.kind].summary}, drafts for {size}, the states and "
+            f"keys that it holds included; {_fetched(draft)}."
+        )
     said = f"{draft.name} drafts for {size}, its own cache included; "
     said += f"{draft.compatibility.reason}.{_where(request, arrangement)}"
     num_params, num_of_target = draft.shape.num_params, target.shape.num_params
@@ -64,6 +70,11 @@ def what_drafts(request: PlanRequest, arrangement: Arrangement, needed: PlanByte
         f"{said} The draft has {billions(num_params)} parameters, {share:.0%} of its "
         f"target's {billions(num_of_target)}: beyond a tenth it may cost more than it saves."
     )
+
+
+def _fetched(draft: Model) -> str:
+    """Return where the files of a draft are, or how much there is to fetch."""
+    return "it is on this machine" if draft.is_here else f"{gb(draft.stored_bytes)} to fetch"
 
 
 def _where(request: PlanRequest, arrangement: Arrangement) -> str:
@@ -89,7 +100,7 @@ def _where(request: PlanRequest, arrangement: Arrangement) -> str:
 
 def gain_of(request: PlanRequest, arrangement: Arrangement) -> tuple[float | None, str]:
     """Expected speedup and the words for it."""
-    measured = next((e for e in request.measurements if _is_of(e, arrangement)), None)
+    measured = next((e for e in request.measurements if _is_of(e, request, arrangement)), None)
     if arrangement.drafter == OFF:
         return (None if measured is None else 1.0), ""
     found = None if measured is None else measured.expected_speedup(arrangement.drafter)
@@ -101,11 +112,15 @@ def gain_of(request: PlanRequest, arrangement: Arrangement) -> tuple[float | Non
     return found.value, f"{said}{found.value:.2f} times plain speed."
 
 
-def _is_of(measured: Measurement, arrangement: Arrangement) -> bool:
+def _is_of(measured: Measurement, request: PlanRequest, arrangement: Arrangement) -> bool:
+    """True if a measurement is of an arrangement. It does not say which head of a kind it had."""
     draft = arrangement.draft
     wanted = (arrangement.target.name, arrangement.precision, arrangement.experts_in_ram)
     is_target = (measured.target, measured.precision, measured.has_experts_in_ram) == wanted
-    return is_target and (draft is None or measured.draft == draft.name)
+    if draft is None or draft.head is None:
+        return is_target and (draft is None or measured.draft == draft.name)
+    heads = [each.head for each in request.target.drafts if each.head is not None]
+    return is_target and [head.kind for head in heads].count(draft.head.kind) == 1
 
 
 def concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]:
@@ -141,13 +156,16 @@ def concessions(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]
 
 
 def _longer_without(request: PlanRequest, arrangement: Arrangement) -> Iterator[str]:
-    """What a module in the target's files takes of the context."""
-    if arrangement.drafter != MTP:
+    """Return what a drafter in the target's memory takes of the context."""
+    if arrangement.drafter == OFF or arrangement.draft_on is not None:
         return
-    alone = replace(arrangement, drafter=OFF, context_length=request.wanted_context)
+    wanted = request.wanted_context
+    alone = replace(arrangement, drafter=OFF, draft=None, self_draft=None, context_length=wanted)
     without = longest_fitting(alone, request.room)
     if without is not None and without.context_length > arrangement.context_length:
-        yield f"Without the module {without.context_length} would fit."
+        name = "the module" if arrangement.draft is None else arrangement.draft.name
+        name = "the copy" if arrangement.self_draft is not None else name
+        yield f"Without {name} {without.context_length} would fit."
 
 
 def in_ram(arrangement: Arrangement, room: Room) -> Iterator[str]:
@@ -197,7 +215,8 @@ def _done(request: PlanRequest, arrangement: Arrangement) -> str:
 def title_of(arrangement: Arrangement) -> str:
     said = f"{arrangement.target.name} in {arrangement.precision}"
     if arrangement.draft is not None:
-        said += f" with draft {arrangement.draft.name}"
+        kind = "draft" if arrangement.draft.head is None else "drafter"
+        said += f" with {kind} {arrangement.draft.name}"
     if arrangement.draft_on is not None:
         said += f" on {arrangement.draft_on.name}"
     if arrangement.self_draft is not None:

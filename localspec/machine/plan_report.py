@@ -14,10 +14,12 @@ from math import ceil, inf
 from localspec.core.config import Settings, nearest, settings_for
 from localspec.core.decoding import AUTO, OFF
 from localspec.core.errors import ConfigError, ModelError
-from localspec.core.options import AUTO_EXPERTS, LoadOptions
+from localspec.core.options import AUTO_EXPERTS, NO_DRAFT, LoadOptions
 from localspec.core.precisions import FULL_BYTES, PRECISIONS
 from localspec.core.speculation import Measurement
 from localspec.core.units import compared, gib
+from localspec.drafters.registry import label_of
+from localspec.machine.gains import expected_gain
 from localspec.machine.hardware import Hardware, on_device, probe
 from localspec.machine.memory import GIB, Room, full_precision, other_device, room_for
 from localspec.machine.model import Model
@@ -31,7 +33,7 @@ from localspec.machine.plans import (
     Refusal,
 )
 from localspec.machine.profiles import find_profile, load_profiles, offered_ids
-from localspec.machine.recommend import expected_gain, is_slow, worth_of
+from localspec.machine.recommend import is_slow, worth_of
 from localspec.machine.sources import compatibility_of, find_model
 from localspec.machine.trained import trained_drafts
 
@@ -130,7 +132,12 @@ def make_plans(
 
     def request_for(target: Model, named: Iterable[Model]) -> PlanRequest:
         found = [find_model(draft.id, profiles) for draft in named]
-        drafts = tuple(replace(e, compatibility=compatibility_of(target, e)) for e in found)
+        drafts = tuple(
+            each
+            if each.head is not None
+            else replace(each, compatibility=compatibility_of(target, each))
+            for each in found
+        )
         with_drafts = replace(target, drafts=drafts)
         learnt, experts = tuple(measurements), options.experts or AUTO_EXPERTS
         return PlanRequest(with_drafts, room, context, full, only, learnt, other, experts)
@@ -149,7 +156,7 @@ def make_plans(
         default = find_profile(options.profile or "demo", profiles).default
         target = find_model(options.model or default, profiles)
         drafts = (Model(options.draft),) if options.draft else drafts_of(target)
-        report = plan(request_for(target, drafts))
+        report = plan(request_for(target, () if options.draft == NO_DRAFT else drafts))
     return _of_drafter(report, options.drafter)
 
 
@@ -183,11 +190,15 @@ def _of_drafter(report: PlanReport, drafter: str | None) -> PlanReport:
             f"There is no drafter '{drafter}' to plan for. "
             f"Did you mean '{nearest(drafter, preference())}'?"
         )
-    return replace(
-        report,
-        plans=tuple(each for each in report.plans if each.drafter == drafter),
-        refused=tuple(each for each in report.refused if each.drafter == drafter),
-    )
+    plans = tuple(each for each in report.plans if each.drafter == drafter)
+    refused = tuple(each for each in report.refused if each.drafter == drafter)
+    if not plans and not refused:
+        unknown = (
+            f"No published head for {label_of(drafter)} is known for what was planned. Name one "
+            "with --draft, or leave --drafter out."
+        )
+        refused = (Refusal(drafter, unknown),)
+    return replace(report, plans=plans, refused=refused)
 
 
 def render(report: PlanReport, room: Room, most: int = 5, other_gib: float | None = None) -> str:

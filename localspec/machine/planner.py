@@ -7,10 +7,11 @@ reason. A need is rounded up and free memory down, so no sentence claims more ro
 
 Order: plans with less than half the wanted context come last, and before them those with experts in
 the RAM, which are offered where the GPU does not hold them. On a GPU what drafts well (a draft
-model, the model's own module, or whatever was measured to gain) comes before what does not: a 4-bit
-target with a draft is several times as fast as a full one without. Then precision comes before
-context, and context before the drafter: the model's own module counts only where the whole context
-stays. Among drafters a measured gain decides; without one, the registry's order does. A draft is
+model, a published head, the model's own module, or whatever was measured to gain) comes before what
+does not: a 4-bit target with a draft is several times as fast as a full one without. A drafter goes
+before any of the context does, so it counts only where the context is as long as without it. Then
+precision comes before context. Among drafters a measured gain decides; without one, the registry's
+order does, and among published heads the order in which the target names them. A draft is
 beside its target, on a second GPU only where that gives the target more bits or more context: the
 two take turns, so a second GPU makes neither faster.
 
@@ -29,7 +30,7 @@ from localspec.core.decoding import OFF
 from localspec.core.options import EXPERTS_IN_RAM, EXPERTS_ON_GPU
 from localspec.core.precisions import Precision
 from localspec.core.units import billions, gib
-from localspec.drafters.registry import planned
+from localspec.drafters.registry import planned, published_heads
 from localspec.formats.attention import TOKEN_BY_TOKEN, chains_for, no_drafts_for
 from localspec.machine.memory import (
     CONTEXTS,
@@ -77,8 +78,11 @@ def plan(request: PlanRequest) -> PlanReport:
 
 
 def preference() -> tuple[str, ...]:
-    """The drafters there are plans for, in the order of preference before any measurement."""
-    return (*(info.name for info in planned()), OFF)
+    """Return the drafters there are plans for, in the order of preference before any measurement.
+    Published heads, which are to be fetched, come after the module that ships with a target."""
+    names = [info.name for info in planned()]
+    place = names.index(MTP) + 1
+    return (*names[:place], *published_heads(), *names[place:], OFF)
 
 
 # -- what could be loaded -------------------------------------------------------------------
@@ -94,13 +98,17 @@ def _choices_by_drafter(request: PlanRequest) -> Iterator[tuple[str, list[Arrang
         yield from ((drafter, reason) for drafter in preference() if drafter != OFF)
         yield OFF, base
         return
-    if not request.target.drafts:
+    if not any(draft.head is None for draft in request.target.drafts):
         yield (
             DRAFT_MODEL,
             f"No draft model is known for {request.target.name}. Name one with --draft, or add "
             "it to the model's profile.",
         )
     for draft in request.target.drafts:
+        if draft.head is not None:
+            with_head = [replace(each, drafter=draft.head.kind, draft=draft) for each in base]
+            yield draft.head.kind, _head_objection(request.target, draft) or with_head
+            continue
         with_draft = [replace(each, drafter=DRAFT_MODEL, draft=draft) for each in base]
         objection, other = _draft_objection(request, draft), request.other
         if objection is not None or other is None or not other.is_asked:
@@ -170,6 +178,17 @@ def _draft_objection(request: PlanRequest, draft: Model) -> str | None:
             f"wanted: context {draft.shape.context_length} would do."
         )
     return None
+
+
+def _head_objection(target: Model, head: Model) -> str | None:
+    if head.fault:
+        return head.fault
+    if target.shape.is_native:
+        return None
+    return (
+        f"{head.name} reads the target's hidden states and runs on the native decoder only, and "
+        f"{target.name} on transformers', because {target.shape.not_native or 'it keeps states'}."
+    )
 
 
 def _mtp_objection(target: Model) -> str | None:
@@ -285,9 +304,9 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
     else:
         tier = 0 if speedup > 1.0 else 3
     drafts = [draft.id for draft in request.target.drafts]
-    gains = speedup > 1.0 if speedup is not None else each.drafter in (DRAFT_MODEL, MTP)
-    # The module goes before any of the context does.
-    gains = gains and (each.drafter != MTP or each.context_length == request.wanted_context)
+    guesses_well = each.drafter in (DRAFT_MODEL, MTP, *published_heads())
+    gains = speedup > 1.0 if speedup is not None else guesses_well
+    gains = gains and not _costs_context(request, each)
     is_quick = gains and request.room.device != "cpu"
     return (
         each.context_length < request.wanted_context / 2,
@@ -298,9 +317,24 @@ def _rank(request: PlanRequest, each: Plan) -> tuple[Any, ...]:
         tier,
         each.draft_on is not None,
         -(speedup or 0.0),
-        preference().index(each.drafter),
+        _place_of(each.drafter),
         drafts.index(each.draft.id) if each.draft else 0,
     )
+
+
+def _place_of(drafter: str) -> int:
+    """Return the place of a drafter in the order of preference, one for all published heads."""
+    heads = published_heads()
+    return preference().index(heads[0] if drafter in heads else drafter)
+
+
+def _costs_context(request: PlanRequest, plan: Plan) -> bool:
+    """True if the target has a longer context without what drafts for it."""
+    if plan.context_length == request.wanted_context:
+        return False
+    alone = request.arranged(plan.precision)
+    longest = longest_fitting(replace(alone, experts_in_ram=plan.experts_in_ram), request.room)
+    return longest is not None and longest.context_length > plan.context_length
 
 
 # -- reasons --------------------------------------------------------------------------------

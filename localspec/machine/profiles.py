@@ -1,4 +1,5 @@
-"""Model profiles: families of models that are known without their files, one TOML file each.
+"""Model profiles: families of models that are known without their files, one TOML file each, and
+the heads that were published for them.
 
 An unknown key, a missing one or a value of the wrong kind is a ConfigError that names the file, the
 table and the nearest key.
@@ -7,7 +8,7 @@ table and the nearest key.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from localspec.core.config import (
     suggestion,
 )
 from localspec.core.errors import ConfigError, ModelError
+from localspec.drafters.registry import published_heads
 from localspec.formats.native import SIZED
 from localspec.machine.folder_shapes import shape_of_config
+from localspec.machine.head_shapes import HeadShape
 from localspec.machine.model import Model, page_of
 from localspec.machine.shapes import Counted, ModelShape
 
@@ -48,7 +51,7 @@ SHAPE_KINDS: Mapping[str, type] = {
 PROFILE_KINDS: Mapping[str, type] = {
     **dict.fromkeys(("title", "family", "default"), str),
     "current": bool,
-    "models": dict,
+    **dict.fromkeys(("models", "heads"), dict),
 }
 MODEL_KINDS: Mapping[str, type] = {
     **SHAPE_KINDS,
@@ -58,18 +61,30 @@ MODEL_KINDS: Mapping[str, type] = {
     **dict.fromkeys(("drafts", "foreign", "heads"), list),
     "gated": bool,
 }
+# Numbers of a published head, as HeadShape has them, and what else its table holds.
+HEAD_SIZES = (
+    "num_params", "num_copied", "state_width", "kv_width", "window_kv_width", "window",
+    "block_length",
+)  # fmt: skip
+HEAD_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(HEAD_SIZES, int),
+    **dict.fromkeys(("kind", "license", "terms", "note"), str),
+    "gated": bool,
+}
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One family. name: the file's name without `.toml`. models: by id; what they name is known by
-    its id alone, and the shape of a model in a folder is read when it is needed. default: id of the
-    model to load when only the profile is named."""
+    """One family. name: the file's name without `.toml`. models: by id; a model that they name is
+    known by its id alone, a published head with its shape, and the shape of a model in a folder is
+    read when it is needed. default: id of the model to load when only the profile is named. heads:
+    the published heads that the models name, by id."""
 
     name: str
     title: str
     models: Mapping[str, Model]
     default: str
+    heads: Mapping[str, Model] = field(default_factory=dict)
 
 
 def load_profile(path: Path) -> Profile:
@@ -78,8 +93,11 @@ def load_profile(path: Path) -> Profile:
     check_table(table, PROFILE_KINDS, path.name)
     family, default = table.get("family"), table.get("default", "")
     is_current = bool(table.get("current"))
+    heads = {
+        head_id: _head(head_id, entry, path) for head_id, entry in table.get("heads", {}).items()
+    }
     models = {
-        model_id: replace(_model(model_id, entry, family, path), is_current=is_current)
+        model_id: replace(_model(model_id, entry, family, path, heads), is_current=is_current)
         for model_id, entry in table.get("models", {}).items()
     }
     if default not in models:
@@ -87,7 +105,7 @@ def load_profile(path: Path) -> Profile:
             f"{path.name}: 'default' is '{default}', but must be one of its models. "
             f"Did you mean '{nearest(default, models)}'?"
         )
-    return Profile(path.stem, table.get("title", path.stem), models, default)
+    return Profile(path.stem, table.get("title", path.stem), models, default, heads)
 
 
 def load_profiles(folders: Iterable[Path]) -> dict[str, Profile]:
@@ -113,7 +131,35 @@ def offered_ids(profiles: Iterable[Profile]) -> list[str]:
     return [model.id for model in models if model.id not in helpers]
 
 
-def _model(model_id: str, table: Any, family: str | None, path: Path) -> Model:
+def _head(head_id: str, table: Any, path: Path) -> Model:
+    """Return a published head. Raises ConfigError."""
+    where = f'{path.name} [heads."{head_id}"]'
+    check_table({"heads": table}, PROFILE_KINDS, where)
+    check_table(table, HEAD_KINDS, where)
+    for key in ("kind", "num_params"):
+        if key not in table:
+            raise ConfigError(f"{where} has no '{key}'. Add it, or leave the head out.")
+    kind = table["kind"]
+    if kind not in published_heads():
+        raise ConfigError(
+            f"{where}: there is no kind '{kind}' of published heads."
+            f"{suggestion(kind, published_heads())} Known: {', '.join(published_heads())}."
+        )
+    sizes = {key: table[key] for key in HEAD_SIZES if key in table}
+    return Model(
+        id=head_id,
+        page=page_of(head_id),
+        license=table.get("license"),
+        terms=table.get("terms"),
+        is_gated=table.get("gated"),
+        note=table.get("note", ""),
+        head=HeadShape(kind, **sizes),
+    )
+
+
+def _model(
+    model_id: str, table: Any, family: str | None, path: Path, heads: Mapping[str, Model]
+) -> Model:
     where = f'{path.name} [models."{model_id}"]'
     check_table({"models": table}, PROFILE_KINDS, where)
     check_table(table, MODEL_KINDS, where)
@@ -131,7 +177,7 @@ def _model(model_id: str, table: Any, family: str | None, path: Path) -> Model:
         terms=table.get("terms"),
         is_gated=table.get("gated"),
         note=table.get("note", ""),
-        drafts=tuple(Model(str(name)) for name in table["drafts"]),
+        drafts=tuple(heads.get(str(name)) or Model(str(name)) for name in table["drafts"]),
         foreign=tuple(Model(str(name)) for name in table.get("foreign", ())),
         heads=tuple(map(_in_project, table.get("heads", ()))),
         accepted=_in_project(table["accepted"]) if "accepted" in table else None,

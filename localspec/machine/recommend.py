@@ -3,35 +3,33 @@
 Contract: pure. `recommend` takes what the machine has (Snapshot), the models there are and the
 wanted context, and gives cards; a model that does not fit is a card too, with the planner's
 sentence on what would fit. Sizes of downloads are exact where the hub was asked, else computed
-from the shape and marked so. Unknown stays None.
+from the shape and marked so. Unknown stays None. A card lists what may draft for its model, with
+its price in memory and in context (DrafterOffer).
 
 The first card: of open licence and free to fetch without an agreement; of the newest generation
 (Model.is_current) where one fits; then the largest, since size is the only other measure of quality
-between families. On a GPU a draft counts as much as DRAFT_WORTH
-times the size. On a processor models are limited to what it reads in time.
+between families. On a GPU a draft counts as much as DRAFT_WORTH times the size. On a processor
+models are limited to what it reads in time.
 
-A gain that was not measured is a range: the best draft length under careful and under hopeful
-assumptions. The assumed acceptances span what is published for drafts of the same family and for
-quantised copies; checking more tokens costs little on a GPU, which waits for the weights, and more
-on a processor, which computes.
-
-Not here: reading the machine or the disk (catalogue), words of the page (web).
+Not here: reading the machine or the disk (catalogue), what drafting gains (gains), words of the
+page (web).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.core.decoding import OFF
 from localspec.core.options import AUTO_EXPERTS, EXPERTS_IN_RAM, LoadOptions
 from localspec.core.precisions import TORCH_NAMES, Precision
-from localspec.core.speculation import Measurement, best_speedup
-from localspec.drafters.registry import REGISTRY
-from localspec.machine.memory import DRAFT_MODEL, MTP, SELF_QUANT, OtherDevice, Room
+from localspec.core.speculation import Measurement
+from localspec.drafters.registry import published_heads
+from localspec.machine.gains import ExpectedGain, expected_gain
+from localspec.machine.memory import DRAFT_MODEL, MTP, OtherDevice, Room
 from localspec.machine.model import Model
 from localspec.machine.planner import plan
-from localspec.machine.plans import Plan, PlanRequest
+from localspec.machine.plans import Plan, PlanReport, PlanRequest
 
 OPEN_LICENSES = ("Apache-2.0", "MIT")
 # A processor reads each weight once a token: at the 20 GB/s that common memory gives, this many
@@ -43,12 +41,6 @@ DRAFT_WORTH = 2.25  # a draft about doubles the speed, as half the size would
 # download. So the 4-bit files of a model a little smaller are offered before them.
 WHOLE_FILES_WORTH = 0.6
 
-LONGEST_DRAFT = 8
-# Careful and hopeful. Of modules for multi-token prediction, as published for Qwen3.5 to 3.8: 40 to
-# 55 % of drafts at 86k tokens, 72 % at the first place while thinking, 80 to 91 % in short chats.
-ASSUMED_ACCEPTANCE = {DRAFT_MODEL: (0.5, 0.8), MTP: (0.5, 0.8), SELF_QUANT: (0.8, 0.95)}
-CHECK_SHARE = {"cuda": 0.03, "mps": 0.06, "cpu": 0.15}  # of a step, for each further token checked
-MOST_LOOKUP_GAIN = 2.0
 # Bytes of a memory that holds everything, to plan what a model needs.
 UNLIMITED = 2**62
 
@@ -67,13 +59,28 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class ExpectedGain:
-    """Times plain speed. is_measured: low and high are then one figure, from this machine."""
+class DrafterOffer:
+    """What may draft for a model, in the precision of its plan.
 
-    low: float
-    high: float
-    basis: str
-    is_measured: bool = False
+    kind: the name of the drafter. model: the draft model or published head; None for the module in
+    the target's own files. plan: with it; None where it is refused. refusal: why, as sentences.
+    context_without: tokens of context that fit without it."""
+
+    kind: str
+    model: Model | None
+    plan: Plan | None
+    context_without: int
+    refusal: str = ""
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of memory that it takes, its caches included."""
+        held = None if self.plan is None else self.plan.draft_bytes or self.plan.bytes
+        return 0 if held is None else held.draft_weights + held.draft_kv
+
+    @property
+    def is_here(self) -> bool:
+        return self.model is None or self.model.is_here
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,9 @@ class Card:
     """One model with its plan: the best one, or where none fits the one that needs least.
 
     free_bytes: memory that there is. refusal: why it does not fit and what would, None where it
-    fits. disk_left_bytes: after the download, None when the disk's room is not known."""
+    fits. disk_left_bytes: after the download, None when the disk's room is not known. offers: what
+    may draft for it, the planned drafter among them. ready: the plan to load with what is on this
+    machine."""
 
     plan: Plan
     parts: tuple[Model, ...]
@@ -89,6 +98,8 @@ class Card:
     gain: ExpectedGain | None
     disk_left_bytes: int | None
     refusal: str | None = None
+    offers: tuple[DrafterOffer, ...] = ()
+    ready: Plan | None = None
 
     @property
     def id(self) -> str:
@@ -121,18 +132,36 @@ class Card:
         return all(part.is_here for part in self.parts)
 
     @property
+    def has_target(self) -> bool:
+        """True if the model itself is on this machine, whatever drafts for it."""
+        return self.parts[0].is_here
+
+    @property
+    def fetched_ids(self) -> tuple[str, ...]:
+        """The ids of all that may be fetched for it, the model's own first."""
+        offered = (offer.model for offer in self.offers if offer.model is not None)
+        return tuple(dict.fromkeys(each.id for each in (*self.parts, *offered)))
+
+    def offer_of(self, draft_id: str) -> DrafterOffer | None:
+        """Return what is offered under the id of a draft model or a published head."""
+        named = (each for each in self.offers if each.model and each.model.id == draft_id)
+        return next(named, None)
+
+    @property
     def is_exact(self) -> bool:
         return all(part.is_exact for part in self.parts if not part.is_here)
 
-    def load_options(self, anyway: bool = False) -> LoadOptions:
-        """What to ask of the engine: exactly this plan, and nothing that is not here."""
+    def load_options(self, anyway: bool = False, plan: Plan | None = None) -> LoadOptions:
+        """What to ask of the engine: exactly a plan, and nothing that is not here. plan: None for
+        that of the card."""
+        plan = plan or self.plan
         return LoadOptions(
             model=self.id,
-            draft=None if self.plan.draft is None else self.plan.draft.id,
-            draft_device=self.plan.draft_device,
-            experts=EXPERTS_IN_RAM if self.plan.experts_in_ram else None,
-            context=self.plan.context_length,
-            dtype=TORCH_NAMES.get(self.plan.precision, self.plan.precision),
+            draft=None if plan.draft is None else plan.draft.id,
+            draft_device=plan.draft_device,
+            experts=EXPERTS_IN_RAM if plan.experts_in_ram else None,
+            context=plan.context_length,
+            dtype=TORCH_NAMES.get(plan.precision, plan.precision),
             anyway=anyway,
             fetches=False,
         )
@@ -163,7 +192,7 @@ def recommend(snapshot: Snapshot, models: Sequence[Model], context_length: int) 
         key=lambda card: (*_worth(snapshot, card), cards.index(card)),
         default=None,
     )
-    here = tuple(card for card in cards if card.is_here)
+    here = tuple(card for card in cards if card.has_target)
     if first is None:
         lacking = [card.refusal for card in by_size if card.refusal is not None]
         others, reasons = _without(cards, here), tuple(lacking[:2])
@@ -199,7 +228,9 @@ def _may_be_first(snapshot: Snapshot, card: Card, context_length: int) -> bool:
 
 
 def is_slow(plan: Plan, device: str) -> bool:
-    return device == "cpu" and plan.bytes.target_weights > MOST_BYTES_ON_CPU
+    """True if a processor reads more bytes for a token than it does in time."""
+    looked_up = plan.target.shape.looked_up_bytes(plan.full, device)
+    return device == "cpu" and plan.bytes.target_weights - looked_up > MOST_BYTES_ON_CPU
 
 
 def _is_for_anyone(card: Card) -> bool:
@@ -213,7 +244,8 @@ def worth_of(plan: Plan, device: str, is_here: bool) -> tuple[bool, float]:
     newest generation, and its size. Sizes alike to two digits are equal, and tables that are looked
     up do not count. A draft adds nothing to the worth of a mixture, whose steps read few weights
     and whose drafted tokens read others. is_here: the target's files are on this machine."""
-    target, is_pair = plan.target, plan.drafter in (DRAFT_MODEL, MTP) and device != "cpu"
+    pairs = (DRAFT_MODEL, MTP, *published_heads())
+    target, is_pair = plan.target, plan.drafter in pairs and device != "cpu"
     counted = target.shape.counted
     size = target.shape.num_params - (0 if counted is None else counted.table_params)
     is_doubled = is_pair and not target.shape.num_experts
@@ -259,63 +291,37 @@ def card_of(snapshot: Snapshot, model: Model, context_length: int) -> Card:
         gain=expected_gain(chosen, room.device),
         disk_left_bytes=None if disk is None else disk - missing,
         refusal=refusal,
+        offers=() if refusal else tuple(_offers(request, report, chosen)),
+        ready=_ready(report.plans, chosen),
     )
 
 
-# -- the gain -------------------------------------------------------------------------------
+def _offers(request: PlanRequest, report: PlanReport, chosen: Plan) -> Iterator[DrafterOffer]:
+    """Return what may draft for the target of a plan, in the plan's precision and with its experts
+    where they are there."""
+    alike = [each for each in report.plans if _is_loaded_alike(each, chosen)]
+    without = next((each.context_length for each in alike if each.drafter == OFF), 0)
+    module = [(MTP, None)] if request.target.shape.mtp is not None else []
+    drafts = [(_kind_of(draft), draft) for draft in request.target.drafts]
+    for kind, draft in (*module, *drafts):
+        plans = [each for each in alike if (each.drafter, each.draft) == (kind, draft)]
+        name = request.target.name if draft is None else draft.name
+        reasons = (e.reason for e in report.refused if e.drafter == kind and name in e.reason)
+        refusal = "" if plans else next(reasons, "")
+        yield DrafterOffer(kind, draft, plans[0] if plans else None, without, refusal)
 
 
-def expected_gain(plan: Plan, device: str) -> ExpectedGain | None:
-    """None for plain decoding, and for a draft on a device of another kind that was not measured:
-    nothing is known of what its steps cost beside the target's."""
-    if plan.drafter == OFF:
-        return None
-    measured = plan.expected_speedup
-    if measured is not None:
-        return ExpectedGain(measured, measured, "from what was measured here", True)
-    if plan.draft_on is not None and plan.draft_on.room.device != device:
-        return None
-    if (info := REGISTRY[plan.drafter]).needs == "nothing":
-        return ExpectedGain(
-            1.0,
-            MOST_LOOKUP_GAIN,
-            f"{info.label} gains only where text repeats: nothing in new prose, perhaps twice the "
-            "speed when a given text or code is reworked",
-        )
-    low_cost, high_cost = _draft_costs(plan, device)
-    careful, hopeful = ASSUMED_ACCEPTANCE[plan.drafter]
-    cost = f"{100 * low_cost:.0f} %"
-    if high_cost > low_cost:
-        cost = f"{100 * low_cost:.0f} to {100 * high_cost:.0f} %"
-    check_share = max(CHECK_SHARE[device], plan.target.shape.expert_share)
-    return ExpectedGain(
-        assumed_speedup(careful, high_cost, check_share),
-        assumed_speedup(hopeful, low_cost, check_share),
-        f"assumes that {100 * careful:.0f} to {100 * hopeful:.0f} % of the drafted tokens are "
-        f"accepted and that drafting one costs {cost} of a step of the target",
-    )
+def _kind_of(draft: Model) -> str:
+    return DRAFT_MODEL if draft.head is None else draft.head.kind
 
 
-def _draft_costs(plan: Plan, device: str) -> tuple[float, float]:
-    """A draft token's cost in steps of the target, hopeful and careful: its share of the bytes
-    that are read, and on a GPU that waits for launches its share of the layers."""
-    if plan.drafter == MTP:
-        share = plan.target.shape.drafting_share
-        return share, share
-    if plan.draft is None:
-        assert plan.self_draft is not None, "what needs no model was answered before"
-        copied = plan.target.shape.weight_bytes(plan.self_draft, plan.full)
-        share = copied / plan.bytes.target_weights
-        return share, share
-    share = plan.draft_weights / plan.bytes.target_weights
-    layers = plan.draft.shape.num_layers / plan.target.shape.num_layers
-    return share, share if device == "cpu" else max(share, layers)
+def _is_loaded_alike(plan: Plan, chosen: Plan) -> bool:
+    wanted = (chosen.target, chosen.precision, chosen.experts_in_ram)
+    return (plan.target, plan.precision, plan.experts_in_ram) == wanted
 
 
-def assumed_speedup(acceptance: float, draft_cost: float, check_share: float) -> float:
-    """At the best draft length up to LONGEST_DRAFT; never below 1, for drafting that does not pay
-    is switched off. Costs in steps of the target."""
-    verify_cost = {1: 1.0, LONGEST_DRAFT + 1: 1.0 + LONGEST_DRAFT * check_share}
-    found = best_speedup((acceptance,), draft_cost, verify_cost)
-    assert found is not None, "both ends of the curve are given"
-    return max(1.0, found.value)
+def _ready(plans: Sequence[Plan], chosen: Plan) -> Plan | None:
+    """Return the best of these plans that needs no download beside the target, loaded as the chosen
+    one; None where there is none."""
+    alike = (each for each in plans if _is_loaded_alike(each, chosen))
+    return next((each for each in alike if each.draft is None or each.draft.is_here), None)

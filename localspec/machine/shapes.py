@@ -197,6 +197,11 @@ class ModelShape:
         return (self.vocab_size * self.hidden_size + module) / self._num_read
 
     @property
+    def read_share(self) -> float:
+        """Share of the weights of the decoder that a token goes through."""
+        return self._num_read / (self.num_params - self.extra_params)
+
+    @property
     def expert_share(self) -> float:
         """Share of the weights that a token goes through that are those of its experts. A further
         token in the same forward reads about as many others."""
@@ -256,6 +261,14 @@ class ModelShape:
         if precision == "4-bit-head" and device == "cuda":  # tied, it is the head's own
             embedded = 0 if self.is_tied else int(head * NF4_BYTES)
         return embedded + in_layers * self._layer_bytes(in_full, device) + held
+
+    def looked_up_bytes(self, full: Precision, device: str) -> int:
+        """Return the bytes on a device of what a token looks up and does not go through: tables of
+        the native decoder, and an embedding apart from the output head."""
+        is_apart = not self.is_tied or (device == "cpu" and self.is_native)
+        embedding = self.vocab_size * self.hidden_size * FULL_BYTES[full] if is_apart else 0
+        on_device = self.table_params if device == "cpu" else 0
+        return embedding + on_device * self._layer_bytes(full, device)
 
     def host_bytes(self, precision: Precision, full: Precision, has_experts: bool = False) -> int:
         """Bytes of what stays in host memory where the native decoder computes on a GPU: tables as

@@ -17,15 +17,16 @@ from pathlib import Path
 
 from localspec.core.config import settings_for, suggestion
 from localspec.core.errors import ConfigError, ModelError
-from localspec.core.options import LoadOptions
+from localspec.core.options import NO_DRAFT, LoadOptions
 from localspec.formats.folder_files import name_of, require_whole, weight_files
 from localspec.formats.gguf_file import parts_of
-from localspec.formats.head_folder import is_head
+from localspec.formats.head_folder import is_head, is_published
 from localspec.machine.compatibility import UNKNOWN, Compatibility, compare_folders
 from localspec.machine.download_faults import DownloadError, fault_of
 from localspec.machine.fetch import fetch
 from localspec.machine.folder_shapes import shape_from_folder, shape_of_gguf, shape_to_load
 from localspec.machine.gguf_models import gguf_of, opened_gguf, title_of
+from localspec.machine.head_shapes import head_shape_in
 from localspec.machine.hub_files import survey_model
 from localspec.machine.model import Model
 from localspec.machine.profiles import Profile, find_profile, load_profiles
@@ -61,10 +62,11 @@ def named_path(name: str) -> Path:
 
 
 def in_profiles(name: str, profiles: Mapping[str, Profile]) -> Model | None:
-    """A profile's model or its copy in 4 bits, named by its id, by its folder or by the id's last
-    part."""
+    """A profile's model, its copy in 4 bits or a published head, named by its id, by its folder or
+    by the id's last part."""
     models = [model for profile in profiles.values() for model in profile.models.values()]
     models += [model.packed for model in models if model.packed is not None]
+    models += [head for profile in profiles.values() for head in profile.heads.values()]
     exact = next((model for model in models if model.id == name), None)
     folder = named_path(name)
     if exact is not None:
@@ -90,7 +92,7 @@ def find_model(name: str, profiles: Mapping[str, Profile]) -> Model:
         return model_at(path)
     cached = cached_folder(name)
     if cached is not None:
-        return Model(name, path=cached, known_shape=shape_from_folder(cached, name))
+        return _cached_as(name, cached)
     known = [id for profile in profiles.values() for id in profile.models]
     raise ConfigError(
         f"'{name}' is neither a model folder nor a model the profiles know, so its size is not "
@@ -102,6 +104,8 @@ def model_at(path: Path) -> Model:
     """Return the model in a folder or a GGUF file, with its shape and the bytes of its files.
     Raises ModelError for a model that cannot be loaded."""
     file = gguf_of(path)
+    if file is None and is_head(path):
+        return head_at(path)
     if file is None:
         title, shape, files = name_of(path), shape_to_load(path), weight_files(path)
     else:
@@ -112,9 +116,29 @@ def model_at(path: Path) -> Model:
     return Model(str(place), title, path=place, known_shape=shape, num_bytes=num_bytes)
 
 
+def head_at(path: Path) -> Model:
+    """Return the published head in a folder. Raises ModelError."""
+    if not is_published(path):
+        raise ModelError(
+            f"{path} holds a head that was trained here, which is loaded with --heads {path} and "
+            "not planned. Name a draft model or a published head with --draft."
+        )
+    num_bytes = sum(each.stat().st_size for each in weight_files(path))
+    return Model(str(path), name_of(path), path, head=head_shape_in(path), num_bytes=num_bytes)
+
+
+def _cached_as(name: str, folder: Path) -> Model:
+    """Return what the hub's cache has in a folder. Raises ModelError."""
+    if is_head(folder):
+        return replace(head_at(folder), id=name, title="")
+    return Model(name, path=folder, known_shape=shape_from_folder(folder, name))
+
+
 def with_shape(model: Model) -> Model:
     """Return the model with its shape, read from its folder where its profile does not say it.
     Raises ModelError."""
+    if model.head is not None:
+        return model
     if model.known_shape is None and model.path is not None:
         return replace(model, known_shape=shape_from_folder(model.path, model.id))
     return replace(model, known_shape=model.shape)
@@ -199,8 +223,9 @@ def _require_whole(folder: Path) -> None:
 
 
 def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Model:
-    """Return the target with its files on this disk, and what is to be loaded with it: one draft,
-    whose fault says why it cannot be, one foreign draft that needs no download, and heads.
+    """Return the target with its files on this disk, and what is to be loaded with it: one draft
+    model, one foreign draft that needs no download, and heads. A draft or a published head that
+    cannot be had stays among the drafts, and its fault says why.
 
     say: called with a phrase on what is being fetched. Raises ModelError, ConfigError."""
     options = with_head_as_draft(options, say)
@@ -222,7 +247,7 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Model:
     target = replace(target, heads=(*own, *(results[kind] for kind in results if kind != DRAFT)))
     draft = next(iter((*filter(None, [options.draft]), *trained)), None)
     if entry is not None:
-        usual = [each.id for each in entry.drafts[:1]]
+        usual = [each.id for each in usual_drafts(entry)]
         is_as_measured = not target.heads and draft in (None, *usual)
         target = replace(
             target,
@@ -231,7 +256,7 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Model:
             accepted=entry.accepted if is_as_measured else None,
         )
         draft = draft or next(iter(usual), None)
-    if draft is None:
+    if draft in (None, NO_DRAFT):
         return target
     try:
         chosen = _on_disk(draft, in_profiles(draft, profiles), options, say)
@@ -240,20 +265,34 @@ def resolve(options: LoadOptions, say: Say = lambda phrase: None) -> Model:
     except ModelError as error:
         if options.draft is not None:
             raise  # it was named
-        chosen = Model(draft, fault=str(error))
+        known = in_profiles(draft, profiles)
+        chosen = Model(draft, head=known.head if known else None, fault=str(error))
+    if chosen.path is not None and is_head(chosen.path):
+        return replace(target, heads=(*target.heads, chosen.path))
     return replace(target, drafts=(chosen,))
 
 
+def usual_drafts(entry: Model) -> tuple[Model, ...]:
+    """Return the draft that is loaded unasked with a profile's model. A published head is not
+    fetched for a target that ships a module of its own."""
+    first = entry.drafts[:1]
+    shape = entry.known_shape
+    if not first or first[0].head is None or shape is None or shape.mtp is None:
+        return first
+    cached = cached_folder(first[0].id)
+    return first if cached is not None and is_whole(cached) else ()
+
+
 def with_head_as_draft(options: LoadOptions, say: Say = lambda phrase: None) -> LoadOptions:
-    """Return the options with the draft among the heads where it names a head: people take what
-    drafts for a draft model. Raises ModelError."""
-    if options.draft is None:
+    """Return the options with the draft among the heads where it names a head, in place of a draft
+    model: people take what drafts for a draft model. Raises ModelError."""
+    if options.draft in (None, NO_DRAFT):
         return options
     profiles = load_profiles(settings_for(options.home).profile_folders)
     path = _on_disk(options.draft, in_profiles(options.draft, profiles), options, say).path
     if path is None or not is_head(path):
         return options
-    return replace(options, draft=None, heads=(*options.heads, str(path)))
+    return replace(options, draft=NO_DRAFT, heads=(*options.heads, str(path)))
 
 
 def _own_head(place: str) -> Path:

@@ -15,10 +15,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from localspec.core.units import DASH, capital, counted, direction, gib, took
+from localspec.core.units import DASH, capital, counted, direction, gb, gib, took
 from localspec.core.visible import visible
 from localspec.drafters.registry import label_of
-from localspec.machine.hub_files import gb
 from localspec.web.words import gain, number, percent
 
 WORDS = {"gib": gib, "gb": gb, "took": took, "number": number, "percent": percent, "gain": gain,

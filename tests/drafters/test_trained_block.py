@@ -21,9 +21,9 @@ from localspec.forward.features import Features
 from localspec.forward.heads.block import BlockHead
 from localspec.forward.heads.block_parts import BlockParts
 from localspec.forward.load import load_model
+from localspec.loading import drafters as guesses
 from localspec.loading import fitting
 from localspec.loading.local_backend import open_local_backend
-from localspec.loading.placement import Place
 from tests.kit.tiny import Plans, play
 from tests.kit.trained_assistant import DIALOGUES, prompt_of
 from tests.kit.trained_block import write_pair
@@ -104,14 +104,14 @@ def test_trained_drafter_that_is_named_drafts_in_a_chat(
 def test_drafter_without_room_is_left_out_and_the_context_stays(
     trained_block: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_head = fitting.refuse_head
+    real = fitting.heads_without_room
 
-    def with_a_kilobyte(folder: Path, place: Place) -> None:
+    def with_a_kilobyte(*asked: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(fitting, "free_bytes_now", lambda *_: 1024)
-            refuse_head(folder, place)
+            return real(*asked)
 
-    monkeypatch.setattr(fitting, "refuse_head", with_a_kilobyte)
+    monkeypatch.setattr(guesses, "heads_without_room", with_a_kilobyte)
     target, folder = trained_block
     options = LoadOptions(
         model=str(target), draft=str(folder), context=256, dtype="fp32", home=tmp_path

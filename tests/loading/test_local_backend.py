@@ -190,7 +190,8 @@ def test_a_drafter_that_does_not_fit_is_a_reason_and_no_error(
     monkeypatch.setattr(NgramDrafter, "build", fail)
     backend = opened(options_of(*saved_pair))
     assert not status(backend, "ngram").is_available
-    assert "memory" in status(backend, "ngram").reason
+    reason = status(backend, "ngram").reason
+    assert "is left out" in reason and str(fault) in reason and "keeps its context" in reason
     assert status(backend, "ngram").code == "no_memory"
 
 

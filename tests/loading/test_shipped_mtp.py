@@ -21,9 +21,9 @@ from localspec.core.decoding import SamplingParams, Sequence
 from localspec.core.options import LoadOptions
 from localspec.forward.features import Features
 from localspec.forward.heads import mtp_files
+from localspec.loading import drafters as guesses
 from localspec.loading import fitting
 from localspec.loading.local_backend import open_local_backend
-from localspec.loading.placement import Place
 from tests.kit.model_folders import save_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
@@ -120,16 +120,18 @@ def test_sampled_replies_are_the_same_with_the_module(trained_folder: Path) -> N
 def test_where_there_is_no_room_the_module_is_left_out_and_says_so(
     trained_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refuse_module = fitting.refuse_module
+    real = fitting.heads_without_room
 
-    def with_a_kilobyte(folder: Path, place: Place) -> None:
+    def with_a_kilobyte(*asked: Any) -> Any:
         with monkeypatch.context() as patch:
             patch.setattr(fitting, "free_bytes_now", lambda *_: 1024)
-            refuse_module(folder, place)
+            return real(*asked)
 
-    monkeypatch.setattr(fitting, "refuse_module", with_a_kilobyte)
+    monkeypatch.setattr(guesses, "heads_without_room", with_a_kilobyte)
     backend = opened(trained_folder)
     status = next(each for each in backend.describe().drafters if each.name == "mtp")
     assert (status.is_available, status.code) == (False, "no_memory")
     assert "needs" in status.reason and "shorter --context" in status.reason
+    assert "so it is left out: the context of 256 tokens stays" in status.reason
+    assert status.reason in backend.describe().notices, "nobody asked for it, and it is said"
     assert "quick brown fox" in replies(backend, "off", SamplingParams())[0][0]

@@ -116,7 +116,8 @@ def test_what_is_offered_is_for_the_devices_that_were_asked_for(tmp_path: Path) 
         catalogue = Catalogue(settings_for(tmp_path), lambda: machine, asked=LoadOptions(**asked))
         state = catalogue.read(4096).recommendation
         cards = (*state.smaller, *state.larger, *state.others)
-        return {card.load_options().draft_device for card in cards if card.plan.draft is not None}
+        pairs = [card for card in cards if card.plan.drafter == "draft_model"]
+        return {card.load_options().draft_device for card in pairs}
 
     runtimes = [first(device=device).plan.bytes.runtime for device in ("cuda", "cpu")]
     assert runtimes[0] != runtimes[1]

@@ -160,17 +160,28 @@ def test_a_draft_may_be_planned_for_another_device(
 ) -> None:
     options = LoadOptions(model="Qwen/Qwen3-8B", draft_device=asked)
     plans = make_plans(options, settings, of_gib(*gibs)).plans
-    assert {each.draft_device for each in plans if each.draft} == places
+    assert {each.draft_device for each in plans if each.drafter == "draft_model"} == places
+    heads = [each for each in plans if each.draft and each.draft.head]
+    assert heads and {each.draft_device for each in heads} == {None}, "they read its states"
 
 
 # -- one model ------------------------------------------------------------------------------
 
 
+OF_QWEN3_8B = {
+    ("draft_model", "Qwen/Qwen3-0.6B"),
+    ("draft_model", "Qwen/Qwen3-1.7B"),
+    ("block", "deepseek-ai/dspark_qwen3_8b_block7"),
+    ("block", "z-lab/Qwen3-8B-DFlash-b16"),
+    ("eagle", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+}
+
+
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "qwen3-8b", "Qwen3-8B"])
 def test_a_known_model_brings_its_drafts(settings: Settings, name: str) -> None:
     report = plans_of(settings, vram=40, model=name)
-    drafts = {each["draft"] for each in report["plans"] if each["draft"]}
-    assert drafts == {"Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B"}
+    drafts = {(each["drafter"], each["draft"]) for each in report["plans"] if each["draft"]}
+    assert drafts == OF_QWEN3_8B
 
 
 def test_an_unknown_model_names_the_nearest(settings: Settings) -> None:
@@ -203,10 +214,7 @@ def test_files_in_4_bits_are_offered_before_those_that_would_be_quantised(
 
 def test_a_copy_in_4_bits_has_the_drafts_of_its_model(settings: Settings) -> None:
     plans = plans_of(settings, vram=40, model="Qwen/Qwen3-8B-AWQ")["plans"]
-    assert {each["draft"] for each in plans if each["draft"]} == {
-        "Qwen/Qwen3-0.6B",
-        "Qwen/Qwen3-1.7B",
-    }
+    assert {(each["drafter"], each["draft"]) for each in plans if each["draft"]} == OF_QWEN3_8B
 
 
 def test_a_folder_is_planned_with_its_token_map_compared(
@@ -278,6 +286,19 @@ def test_one_drafter_can_be_asked_for(settings: Settings) -> None:
         plans_of(settings, model="Qwen/Qwen3-8B", drafter="n-gram")
 
 
+def test_a_kind_of_head_that_no_model_has_is_refused_in_words(settings: Settings) -> None:
+    report = plans_of(settings, vram=24, model="Qwen/Qwen3-8B", drafter="assistant")
+    assert report["plans"] == []
+    (refused,) = report["refused"]
+    assert (
+        "published head for the assistant" in refused["reason"] and "--draft" in refused["reason"]
+    )
+    alone = plans_of(settings, vram=24, model="Qwen/Qwen3-8B", draft="none")["plans"]
+    assert {each["draft"] for each in alone} == {None}
+    other = plans_of(settings, vram=24, model="Qwen/Qwen3-8B", draft="z-lab/Qwen3-8B-DFlash-b16")
+    assert other["plans"][0]["drafter"] == "block"
+
+
 @pytest.mark.parametrize("context", [0, -5])
 def test_a_context_that_holds_nothing_is_refused(settings: Settings, context: int) -> None:
     with pytest.raises(ConfigError, match="holds nothing"):
@@ -335,11 +356,15 @@ def test_the_catalogue_says_something_of_every_model_and_drafter(
 
 
 def test_the_catalogue_puts_first_what_the_models_tab_does(settings: Settings) -> None:
-    """A draft counts more than twice the size; a processor reads a few gigabytes in time."""
+    """A draft counts more than twice the size; a processor reads a few gigabytes in time, and of a
+    tied embedding the copy that is its output head."""
     targets = [plans_of(settings, vram=v, profile="qwen3")["plans"][0]["target"] for v in (8, 24)]
     assert targets == ["Qwen/Qwen3-4B-AWQ", "Qwen/Qwen3-32B-AWQ"]
     on_cpu = plans_of(settings, CPU, profile="qwen3")["plans"]
-    assert on_cpu[0]["bytes"]["target_weights"] <= 4e9 < on_cpu[-1]["bytes"]["target_weights"]
+    assert on_cpu[0]["target"] == "Qwen/Qwen3-1.7B"
+    looked_up = 2 * 151936 * 2048  # the embedding, in 16 bits
+    assert on_cpu[0]["bytes"]["target_weights"] - looked_up <= 4e9
+    assert on_cpu[-1]["bytes"]["target_weights"] > 4e9
 
 
 def test_the_whole_catalogue_serialises(settings: Settings) -> None:
@@ -355,7 +380,7 @@ def test_every_draft_a_profile_names_is_known_to_the_profiles(settings: Settings
     for profile in profiles.values():
         for entry in profile.models.values():
             if entry.path is None:
-                for draft in entry.drafts:
+                for draft in (each for each in entry.drafts if each.head is None):
                     small = find_model(draft.id, profiles).shape
                     assert small.num_params < find_model(entry.id, profiles).shape.num_params
 

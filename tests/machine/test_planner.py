@@ -299,7 +299,7 @@ def test_a_context_beyond_the_models_own_is_said() -> None:
 def test_a_pair_comes_first_then_precision_then_context() -> None:
     report = plan(request("Qwen/Qwen3-8B", gpu(24), context=32768))
     order = [(each.precision, each.context_length, each.drafter) for each in report.plans]
-    assert order[:2] == [("bf16", 16384, "draft_model"), ("4-bit", 32768, "draft_model")]
+    assert order[0] == ("4-bit", 32768, "draft_model"), "in bf16 it would take half the context"
     assert order.index(("bf16", 32768, "off")) < order.index(("bf16", 16384, "self_quant"))
     assert order.index(("bf16", 16384, "self_quant")) < order.index(("4-bit", 32768, "off"))
 

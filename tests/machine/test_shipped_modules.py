@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from localspec.core.config import SHIPPED_PROFILES
+from localspec.machine.gains import expected_gain
 from localspec.machine.memory import GIB, Arrangement, Room, bytes_of
 from localspec.machine.model import Model
 from localspec.machine.planner import plan
 from localspec.machine.plans import PlanReport, PlanRequest
 from localspec.machine.profiles import load_profiles
-from localspec.machine.recommend import expected_gain
 
 MODELS = {
     id: model

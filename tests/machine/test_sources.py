@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,27 +44,6 @@ context_length = 256
 is_tied = false
 drafts = {drafts}
 """
-
-
-@pytest.fixture(scope="module")
-def source_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("hub")
-    module = tiny_llama(num_layers=1, vocab_size=VOCAB_SIZE)
-    return {each: save_model(root / each, module) for each in (TARGET, DRAFT)}
-
-
-@pytest.fixture
-def source_hub(source_models: dict[str, Path]) -> Iterator[HubStub]:
-    with serve_hub(source_models) as stub:
-        yield stub
-
-
-@pytest.fixture
-def client_cache(source_hub: HubStub, tmp_path: Path) -> Iterator[Path]:
-    """The cache folder of a client that knows this hub only."""
-    cache = tmp_path / "cache"
-    with client_of(source_hub.endpoint, cache):
-        yield cache
 
 
 def fetched(target: str = TARGET) -> Path:
@@ -249,7 +227,8 @@ def test_head_that_is_named_as_the_draft_is_a_head(
     (tmp_path / "config.json").write_text(json.dumps(published))
     found = resolve(LoadOptions(profile=profile, draft=str(tmp_path)))
     assert found.heads == (tmp_path,)
-    assert found.draft is not None and found.draft.name == DRAFT, "the usual draft stays"
+    assert found.drafts == (), "it takes the place of the usual draft, which is not fetched"
+    assert not source_hub.asked_for(DRAFT)
     folder = tmp_path / "assistant"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "gemma4_assistant"}))

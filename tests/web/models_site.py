@@ -1,7 +1,8 @@
 """A service, a shelf and a hub on this machine for the tests of the Models tab.
 
-Contract: the profile "ours" knows a pair that the stub hub holds and a model too large for any
-machine; the engine is the fake, and `opened` holds what was asked to be loaded.
+Contract: the profile "ours" knows a pair and a published head of the target, which the stub hub
+holds, and a model too large for any machine; the engine is the fake, and `opened` holds what was
+asked to be loaded.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tests.kit.fakes import FakeBackend, Script, session_info
 from tests.kit.hub_stub import HubStub, client_of, serve_hub
 
 TARGET, DRAFT, HUGE = "someone/target", "someone/draft", "someone/huge"
+HEAD = "someone/head"  # a published head of the target
 PROFILE = f"""
 title = "Ours"
 default = "{TARGET}"
@@ -45,6 +47,17 @@ context_length = 8192
 is_tied = false
 drafts = {drafts}
 """
+HEAD_TABLE = f"""
+[heads."{HEAD}"]
+kind = "block"
+license = "MIT"
+num_params = 65536
+state_width = 256
+kv_width = 64
+block_length = 7
+"""
+HEAD_CONFIG = f"""{{"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "vocab_size": 264,
+"dflash_config": {{"block_size": 8}}, "target_model_name_or_path": "{TARGET}"}}"""
 CONFIG = """{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
 "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 264,
 "max_position_embeddings": 8192}"""
@@ -63,23 +76,29 @@ class ModelsSite:
 
 
 def write_models(root: Path) -> dict[str, Path]:
-    """The pair as folders; the target's weights are 2 MB."""
+    """The pair and a published head as folders; the target's weights are 2 MB."""
     for number, each in enumerate((TARGET, DRAFT)):
         (root / each).mkdir(parents=True)
         (root / each / "config.json").write_text(CONFIG)
         (root / each / "tokenizer.json").write_text("{}")
         rows = numpy.random.default_rng(number).random((1024 >> 3 * number, 512), numpy.float32)
         save_file({"weight": rows}, root / each / "model.safetensors")
-    return {each: root / each for each in (TARGET, DRAFT)}
+    (root / HEAD).mkdir(parents=True)
+    (root / HEAD / "config.json").write_text(HEAD_CONFIG)
+    save_file(
+        {"fc.weight": numpy.zeros((256, 256), numpy.float16)}, root / HEAD / "model.safetensors"
+    )
+    return {each: root / each for each in (TARGET, DRAFT, HEAD)}
 
 
 def write_profile(home: Path) -> None:
     folder = home / "profiles" / "models"
     folder.mkdir(parents=True)
     models = (
-        MODEL.format(id=TARGET, layers=2, width=128, drafts=f'["{DRAFT}"]')
+        MODEL.format(id=TARGET, layers=2, width=128, drafts=f'["{DRAFT}", "{HEAD}"]')
         + MODEL.format(id=DRAFT, layers=1, width=64, drafts="[]")
         + MODEL.format(id=HUGE, layers=9000, width=65536, drafts="[]")
+        + HEAD_TABLE
     )
     (folder / "ours.toml").write_text(PROFILE + models)
 

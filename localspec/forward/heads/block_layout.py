@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from localspec.core.errors import ModelError, first_line
 from localspec.formats.decoder_settings import HARMLESS, DecoderSettings, settings_of
-from localspec.formats.head_folder import architectures
+from localspec.formats.head_folder import architectures, target_named
 from localspec.formats.rotation_settings import Incomplete, NotNative
 from localspec.forward.heads.files import HeadSettings, TargetSizes
 
@@ -326,7 +326,7 @@ def _require_target(config: HeadSettings, settings: DecoderSettings, sizes: Targ
     made_for = (width, settings.vocab_size, number)
     if made_for != (sizes.hidden_size, sizes.vocab_size, sizes.num_layers):
         raise config.unfit(
-            f"it was made for {_target_name(config.values)}, {width} wide with "
+            f"it was made for {target_named(config.values) or 'another target'}, {width} wide with "
             f"{settings.vocab_size} tokens and {number} layers; this target is "
             f"{sizes.hidden_size} wide with {sizes.vocab_size} and {sizes.num_layers}"
         )
@@ -334,9 +334,3 @@ def _require_target(config: HeadSettings, settings: DecoderSettings, sizes: Targ
         raise config.unfit(
             f"its rows are {settings.hidden_size} wide and the target's {sizes.hidden_size}"
         )
-
-
-def _target_name(values: Mapping[str, Any]) -> str:
-    verifier = (values.get("speculators_config") or {}).get("verifier") or {}
-    names = (verifier.get("name_or_path"), values.get("target_model_name_or_path"))
-    return next((str(name) for name in names if name), "another target")

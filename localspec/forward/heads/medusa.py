@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from localspec.formats.head_folder import PUBLISHED_CONFIG, is_published
+from localspec.formats.head_folder import PUBLISHED_CONFIG, is_published, target_named
 from localspec.forward.heads.files import (
     HeadSettings,
     Shapes,
@@ -146,7 +146,7 @@ def _require_same_target(
     """Raises ModelError naming the model the heads were made for, where their sizes tell."""
     if output is None or tuple(output.shape) == (sizes.vocab_size, sizes.hidden_size):
         return
-    base = config.values.get("base_model_name_or_path") or "another model"
+    base = target_named(config.values) or "another model"
     raise config.unfit(
         f"they were made for {base} (output {list(output.shape)}), and this target's is "
         f"{[sizes.vocab_size, sizes.hidden_size]}"

@@ -31,7 +31,7 @@ from localspec.machine.download_faults import DownloadFault
 from localspec.machine.downloads import Download
 from localspec.machine.found_line import found_line
 from localspec.machine.model import Model
-from localspec.machine.plans import DEFAULT_CONTEXT
+from localspec.machine.plans import DEFAULT_CONTEXT, Plan
 from localspec.machine.recommend import Card
 from localspec.record.api_keys import MOST_CHARACTERS
 from localspec.record.rows import RecentGain
@@ -140,7 +140,7 @@ class ModelsController:
         loaded = None if status.description is None else status.description.target
         around = Around(tuple(under_way), self._faults, loaded, self._lately)
         shown = {each.id for each in self._results()}
-        shown |= {part.id for card in self.cards() for part in card.parts}
+        shown |= {id for card in self.cards() for id in card.fetched_ids}
         parts = {
             "found": PAGE.found(state, [(each, f"{each:,} tokens") for each in CONTEXTS]),
             "loaded": PAGE.loaded(status, self._service.options),
@@ -175,11 +175,11 @@ class ModelsController:
             {
                 "id": card.id,
                 "name": short(card.name),
-                "words": precision_words(card.plan.precision, card.plan.draft_name),
+                "words": precision_words(card.plan.precision, _draft_at_load(card)),
                 "is_loaded": card.id == target,
             }
             for card in self.cards()
-            if card.parts[0].is_here
+            if card.has_target
         ]
         return ready if self._server is None else [_entry_of(self._server, loaded), *ready]
 
@@ -251,8 +251,12 @@ class ModelsController:
         return self._found if isinstance(self._found, tuple) else ()
 
     def _download(self, said: Mapping[str, Any]) -> None:
+        """Fetch a result of a search, one drafter that was offered, or all parts of a card."""
         wanted = str(said.get("id"))
-        if wanted in {each.id for each in self._results()}:
+        is_result = wanted in {each.id for each in self._results()}
+        cards = self.cards()
+        is_offer = any(card.offer_of(wanted) for card in cards)
+        if is_result or (is_offer and wanted not in {card.id for card in cards}):
             self.catalogue.downloads.ask(wanted)
             return
         card = self._card(said)
@@ -279,20 +283,20 @@ class ModelsController:
         self.tuning = None
 
     def _load(self, said: Mapping[str, Any]) -> str | None:
-        """Free what is loaded, then load the card's plan, or attach to the server again. A draft
-        that is not here is left out."""
+        """Free what is loaded, then load the card's plan or that of a drafter which was chosen, or
+        attach to the server again. A draft that is not here is left out."""
         if self._server is not None and said.get("id") == self._server.url:
             self._attach(self._server)
             return None
         card = self._card(said)
-        if not card.parts[0].is_here:
+        if not card.has_target:
             raise RequestError(f"{card.name} is not on this machine yet. Download it first.")
         is_anyway = said.get("anyway") is True
         if card.refusal is not None and not is_anyway:
             raise RequestError(card.refusal)
-        has_draft = all(part.is_here for part in card.parts[1:])
-        options = card.load_options(is_anyway)
-        if not has_draft:
+        plan = self._chosen_plan(card, said.get("drafter"))
+        options = card.load_options(is_anyway, plan)
+        if plan.draft is not None and not plan.draft.is_here:
             options = replace(options, draft=None, draft_device=None)
         home = (self._service.options or LoadOptions()).home
         asked = self.catalogue.asked
@@ -300,10 +304,20 @@ class ModelsController:
         options = replace(options, home=home, device=asked.device, experts=experts)
         self._service.switch(options)
         self.tuning = None
-        draft = card.plan.draft_name
-        if draft is not None and not has_draft:
-            return f"{draft} is not on this machine, so {card.name} is loaded without it."
+        missing = card.plan.draft
+        if said.get("drafter") is None and missing is not None and not missing.is_here:
+            return f"{missing.name} is not on this machine, so {card.name} is loaded without it."
         return None
+
+    def _chosen_plan(self, card: Card, drafter: object) -> Plan:
+        """Return the plan with the drafter that was named, else the best with what is here. Raises
+        RequestError."""
+        if drafter is None:
+            return card.ready or card.plan
+        offer = card.offer_of(str(drafter))
+        if offer is None or offer.plan is None or not offer.is_here:
+            raise RequestError(f"{drafter} cannot be loaded with {card.name} now. Reload the page.")
+        return offer.plan
 
     def cards(self) -> tuple[Card, ...]:
         """Every model that is offered."""
@@ -333,6 +347,11 @@ class ModelsController:
 
     def _revoke_key(self, said: Mapping[str, Any]) -> None:
         self._service.api_keys.revoke(str(said.get("id")))
+
+
+def _draft_at_load(card: Card) -> str | None:
+    """Return the name of what drafts if a card is loaded now."""
+    return (card.ready or card.plan).draft_name
 
 
 def _entry_of(server: RemoteServer, loaded: Description | None) -> dict[str, Any]:

@@ -98,6 +98,7 @@ document.addEventListener('click', (event) => {
   if (!button) return;
   const said = { act: button.dataset.act, id: button.dataset.id || '' };
   if (button.dataset.anyway) said.anyway = true;
+  if (button.dataset.drafter) said.drafter = button.dataset.drafter;
   if (button.dataset.confirm && !window.confirm(button.dataset.confirm)) return;
   actBy(button, said);
 });

@@ -15,7 +15,7 @@ from markupsafe import escape
 
 from localspec.core.config import settings_for
 from localspec.core.errors import ConfigError, RequestError
-from localspec.core.units import gain_words
+from localspec.core.units import gain_words, gib
 from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.hardware import TorchBuild, probe
 from localspec.machine.other_programs import found_models
@@ -27,7 +27,7 @@ from tests.kit.gguf_files import write_gguf
 from tests.kit.hub_stub import Refusal
 from tests.kit.stub_server import serve_stub
 from tests.kit.tiny import tiny_llama
-from tests.web.models_site import CONFIG, DRAFT, HUGE, TARGET, ModelsSite, models_site
+from tests.web.models_site import CONFIG, DRAFT, HEAD, HUGE, TARGET, ModelsSite, models_site
 
 wait = waiting.until
 
@@ -85,9 +85,8 @@ def test_a_dry_run_replaces_the_estimate_by_the_exact_size(
     assert act(controller, "size", TARGET) is None
     found = card(controller, TARGET)
     assert found.is_exact and not fresh_models_site.hub.asked_for(f"GET /{TARGET}/resolve")
-    size = sum(
-        f.stat().st_size for each in fresh_models_site.hub.models.values() for f in each.iterdir()
-    )
+    pair = (fresh_models_site.hub.models[each] for each in (TARGET, DRAFT))
+    size = sum(f.stat().st_size for each in pair for f in each.iterdir())
     assert found.download_bytes == size
 
 
@@ -128,6 +127,81 @@ def test_a_target_whose_draft_is_missing_is_loaded_without_it(
     assert said is not None and f"{DRAFT} is not on this machine" in said
     options = wait(lambda: len(fresh_models_site.opened) > 1 and fresh_models_site.opened[-1])
     assert options.draft is None and options.fetches is False
+
+
+def offers_of(shown: str) -> dict[str, str]:
+    """The text of each drafter that is offered for the target, by its name."""
+    about = shown.partition(f'data-key="about-{TARGET}"')[2].partition("</dl>")[0]
+    items = re.findall(r"<li>\s*<span><b>([^<]*)</b>(.*?)</li>", about, re.S)
+    return {name: " ".join(re.sub("<[^>]*>", " ", text).split()) for name, text in items}
+
+
+def test_drafters_of_a_model_are_offered_with_their_price(controller: ModelsController) -> None:
+    offers = offers_of("".join(parts(controller).values()))
+    assert offers.keys() == {DRAFT, HEAD}
+    head = offers[HEAD]
+    assert "a published drafter that guesses a block of tokens at once" in head
+    assert "about 131 kB to fetch ( MIT )" in head and "Fetch 131 kB" in head
+    weights, tokens = 65536, 8192 * (256 + 2 * 64)
+    number_bytes = 2 if probe().host.multiplies_bf16 else 4
+    assert f"It takes {gib(number_bytes * (weights + tokens))} of memory" in head
+    assert "the context stays at 8,192 tokens." in head and "Planned" not in head
+    assert "Planned." in offers[DRAFT]
+
+
+def test_a_drafter_that_takes_context_says_how_much(controller: ModelsController) -> None:
+    """Memory for the model alone, and half of what the head takes besides."""
+    found, target = probe(), card(controller, TARGET)
+    head = target.offer_of(HEAD)
+    free = head.plan.bytes.total - head.needed_bytes // 2
+    host = replace(found.host, ram_available_bytes=free)
+    controller.catalogue.probe = lambda: replace(found, device="cpu", gpu=None, host=host)
+    act(controller, "folder", value="")  # makes it read the machine again
+    said = offers_of("".join(parts(controller).values()))[HEAD]
+    assert re.search(r"the context falls from 8,192 to (4,096|2,048) tokens", said)
+    plan = card(controller, TARGET).plan
+    assert (plan.context_length, plan.drafter != "block") == (8192, True)
+
+
+@pytest.mark.slow  # starts the process that fetches
+def test_a_head_on_this_machine_is_loaded_where_it_is_chosen(
+    controller: ModelsController, fresh_models_site: ModelsSite
+) -> None:
+    fresh_models_site.service.start()
+    with pytest.raises(RequestError, match="cannot be loaded"):
+        controller.catalogue.downloads.ask(TARGET)
+        wait(lambda: controller.catalogue.downloads.find(TARGET).state == "done")  # type: ignore[union-attr]
+        act(controller, "load", TARGET, drafter=HEAD)
+    shown = parts(controller)["here"]
+    assert f"Its drafter {DRAFT} is not here: about" in shown and "Fetch its drafter" in shown
+    act(controller, "download", HEAD)
+    wait(lambda: controller.catalogue.downloads.find(HEAD).state == "done")  # type: ignore[union-attr]
+    shown = parts(controller)
+    assert f'data-drafter="{HEAD}"' in shown["here"] and shown["downloads"] == ""
+    assert not any("head" in notice for notice in controller.catalogue.read(8192).notices)
+    said = act(controller, "load", TARGET)
+    assert said is not None and f"{DRAFT} is not on this machine" in said
+    opened = fresh_models_site.opened
+    assert wait(lambda: len(opened) > 1 and opened[-1]).draft == HEAD, "the best that is here"
+    assert act(controller, "load", TARGET, drafter=HEAD) is None
+    assert wait(lambda: len(opened) > 2 and opened[-1]).draft == HEAD
+
+
+@pytest.mark.slow  # starts the process that fetches
+def test_a_drafter_that_the_hub_does_not_have_leaves_the_model_to_load(
+    controller: ModelsController, fresh_models_site: ModelsSite
+) -> None:
+    fresh_models_site.service.start()
+    fresh_models_site.hub.models = {TARGET: fresh_models_site.hub.models[TARGET]}
+    act(controller, "download", TARGET)
+    downloads = controller.catalogue.downloads
+    wait(lambda: downloads.find(DRAFT).state == "failed")  # type: ignore[union-attr]
+    shown = parts(controller)["here"]
+    assert f"The hub has no model {DRAFT}" in shown
+    assert f'data-act="load" data-id="{TARGET}"' in shown
+    act(controller, "load", TARGET)
+    opened = fresh_models_site.opened
+    assert wait(lambda: len(opened) > 1 and opened[-1]).draft is None
 
 
 @pytest.mark.slow  # starts the process that fetches
