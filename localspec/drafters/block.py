@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import torch
 
-from localspec.core.decoding import DraftPlan, Proposal, Sequence
-from localspec.drafters.drafting import Drafting
+from localspec.core.decoding import DraftPlan, Sequence
+from localspec.drafters.drafting import Drafting, DraftSteps
 from localspec.drafters.head_drafter import ChainDrafter
 from localspec.drafters.parts import Parts
 from localspec.forward.graphs import Capturing, GraphPool
@@ -51,8 +51,8 @@ class BlockDrafter(ChainDrafter):
     def captures(self) -> tuple[Capturing, ...]:
         return () if self._block.graphs is None else (self._block.graphs,)
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
-        proposal = super().propose(sequence, plan.shortened(self._block.num_drafts))
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
+        proposal = yield from super().steps(sequence, plan.shortened(self._block.num_drafts))
         if not proposal.tokens:  # a damaged draft may have left what is no number
             self._block.cache.zero_beyond()
             return proposal

@@ -14,11 +14,20 @@ Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 
 from __future__ import annotations
 
+from collections.abc import Generator
+
 import torch
 
 from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
 from localspec.core.hindsight import ReviewSteps
-from localspec.drafters.drafting import HEAD_SHARE, Unread, chances, level_of, likeliest
+from localspec.drafters.drafting import (
+    HEAD_SHARE,
+    DraftSteps,
+    Unread,
+    chances,
+    level_of,
+    likeliest,
+)
 from localspec.drafters.head_drafter import HeadDrafter
 from localspec.drafters.parts import Parts
 from localspec.drafters.review import itself
@@ -35,6 +44,7 @@ from localspec.drafters.tree_growth import (
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle import KIND
 from localspec.forward.heads.eagle_files import read_eagle
+from localspec.forward.passes import Pass
 from localspec.forward.upload import indices, uploaded
 
 NUM_CHILDREN = 8  # candidates of one node
@@ -57,23 +67,24 @@ class EagleDrafter(HeadDrafter[AutoregressiveHead]):
         """See core.hindsight. The target's states of the reply are still held."""
         return itself(self)
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         if self.signal(sequence) is None or plan.num_draft_tokens < 1:
             return Proposal()
         tokens = sequence.tokens
         assert self._target.cache.length >= len(tokens) - 1, "the target has read all but the root"
-        root = self._head.start(tokens, self._features)  # [1, d]
         try:
+            root = yield self._head.start(tokens, self._features)  # [1, d]
             if self._reads_once and sequence.grammar is None:
-                return self._whole(sequence, plan, root)
-            return _Draft(sequence, plan, self._head, root).grow()
+                return (yield from self._whole(sequence, plan, root))
+            return (yield from _Draft(sequence, plan, self._head, root).grow())
         finally:
             self._head.forget(len(tokens) - 1)
 
-    def _whole(self, sequence: Sequence, plan: DraftPlan, root: torch.Tensor) -> Proposal:
+    def _whole(self, sequence: Sequence, plan: DraftPlan, root: torch.Tensor) -> DraftSteps:
         growth, most = plan.growth_or(USUAL), min(plan.num_draft_tokens, self._head.room // WIDTH)
         num_steps = steps_that_pay(self._typical, growth, most)
-        children = _known(_beam(self._head, sequence, root, num_steps), growth)
+        steps = yield from _beam(self._head, sequence, root, num_steps)
+        children = _known(steps, growth)
         tree = TreeGrowth(growth, plan.num_draft_tokens, children, end_ids=sequence.end_ids)
         tree.grow()
         self._typical += SMOOTHING * (tree.typical - self._typical)
@@ -96,18 +107,20 @@ class _Draft:
         self._outputs = root  # [1 + rows, d], the root's and those of the rows so far
         self._rows = {ROOT: 0}  # node -> its place among them
 
-    def grow(self) -> Proposal:
+    def grow(self) -> DraftSteps:
         wanted, outputs, num_steps = [ROOT], self._outputs, 0
         while wanted:
-            self._open(wanted, outputs)
+            logits = yield self._head.logits(outputs)  # [n, V]
+            self._open(wanted, logits)
             num_steps += 1
             self._tree.grow()
             wanted = self._tree.wanted()[: self._head.room]
             if wanted:
-                outputs = self._run(wanted)
+                outputs = yield self._branch(wanted)
+                self._outputs = torch.cat((self._outputs, outputs))
         return self._tree.proposal(num_steps)
 
-    def _run(self, nodes: list[int]) -> torch.Tensor:
+    def _branch(self, nodes: list[int]) -> Pass:
         """The head's outputs for nodes, from those of their parents: [n, d]."""
         tree, num_before = self._tree, len(self._rows) - 1
         parents = [self._rows[tree.nodes[node].parent] for node in nodes]
@@ -121,13 +134,10 @@ class _Draft:
         device, tokens = self._outputs.device, [tree.nodes[node].token for node in nodes]
         outputs = self._outputs.index_select(0, indices(parents, device))
         hidden = uploaded(blocked, torch.bool, device) if any(map(any, blocked)) else None
-        made = self._head.branch(tokens, outputs, places, hidden)
-        self._outputs = torch.cat((self._outputs, made))
-        return made
+        return self._head.branch(tokens, outputs, places, hidden)
 
-    def _open(self, nodes: list[int], outputs: torch.Tensor) -> None:
-        """Tell the tree what may follow the nodes, whose outputs are [n, d]. One host copy."""
-        logits = self._head.logits(outputs)  # [n, V]
+    def _open(self, nodes: list[int], logits: torch.Tensor) -> None:
+        """Tell the tree what may follow the nodes, whose logits are [n, V]. One host copy."""
         texts = [self._tree.text(node) for node in nodes]
         rows = chances(logits, logits.shape[1], self._sequence, texts, HEAD_SHARE)  # [n, V]
         levels = likeliest(rows, min(NUM_CHILDREN, self._plan.num_draft_tokens))
@@ -141,13 +151,13 @@ Step = list[list[float]]  # rows of tokens, chances, and the candidate of the st
 @torch.inference_mode()
 def _beam(
     head: AutoregressiveHead, sequence: Sequence, root: torch.Tensor, num_steps: int
-) -> list[Step]:
+) -> Generator[Pass, torch.Tensor, list[Step]]:
     """The candidates of every step, read at once. root: [1, d]."""
     unread: Unread | None = None
     outputs, found, origin = root, list[torch.Tensor](), root.new_zeros(1, dtype=torch.float32)
     worth, seen = torch.ones(1, device=root.device), None
     for depth in range(num_steps):
-        logits = head.logits(outputs)  # [n, V]
+        logits = yield head.logits(outputs)  # [n, V]
         unread = unread or Unread(sequence, logits.shape[1], root.device, HEAD_SHARE)
         best = unread.chances(logits, depth).topk(min(NUM_CHILDREN, logits.shape[1]))  # [n, c]
         found.append(torch.cat((best.indices.float(), best.values, origin[:, None]), dim=1))
@@ -161,7 +171,7 @@ def _beam(
         own = torch.eye(len(chosen), dtype=torch.bool, device=root.device)
         seen = own if seen is None else torch.cat((seen.index_select(0, parents), own), dim=1)
         places = [len(sequence.tokens) - 1 + depth] * len(chosen)
-        outputs = head.branch(tokens, outputs.index_select(0, parents), places, ~seen)
+        outputs = yield head.branch(tokens, outputs.index_select(0, parents), places, ~seen)
         origin = chosen.float()
     rows = iter(torch.cat(found).tolist())  # the one copy
     return [[next(rows) for _ in each] for each in found]

@@ -10,6 +10,7 @@ taken and when the draft ends is `drafting.Drafting`'s.
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from collections.abc import Sequence as Tokens
 from typing import Generic, Protocol, TypeVar
 
@@ -17,15 +18,18 @@ import torch
 
 from localspec.core.decoding import DraftPlan, Proposal, Sequence
 from localspec.core.hindsight import ReviewSteps
-from localspec.drafters.drafting import HEAD_SHARE, Drafting, Unread
+from localspec.drafters.drafting import HEAD_SHARE, Drafting, DraftSteps, Unread
 from localspec.drafters.parts import DrafterBase
 from localspec.drafters.review import itself
+from localspec.engine.batch import Stepwise
 from localspec.forward.features import Features
 from localspec.forward.model import LanguageModel
+from localspec.forward.passes import Pass
 
 
 class DraftingHead(Protocol):
-    """A head over one text. layers: whose hidden states of the target it reads. reads_last_row:
+    """A head over one text. What it is asked to run it returns as a pass, which the drafter yields.
+    layers: whose hidden states of the target it reads. reads_last_row:
     whether it reads them of the last token alone. kv_bytes: of a cache of its own."""
 
     reads_last_row: bool
@@ -39,18 +43,18 @@ class DraftingHead(Protocol):
     @property
     def kv_bytes(self) -> int: ...
 
-    def start(self, tokens: Tokens[int], features: Features) -> torch.Tensor:
-        """Return the output that a draft after `tokens` starts from, [1, d]; the target has read
-        all but the last of them."""
+    def start(self, tokens: Tokens[int], features: Features) -> Pass:
+        """Give the output that a draft after `tokens` starts from, [1, d]; the target has read all
+        but the last of them."""
         ...
 
-    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return the output after one more token, [1, d]. rows: the output before it. token: a
-        tensor is [1]."""
+    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> Pass:
+        """Give the output after one more token, [1, d]. rows: the output before it. token: a tensor
+        is [1]."""
         ...
 
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, V] fp32 of outputs [n, d]."""
+    def logits(self, rows: torch.Tensor) -> Pass:
+        """Give logits [n, V] fp32 of outputs [n, d]."""
         ...
 
     def forget(self, num_pairs: int) -> None:
@@ -61,7 +65,7 @@ class DraftingHead(Protocol):
 Head = TypeVar("Head", bound=DraftingHead)
 
 
-class HeadDrafter(DrafterBase, Generic[Head]):
+class HeadDrafter(Stepwise, DrafterBase, Generic[Head]):
     """Drafts with a head on the hidden states of `target`. reads_once: whether the host reads a
     draft when it is whole, None for where each read would be a wait."""
 
@@ -107,22 +111,27 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
         return itself(self)
 
     @torch.inference_mode()
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         draft = Drafting(sequence, plan, self._target.vocab_size, HEAD_SHARE)
         if draft.is_full or self.signal(sequence) is None:
             return Proposal()
-        state = self._head.start(sequence.tokens, self._features)  # [1, d]
         try:
+            state = yield self._head.start(sequence.tokens, self._features)  # [1, d]
             if self._reads_once and sequence.grammar is None:
-                self._draft_unread(draft, state)
+                yield from self._draft_unread(draft, state)
                 return draft.proposal()
-            while draft.take(draft.row(self._head.logits(state)[0]), self.stated()):
-                state = self._head.extend(draft.tokens[-1], state)
+            (logits,) = yield self._head.logits(state)
+            while draft.take(draft.row(logits), self.stated()):
+                state = yield self._head.extend(draft.tokens[-1], state)
+                (logits,) = yield self._head.logits(state)
         finally:
             self._head.forget(len(sequence.tokens) - 1)
         return draft.proposal()
 
-    def _draft_unread(self, draft: Drafting, state: torch.Tensor) -> None:
+    @torch.inference_mode()
+    def _draft_unread(
+        self, draft: Drafting, state: torch.Tensor
+    ) -> Generator[Pass, torch.Tensor, None]:
         """Draft until the draft ends, with tokens that the host reads later."""
         size, device = self._target.vocab_size, self._target.device
         unread = Unread(draft.sequence, size, device, HEAD_SHARE)
@@ -134,8 +143,9 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
             for depth in range(len(draft.tokens), len(draft.tokens) + self.num_unread(draft)):
                 if token is not None:
                     unread.follow(token, same)
-                    state = self._head.extend(token, state)
-                peak, token = unread.chances(self._head.logits(state), depth).max(dim=-1)
+                    state = yield self._head.extend(token, state)
+                logits = yield self._head.logits(state)
+                peak, token = unread.chances(logits, depth).max(dim=-1)
                 stated = self.stated()
                 # A damaged draft ends where its chances are no numbers, whatever it states.
                 confidence = peak if stated is None else torch.where(peak.isnan(), peak, stated)

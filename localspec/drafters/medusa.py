@@ -13,25 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Several
+from functools import partial
 
 import torch
 
 from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
 from localspec.core.hindsight import ReviewSteps
-from localspec.drafters.drafting import HEAD_SHARE, Level, likeliest
+from localspec.drafters.drafting import HEAD_SHARE, DraftSteps, Level, likeliest
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.review import itself
 from localspec.drafters.tree_growth import Ranked, TreeGrowth, usual_growth
+from localspec.engine.batch import Stepwise
 from localspec.engine.sampling import noise_after, perturbed, warp_of
 from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads, read_medusa
 from localspec.forward.model import LanguageModel
+from localspec.forward.passes import Product
 
 NO_LEVEL: Level = ([], [])
 MAX_BRANCHES = 10  # of one head; later ones are hardly ever accepted
 
 
-class MedusaDrafter(DrafterBase):
+class MedusaDrafter(Stepwise, DrafterBase):
     """Drafts with `heads` on the states of `target`."""
 
     name = "medusa"
@@ -64,12 +67,13 @@ class MedusaDrafter(DrafterBase):
         """See core.hindsight. The target's states of the reply are still held."""
         return itself(self)
 
-    def propose(self, sequence: Sequence, plan: DraftPlan) -> Proposal:
+    def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         newest = len(sequence.tokens) - 2  # the state that predicted the root
         if newest < 0 or plan.num_draft_tokens < 1:
             return Proposal()
         row = self._features.rows(LAST, newest, newest + 1)  # [1, d]
-        logits = self._heads.logits(row, self._target.head)  # [K, V]
+        said = partial(self._heads.logits, shared=self._target.head)
+        (logits,) = yield Product(id(self._heads), said, row)  # [K, V]
         size = plan.num_draft_tokens
         growth = plan.growth_or(usual_growth(0.0, 0.0, size))
         return grown(guesses(logits, sequence, size), size, growth, sequence.end_ids)

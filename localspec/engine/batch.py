@@ -33,7 +33,7 @@ import torch
 from localspec.core.decoding import ALONE, DraftPlan, Others, Proposal
 from localspec.core.decoding import Sequence as Turn
 from localspec.forward.model import PREFILL_CHUNK
-from localspec.forward.passes import Pass, forward_together
+from localspec.forward.passes import Pass, Ready, forward_together
 
 SHARED_CHUNK = 32  # Rows of a prompt in a forward of the target that others wait for.
 # Rows of a text in a forward of a drafter that others wait for. A drafter has a quarter of the
@@ -99,6 +99,9 @@ def with_waits(
         try:
             part = next(steps)
             while True:
+                if isinstance(part, Ready):
+                    part = steps.send(part.result)
+                    continue
                 logits, others = yield replace(part, is_draft=True)
                 waited_ms += others.took_ms
                 part = steps.send(logits)

@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -46,7 +46,7 @@ class Pass(ABC):
         """Run passes of this kind and with this key, this one among them, as one forward. After an
         error no cache holds anything of it."""
 
-    def cut(self, most_rows: int) -> tuple[Self, Self] | None:
+    def cut(self, most_rows: int) -> tuple[Pass, Pass] | None:
         """Return a first piece of a reading and what is left; None where it is a piece already."""
         return None
 
@@ -84,6 +84,56 @@ class Rows(Pass):
         size = self.model.cache.piece_end(start, start + most_rows) - start
         piece, left = self.tokens[:size], self.tokens[size:]
         return replace(self, tokens=piece), replace(self, tokens=left)
+
+
+@dataclass(frozen=True)
+class Product(Pass):
+    """A function of each row by itself, such as an output head. key: of the weights that it reads.
+    function: [n, d] -> [n, ...]. rows: [n, d]."""
+
+    key: Hashable
+    function: Callable[[torch.Tensor], torch.Tensor]
+    rows: torch.Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return self.rows.shape[0]
+
+    @property
+    def sharing_key(self) -> Hashable:
+        return self.key
+
+    def forward(self) -> torch.Tensor:
+        """Return what the function gives, [n, ...]."""
+        return self.function(self.rows)
+
+    def together(self, parts: Sequence[Product]) -> list[torch.Tensor]:
+        """See Pass."""
+        made = self.function(torch.cat([part.rows for part in parts]))
+        return [*torch.split(made, [part.num_rows for part in parts])]
+
+
+@dataclass(frozen=True)
+class Ready(Pass):
+    """What is known without a forward that could be shared. Drivers go on with it at once."""
+
+    result: torch.Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return 0
+
+    @property
+    def sharing_key(self) -> Hashable:
+        return id(self)
+
+    def forward(self) -> torch.Tensor:
+        """Return the result."""
+        return self.result
+
+    def together(self, parts: Sequence[Ready]) -> list[torch.Tensor]:
+        """See Pass."""
+        return [part.result for part in parts]
 
 
 def forward_together(parts: Sequence[Pass]) -> list[torch.Tensor]:

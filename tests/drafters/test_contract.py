@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
+from collections.abc import Sequence as Several
 from itertools import zip_longest
 from typing import Any
 
@@ -17,12 +18,13 @@ import torch
 from localspec.core import decoding
 from localspec.core.decoding import OFF, DraftPlan, Growth, Proposal, Round, SamplingParams, chain
 from localspec.drafters.parts import Parts
+from localspec.engine import batch as batches
 from localspec.engine import engine as engine_module
 from localspec.engine.batch import Batch, Forwarded
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import noise_after
 from localspec.forward.cache import KVCache
-from localspec.forward.passes import Rows
+from localspec.forward.passes import Pass, Rows
 from tests.drafters.stages import (
     LENGTH,
     NAMES,
@@ -380,8 +382,19 @@ def played(name: str, together: bool) -> list[tuple[Context, list[int]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_two_sequences_at_once_are_drafted_and_written_as_each_is_alone(name: str) -> None:
+def test_two_sequences_at_once_are_drafted_and_written_as_each_is_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In passes that both share, where the drafter runs a model or a head token by token."""
+    shared, forward = list[Several[Pass]](), batches.forward_together
+
+    def counted(parts: Several[Pass]) -> list[torch.Tensor]:
+        shared.extend([parts] if parts[0].is_draft else [])
+        return forward(parts)
+
+    monkeypatch.setattr(batches, "forward_together", counted)
     at_once, apart = played(name, together=True), played(name, together=False)
+    assert bool(shared) == (name not in ("ngram", "lookahead", "block"))
     assert [text for text, _ in at_once] == [plain_text(PROMPT), plain_text(PROMPT[::-1])]
     if name == "self_quant":  # the rows of a forward are rounded by one scale
         sums = [sum(sum(accepted) for _, accepted in turns) for turns in (at_once, apart)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from localspec.core.decoding import DraftPlan, Growth, Proposal, SamplingParams
 from localspec.core.errors import ModelError
@@ -14,9 +15,10 @@ from localspec.drafters.eagle import EagleDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.formats.head_folder import CONFIG
-from localspec.forward.heads.autoregressive import AutoregressiveHead
+from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadRows
 from localspec.forward.heads.eagle_files import read_eagle
 from localspec.forward.heads.files import WEIGHTS
+from localspec.forward.passes import Ready
 from localspec.forward.tree import depths
 from tests.kit.random_eagle import write_random
 from tests.kit.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache
@@ -116,11 +118,11 @@ def test_a_confidence_is_the_heads_chance_after_the_tokens_own_ancestors(
         while proposal.parents[path[0]] >= 0:
             path.insert(0, proposal.parents[path[0]])
         drafter._head.forget(count - 1)
-        hidden = drafter._head.read(list(PROMPT), features)
+        hidden = drafter._head.read(list(PROMPT), features).forward()
         for depth, step in enumerate(path[:-1]):
             token = proposal.tokens[step]
-            hidden = drafter._head.branch([token], hidden, [count + depth], None)
-        row = drafter._head.logits(hidden).softmax(-1)[0]
+            hidden = drafter._head.branch([token], hidden, [count + depth], None).forward()
+        row = drafter._head.logits(hidden).forward().softmax(-1)[0]
         assert float(row[proposal.tokens[node]]) == pytest.approx(
             proposal.confidences[node], abs=1e-5
         )
@@ -177,8 +179,8 @@ def test_steps_are_the_forwards_of_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, drafter = engine_with_head(tmp_path)
-    forwards, run = [], drafter._head._run
-    monkeypatch.setattr(drafter._head, "_run", lambda *a: forwards.append(1) or run(*a))
+    forwards, run = list[int](), HeadRows.forward
+    monkeypatch.setattr(HeadRows, "forward", lambda rows: forwards.append(1) or run(rows))
     proposal = proposed(engine, drafter, PROMPT, DraftPlan("eagle", 16, growth=growth(0.0, 0.0)))
     assert proposal.num_draft_steps == len(forwards) > 1
 
@@ -193,11 +195,17 @@ def test_the_draft_follows_the_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reads_once", [False, True])
-def test_a_head_that_returns_nan_proposes_nothing(tmp_path: Path, reads_once: bool) -> None:
+def test_a_head_that_returns_nan_proposes_nothing(
+    tmp_path: Path, reads_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, drafter = engine_with_head(tmp_path, with_cache, reads_once)
     wanted = play(engine, PROMPT, Plans(("off", 0)), 10).tokens
     logits = drafter._head.logits
-    drafter._head.logits = lambda hidden: logits(hidden) * float("nan")  # type: ignore[method-assign]
+
+    def damaged(hidden: Tensor) -> Ready:
+        return Ready(logits(hidden).forward() * float("nan"))
+
+    monkeypatch.setattr(drafter._head, "logits", damaged)
     sequence = play(engine, PROMPT, Plans(("eagle", 4)), 10)
     assert sequence.tokens == wanted
 

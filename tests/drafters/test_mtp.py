@@ -65,11 +65,11 @@ def rows_by_hand(folder: Path, tokens: tuple[int, ...], count: int) -> list[torc
     features = target.follow([LAST])
     target.forward(tokens[:-1])
     head = AutoregressiveHead(read_mtp(folder, target), 64)
-    state = head.start(tokens, features)
+    state = head.start(tokens, features).forward()
     found: list[torch.Tensor] = []
     while len(found) < count:
         found.append(target.head(state)[0].softmax(-1))
-        state = head.extend(int(found[-1].argmax()), state)
+        state = head.extend(int(found[-1].argmax()), state).forward()
     return found
 
 
@@ -146,9 +146,9 @@ def test_a_token_is_what_the_target_would_choose_by_the_modules_logits(
     features = fresh.follow([LAST])
     fresh.forward(PROMPT[:-1])
     head = AutoregressiveHead(read_mtp(mtp_folder, fresh), 64)
-    states = {PROMPT: head.start(PROMPT, features)}
+    states = {PROMPT: head.start(PROMPT, features).forward()}
     for text in proposal.texts:
-        states[*PROMPT, *text] = head.extend(text[-1], states[*PROMPT, *text[:-1]])
+        states[*PROMPT, *text] = head.extend(text[-1], states[*PROMPT, *text[:-1]]).forward()
     assert_chosen(proposal, sequence, lambda text: fresh.head(states[text])[0], HEAD_SHARE)
 
 

@@ -59,11 +59,15 @@ def chain(
     head: AutoregressiveHead, text: Sequence[int], features: Features
 ) -> tuple[list[int], torch.Tensor]:
     """A greedy draft and its logits, [NUM_DRAFTED, V]."""
-    state, tokens, rows = head.start(list(text), features), list[int](), list[torch.Tensor]()
+    state, tokens, rows = (
+        head.start(list(text), features).forward(),
+        list[int](),
+        list[torch.Tensor](),
+    )
     while len(tokens) < NUM_DRAFTED:
-        rows.append(head.logits(state)[0])
+        rows.append(head.logits(state).forward()[0])
         tokens.append(int(rows[-1].argmax()))
-        state = head.extend(tokens[-1], state)
+        state = head.extend(tokens[-1], state).forward()
     head.forget(len(text) - 1)
     return tokens, torch.stack(rows)
 
@@ -140,13 +144,17 @@ def test_a_reply_is_the_same_with_the_shipped_module(
     assert drafted.tokens == plain.tokens
 
 
-def test_a_prompt_is_read_in_pieces(
-    shipped_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("localspec.forward.heads.autoregressive.PREFILL_CHUNK", 3)
+def test_a_prompt_is_read_in_pieces(shipped_folders: dict[str, Path]) -> None:
     model, text = target("qwen3_5"), list(PROMPT)
     head = AutoregressiveHead(read_mtp(shipped_folders["qwen3_5"], model), CAPACITY)
-    _, rows = chain(head, text, read_up_to(model, text))
+    features = read_up_to(model, text)
+    left = head.start(text, features)
+    while (cut := left.cut(3)) is not None:
+        piece, left = cut
+        assert piece.num_rows == 3
+        piece.forward()
+    left.forward()
+    _, rows = chain(head, text, features)
     assert_close(rows, Reference(*pair()).logits(text, NUM_DRAFTED))
 
 

@@ -18,8 +18,9 @@ from localspec.drafters.assistant import AssistantDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.features import LAST, Features
-from localspec.forward.heads.assistant import Assistant
+from localspec.forward.heads.assistant import Assistant, AssistantRow
 from localspec.forward.load import load_model
+from localspec.forward.passes import Pass
 from localspec.loading.local_backend import open_local_backend
 from tests.kit.tiny import Plans, play
 from tests.kit.trained_assistant import DIALOGUES, prompt_of, write_pair
@@ -49,19 +50,19 @@ def acceptance(pair: tuple[Path, Path], prompt: Sequence[int]) -> float:
 class OffByOne(Assistant):
     """Reads the state of the token before the last one."""
 
-    def start(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
-        length = self._target.cache.length
-        return self._step(tokens[-1:], features.rows(LAST, length - 2, length - 1))
+    def start(self, tokens: Sequence[int], features: Features) -> Pass:
+        length = self.position
+        return AssistantRow(self, tokens[-1:], features.rows(LAST, length - 2, length - 1))
 
 
 class NoKeys(Assistant):
     """Sees the first token alone."""
 
-    def _attention(self) -> Any:
+    def attention(self) -> Any:
         cache, tokens = self._target.cache, self._target.cache.tokens
         held, cache.tokens = tokens, tokens[:1]
         try:
-            return super()._attention()
+            return super().attention()
         finally:
             cache.tokens = held
 

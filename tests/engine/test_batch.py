@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -13,15 +14,15 @@ import torch
 
 from localspec.core import decoding
 from localspec.core.decoding import OFF, Round, SamplingParams
-from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.early_exit import EarlyExitDrafter
-from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import Parts
+from localspec.drafters.registry import drafter_class
 from localspec.engine import batch as batches
 from localspec.engine.batch import Batch, Forwarded, Steps
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.passes import Pass, Rows
+from tests.kit.random_heads import KINDS as HEADS
+from tests.kit.random_heads import head_for
 from tests.kit.tiny import Plans, agreeing_draft, tiny_llama, with_cache
 
 LENGTH = 24
@@ -37,21 +38,29 @@ ASKED: tuple[Asked, ...] = (
 
 
 @cache
-def parts(dtype: torch.dtype) -> Parts:
-    target = tiny_llama(num_layers=4, later=1.0)
+def target() -> Any:
+    made = tiny_llama(num_layers=4, later=1.0)
     with torch.no_grad():
-        for layer in target.model.layers:  # attention that looks at some tokens more than others
+        for layer in made.model.layers:  # attention that looks at some tokens more than others
             layer.self_attn.q_proj.weight.mul_(30.0)
-    return Parts(with_cache(target.to(dtype)), with_cache(agreeing_draft(target).to(dtype)))
+    return made
 
 
-def engines(dtype: torch.dtype, count: int) -> list[Engine]:
+@cache
+def parts(dtype: torch.dtype) -> Parts:
+    module, draft = (copy.deepcopy(each).to(dtype) for each in (target(), agreeing_draft(target())))
+    heads = {kind: head_for(kind, target) for kind in HEADS}
+    return Parts(with_cache(module), with_cache(draft), heads=heads)
+
+
+def engines(
+    dtype: torch.dtype, count: int, kinds: Sequence[str] = ("ngram", "draft_model", "early_exit")
+) -> list[Engine]:
     found = list[Engine]()
     for _ in range(count):
         own = parts(dtype).beside()
         assert own is not None
-        kinds = (NgramDrafter, DraftModelDrafter, EarlyExitDrafter)
-        drafters: dict[str, decoding.Drafter] = {kind.name: kind.build(own) for kind in kinds}
+        drafters = {kind: drafter_class(kind).build(own) for kind in kinds}
         found.append(Engine(own.target, drafters))
     return found
 
@@ -188,34 +197,34 @@ def test_those_who_draft_with_one_model_share_its_forwards(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["draft_model"])
+@pytest.mark.parametrize("kind", ["draft_model", "mtp", "eagle", "block"])
 def test_what_a_drafter_reads_delays_no_round_of_the_others_by_more_than_a_piece(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(batches, "SHARED_DRAFT_CHUNK", 16)
-    (first, second), events = engines(torch.float32, 2), list[int | str]()
-    layers, planned, never = Decoder.layers, Plans.plan, threading.Event()
+    (first, second), events = engines(torch.float32, 2, (kind,)), list[int | str]()
+    run, planned, never = batches._result_of, Plans.plan, threading.Event()
 
-    def noted(model: Decoder, rows: torch.Tensor, *rest: Any) -> Any:
-        if model.num_layers == 1:  # the draft model
-            events.append(len(rows))
-        return layers(model, rows, *rest)
+    def noted(part: Pass) -> Any:
+        events.extend([part.num_rows] if part.is_reading else [])
+        return run(part)
 
     def plan(policy: Plans, sequence: decoding.Sequence) -> decoding.DraftPlan:
         events.append("long" if sequence.prompt_length > 100 else "short")
         return planned(policy, sequence)
 
-    monkeypatch.setattr(Decoder, "layers", noted)
+    monkeypatch.setattr(batches, "_result_of", noted)
     monkeypatch.setattr(Plans, "plan", plan)
-    prompt = tuple(1 + place % 50 for place in range(130))
+    prompt = tuple(1 + place % 50 for place in range(200))
     together = Batch[Round]()
     short = together.run(steps_of(first, 2, never))
     next(short)
     long = together.run(steps_of(second, 1, never, asked=(prompt, SamplingParams(), (kind, 2))))
     next(long)
     begun = events.index("long")
-    between = " ".join(map(str, events[begun:])).split("short")
-    assert between[1 : len(prompt) // 16] == [" 16 "] * 7
+    between = " ".join(map(str, events[begun:])).split("short")[1:]
+    assert [each.strip() for each in between[:8]] == ["16"] * 8
+    long.close()  # type: ignore[attr-defined]
     assert written(short)
 
 

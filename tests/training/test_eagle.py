@@ -64,14 +64,14 @@ def test_what_is_trained_is_what_drafts(tmp_path: Path) -> None:
     for start in (0, 1, 6):  # a draft after pair `start`
         pairs = text[: start + 2]
         head.reuse(pairs)
-        hidden = head.read(pairs, features)
+        hidden = head.read(pairs, features).forward()
         for step, output in enumerate(outputs):
             place = start + step
             assert torch.allclose(hidden[0], output[0, place], atol=1e-4), (start, step)
             if (start, step) == (6, 2):
-                assert torch.allclose(head.logits(hidden), said, atol=1e-3)
+                assert torch.allclose(head.logits(hidden).forward(), said, atol=1e-3)
             open_row = torch.zeros(1, step + 1, dtype=torch.bool)
-            hidden = head.branch([text[place + 2]], hidden, [place + 1], open_row)
+            hidden = head.branch([text[place + 2]], hidden, [place + 1], open_row).forward()
 
 
 def test_a_row_of_the_third_step_sees_text_before_its_draft_and_one_row_a_step() -> None:

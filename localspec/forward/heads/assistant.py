@@ -11,7 +11,7 @@ Source: Gemma 4 and its assistants in transformers (`Gemma4AssistantForCausalLM`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,16 @@ from localspec.formats.decoder_settings import DecoderSettings, settings_of
 from localspec.formats.folder_files import check_folder
 from localspec.formats.native import ASSISTANTS
 from localspec.formats.rotation_settings import Incomplete, NotNative
-from localspec.forward.attention import cached_attention
+from localspec.forward.attention import cached_attention, each_its_own
 from localspec.forward.block import Attention, Block
 from localspec.forward.builder import build_weights
 from localspec.forward.completeness import shape_error, weights_missing
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, joined
 from localspec.forward.decoder_weights import Weights
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads.files import HeadSettings
 from localspec.forward.model import LanguageModel
+from localspec.forward.passes import Pass, Product
 from localspec.forward.row_attention import Attend
 from localspec.forward.tensor_names import TensorNames
 from localspec.forward.upload import indices
@@ -100,20 +101,28 @@ class Assistant:
     def kv_bytes(self) -> int:
         return 0
 
-    def start(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
-        """Return the first row of a draft after `tokens`, [1, d]; the target has read all but the
+    @property
+    def sharing_key(self) -> Hashable:
+        """Return what assistants whose rows may run as one have in common."""
+        return id(self._parts)
+
+    def start(self, tokens: Sequence[int], features: Features) -> Pass:
+        """Give the first row of a draft after `tokens`, [1, d]; the target has read all but the
         last."""
         length = self._target.cache.length
-        return self._step(tokens[-1:], features.rows(LAST, length - 1, length))
+        return AssistantRow(self, tokens[-1:], features.rows(LAST, length - 1, length))
 
-    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return the row after `token`, [1, d]. rows: the row before it. token: a tensor is [1]."""
+    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> Pass:
+        """Give the row after `token`, [1, d]. rows: the row before it. token: a tensor is [1]."""
         tokens = token if isinstance(token, torch.Tensor) else [token]
-        return self._step(tokens, self._parts.after(rows))
+        return AssistantRow(self, tokens, self._parts.after(rows))
+
+    def logits(self, rows: torch.Tensor) -> Pass:
+        """Give logits [n, V] fp32 of rows [n, d]."""
+        return Product(("logits", self.sharing_key), self._logits_of, rows)
 
     @torch.inference_mode()
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, V] fp32 of rows [n, d]."""
+    def _logits_of(self, rows: torch.Tensor) -> torch.Tensor:
         if self._parts.ordered is not None:
             return self._parts.ordered(rows)
         return self._parts.layers.head(rows).float()
@@ -122,16 +131,26 @@ class Assistant:
         """Do nothing: an assistant writes to no cache."""
 
     @torch.inference_mode()
-    def _step(self, tokens: Sequence[int] | torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Return normalised rows [1, d]. states: of the target, [1, backbone]."""
-        embedded = self._target.embed(indices(tokens, states.device))
-        rows = self._parts.before(torch.cat((embedded, states.to(embedded.dtype)), -1))
-        position = self._target.cache.length
-        tables = self._parts.layers.tables_at(slice(position, position + 1))
-        rows, _ = self._decoder.unpadded_layers(rows, tables, self._attention())
-        return self._parts.layers.final_norm(rows)
+    def run(self, rows: Sequence[AssistantRow]) -> list[torch.Tensor]:
+        """Return a normalised row [1, d] for each row of assistants with this one's weights."""
+        states = joined([row.states for row in rows])
+        embedded = self._target.embed(joined([indices(row.tokens, states.device) for row in rows]))
+        entering = self._parts.before(torch.cat((embedded, states.to(embedded.dtype)), -1))
+        places = [row.head.position for row in rows]
+        tables = self._parts.layers.tables_at(
+            slice(places[0], places[0] + 1) if len(rows) == 1 else indices(places, states.device)
+        )
+        own = [slice(at, at + 1) for at in range(len(rows))]
+        attend = each_its_own([row.head.attention() for row in rows], own)
+        made, _ = self._decoder.unpadded_layers(entering, tables, attend)
+        return [*torch.split(self._parts.layers.final_norm(made), 1)]
 
-    def _attention(self) -> Attend:
+    @property
+    def position(self) -> int:
+        """The position of the first token that the target has not read."""
+        return self._target.cache.length
+
+    def attention(self) -> Attend:
         """Return the attention of one row to all that the target has cached."""
         cache, layers = self._target.cache, self._parts.layers.attentions
         kinds = [
@@ -152,6 +171,31 @@ class Assistant:
             for kind, kv_layer in zip(kinds, self._parts.kv_layers, strict=True)
         ]
         return lambda layer, queries, keys_values: of_layers[layer](queries, keys_values)
+
+
+@dataclass(frozen=True)
+class AssistantRow(Pass):
+    """One row of an assistant, from its token and a state of the target, [1, backbone]."""
+
+    head: Assistant
+    tokens: Sequence[int] | torch.Tensor
+    states: torch.Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return 1
+
+    @property
+    def sharing_key(self) -> Hashable:
+        return self.head.sharing_key
+
+    def forward(self) -> torch.Tensor:
+        """Return the normalised row, [1, d]."""
+        return self.head.run([self])[0]
+
+    def together(self, parts: Sequence[AssistantRow]) -> list[torch.Tensor]:
+        """See Pass."""
+        return self.head.run(parts)
 
 
 def read_assistant(folder: Path, target: LanguageModel) -> AssistantParts:

@@ -10,7 +10,8 @@ the name of token i + 1: `reuse` keeps the pairs that belong to a text by their 
 prefix, `read` appends those that are missing from the target's own states. Rows of a draft come
 after them by `extend` or `branch`, from outputs of the head; the next `reuse` or `forget` erases
 them, so that no pair of a text is made of guesses. So their slots bear no names, and their tokens
-may be known on the device alone.
+may be known on the device alone. These give passes (forward.passes): heads of several sequences
+with the same weights run as one.
 
 Not here: the networks and their folders (eagle, mtp), which tokens to draft (drafters).
 """
@@ -18,15 +19,18 @@ Not here: the networks and their folders (eagle, mtp), which tokens to draft (dr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.attention import cached_attention
-from localspec.forward.cache import KVShape, native_cache
+from localspec.forward.attention import cached_attention, each_its_own
+from localspec.forward.cache import WIDEST, KVShape, native_cache
+from localspec.forward.decoder import joined
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads.layer import (
     DecoderLayer,
@@ -38,7 +42,8 @@ from localspec.forward.heads.layer import (
     plain_frequencies,
 )
 from localspec.forward.mixer import LayerAttend
-from localspec.forward.model import PREFILL_CHUNK, LanguageModel
+from localspec.forward.model import LanguageModel
+from localspec.forward.passes import Pass, Product
 from localspec.forward.upload import indices
 from localspec.weights.linear import bytes_of
 
@@ -195,37 +200,36 @@ class AutoregressiveHead:
 
     def forget(self, num_pairs: int) -> None:
         """Erase everything after so many pairs."""
-        self.cache.rollback(num_pairs)
+        self.cache.rollback(min(self.cache.length, num_pairs))  # a reading may have been left
         self._num_pairs = min(self._num_pairs, num_pairs)
 
-    def start(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
-        """The output that a draft after `tokens` starts from, [1, d]: that of the last pair, which
-        is read again where it is held already."""
+    @property
+    def sharing_key(self) -> Hashable:
+        """Return what heads whose rows may run as one have in common."""
+        return id(self._parts)
+
+    def start(self, tokens: Sequence[int], features: Features) -> Pass:
+        """Give the output that a draft after `tokens` starts from, [1, d]: that of the last pair,
+        which is read again where it is held already."""
         self.forget(min(self.reuse(tokens), len(tokens) - 2))
         return self.read(tokens, features)
 
-    @torch.inference_mode()
-    def read(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
-        """Append the missing pairs of `tokens`, the last but one of which the target has read;
-        returns the last pair's output, [1, d]. `reuse` came before, and one pair is missing."""
-        num_pairs = len(tokens) - 1
-        assert self.cache.length == self._num_pairs, "rows of a draft were left behind"
-        assert self.cache.length < num_pairs, "there is no pair to read"
-        for start in range(self.cache.length, num_pairs, PREFILL_CHUNK):
-            end = min(start + PREFILL_CHUNK, num_pairs)
-            rows = [features.rows(layer, start, end) for layer in self.layers]  # [n, d] each
-            first = self._parts.network.enter(rows)
-            made = self._run(tokens[start + 1 : end + 1], first, slice(start, end))
-        self._num_pairs = num_pairs
-        return made[-1:]
+    def read(self, tokens: Sequence[int], features: Features) -> Pass:
+        """Append the missing pairs of `tokens`, the last but one of which the target has read, and
+        give the last pair's output, [1, d]. `reuse` came before, and one pair is missing."""
+        start, end = self.cache.length, len(tokens) - 1
+        assert start == self._num_pairs, "rows of a draft were left behind"
+        assert start < end, "there is no pair to read"
+        is_long = end - start > WIDEST  # more than a round has accepted
+        pairs, places = tokens[start + 1 : end + 1], slice(start, end)
+        return HeadRows(self, pairs, features, places, is_reading=is_long)
 
-    @torch.inference_mode()
-    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> Pass:
         """Append the next row of a chain: the output before it [1, d] -> its own, [1, d]. token: a
         tensor is [1]."""
         length = self.cache.length
         tokens = token if isinstance(token, torch.Tensor) else [token]
-        return self._run(tokens, rows, slice(length, length + 1))
+        return HeadRows(self, tokens, rows, slice(length, length + 1))
 
     @torch.inference_mode()
     def branch(
@@ -234,11 +238,11 @@ class AutoregressiveHead:
         rows: torch.Tensor,
         places: Sequence[int],
         blocked: torch.Tensor | None,
-    ) -> torch.Tensor:
+    ) -> Pass:
         """Append rows of a tree: tokens, their parents' outputs [n, d], their positions.
 
         blocked: [n, m] bool on the device, which of the last m rows, these n the last among them,
-        a row does not see; None where every row sees all. Returns their outputs, [n, d].
+        a row does not see; None where every row sees all. Gives their outputs, [n, d].
         """
         mask = None
         if blocked is not None:
@@ -246,25 +250,104 @@ class AutoregressiveHead:
             scores.masked_fill_(blocked, float("-inf"))
             ahead = self.cache.length + len(rows) - blocked.shape[1]
             mask = F.pad(scores, (ahead, 0))[None, None]  # [1, 1, n, all]
-        return self._run(tokens, rows, indices(places, rows.device), mask)
+        return HeadRows(self, tokens, rows, indices(places, rows.device), mask)
+
+    def logits(self, rows: torch.Tensor) -> Pass:
+        """Outputs [n, d] -> [n, V] fp32."""
+        return Product(("logits", self.sharing_key), self._logits_of, rows)
 
     @torch.inference_mode()
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Outputs [n, d] -> [n, V] fp32."""
+    def _logits_of(self, rows: torch.Tensor) -> torch.Tensor:
         return self._parts.output(self._parts.network.leave(rows))
 
-    def _run(
-        self,
-        tokens: Tokens,
-        rows: torch.Tensor,
-        places: slice | torch.Tensor,
-        mask: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """mask: added to the scores, [1, 1, n, all]; None for a chain."""
-        cos, sin = self._rotation.at(places)
-        count = len(tokens)
-        names = [NO_NAME] * count if isinstance(tokens, torch.Tensor) else tokens
-        with self.cache.append(names) as start:
-            cached = cached_attention(self.cache, start, count, self._heads, mask=mask)
-            embedded = self._parts.embed(tokens)  # [n, d]
-            return self._parts.network.step(rows, embedded, cos, sin, partial(cached, 0))
+
+@dataclass(frozen=True)
+class HeadRows(Pass):
+    """Rows that are appended to the cache of a head; gives their outputs, [n, d].
+
+    rows: the outputs before them, [n, d]. Pairs of the text are made of the target's states
+    instead, and give the output of the last one alone, [1, d]. places: their positions. mask: added
+    to the scores, [1, 1, n, all]; None for a chain."""
+
+    head: AutoregressiveHead
+    tokens: Tokens
+    rows: torch.Tensor | Features
+    places: slice | torch.Tensor
+    mask: torch.Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def sharing_key(self) -> Hashable:
+        return self.head.sharing_key
+
+    def forward(self) -> torch.Tensor:
+        """See Pass."""
+        return _run([self])[0]
+
+    def together(self, parts: Sequence[HeadRows]) -> list[torch.Tensor]:
+        """See Pass."""
+        return _run(parts)
+
+    def cut(self, most_rows: int) -> tuple[Pass, Pass] | None:
+        """See Pass."""
+        if len(self.tokens) <= most_rows or not isinstance(self.places, slice):
+            return None
+        start, end = self.places.start, self.places.stop
+        middle = start + most_rows
+        piece = replace(self, tokens=self.tokens[:most_rows], places=slice(start, middle))
+        return piece, replace(self, tokens=self.tokens[most_rows:], places=slice(middle, end))
+
+    def entering(self) -> torch.Tensor:
+        """Return the outputs before the rows, [n, d]."""
+        if isinstance(self.rows, torch.Tensor):
+            return self.rows
+        assert isinstance(self.places, slice), "pairs of a text follow each other"
+        features, place = self.rows, self.places
+        states = [features.rows(layer, place.start, place.stop) for layer in self.head.layers]
+        return self.head._parts.network.enter(states)
+
+    def names(self) -> Sequence[int]:
+        """Return what the slots of the rows are called."""
+        is_text = not isinstance(self.rows, torch.Tensor)
+        return [*self.tokens] if is_text else [NO_NAME] * len(self.tokens)
+
+
+@torch.inference_mode()
+def _run(rows: Sequence[HeadRows]) -> list[torch.Tensor]:
+    """Run rows of heads that share their weights, each with a cache of its own."""
+    parts, heads = rows[0].head._parts, [part.head for part in rows]
+    ends = list(accumulate(part.num_rows for part in rows))
+    places = [slice(start, end) for start, end in pairwise((0, *ends))]
+    with ExitStack() as caches:
+        starts = [
+            caches.enter_context(head.cache.append(part.names()))
+            for head, part in zip(heads, rows, strict=True)
+        ]
+        attends = [
+            cached_attention(head.cache, start, part.num_rows, head._heads, mask=part.mask)
+            for head, part, start in zip(heads, rows, starts, strict=True)
+        ]
+        tables = [head._rotation.at(part.places) for head, part in zip(heads, rows, strict=True)]
+        cos, sin = joined([cos for cos, _ in tables]), joined([sin for _, sin in tables])
+        entering = joined([part.entering() for part in rows])
+        embedded = parts.embed(_joined_tokens(rows))  # [n, d]
+        attend = partial(each_its_own(attends, places), 0)
+        made = parts.network.step(entering, embedded, cos, sin, attend)
+    outputs = [made[place] for place in places]
+    for at, part in enumerate(rows):
+        if not isinstance(part.rows, torch.Tensor):
+            part.head._num_pairs = part.head.cache.length
+            outputs[at] = outputs[at][-1:]
+    return outputs
+
+
+def _joined_tokens(rows: Sequence[HeadRows]) -> Tokens:
+    """Return the tokens of all rows, on the host as long as it knows them."""
+    first, *others = rows
+    if not others:
+        return first.tokens
+    device = first.head._parts.frequencies.device
+    return torch.cat([indices(part.tokens, device) for part in rows])

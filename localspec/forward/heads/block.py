@@ -6,13 +6,18 @@ read. Row i of the context bears the name of token i, so `KVCache.reuse` keeps t
 their longest common prefix; rows of rejected tokens are made again from the target's new states.
 The rows of a block are erased when its forward is over.
 
+A block is one pass (forward.passes), and so is a piece of a context that was missed. Blocks of
+several sequences run one after the other: a draft takes one such pass and not one a token, a block
+has as many rows as several sequences have in a step, and a convolution reads rows beside its own.
+
 Not here: a config's meaning (block_layout), a folder's tensors (block_files), how rows become
 tokens (block_tail).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -27,6 +32,7 @@ from localspec.forward.heads.block_static import BlockGraphs
 from localspec.forward.heads.block_tail import BlockRows
 from localspec.forward.mixer import LayerAttend, Table, halves_swapped
 from localspec.forward.model import PREFILL_CHUNK
+from localspec.forward.passes import Pass, Ready
 from localspec.forward.upload import indices
 
 TOGETHER = 64  # Rows of the context that run with a block; more are read before it.
@@ -73,18 +79,31 @@ class BlockHead:
     def kv_bytes(self) -> int:
         return self.cache.kv_bytes + (0 if self.graphs is None else self.graphs.buffer_bytes)
 
-    @torch.inference_mode()
-    def start(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
+    @property
+    def most_new(self) -> int:
+        """Rows of the context that run with a block."""
+        return TOGETHER if self.graphs is None else self.graphs.num_new
+
+    def start(self, tokens: Sequence[int], features: Features) -> Pass:
         """Run a block after `tokens`, the last of which is the root; the target has read the
-        others. Returns the row that predicts the next token, [1, d]."""
+        others. Gives the row that predicts the next token, [1, d]."""
         known = len(tokens) - 1
         # At least one row is new: products of no rows are not to be had everywhere.
         first = self.cache.reuse(tokens[: known - 1])
-        most = TOGETHER if self.graphs is None else self.graphs.num_new
-        while known - first > most:
-            end = min(first + PREFILL_CHUNK, known - 1)
-            self._read(self._context(tokens, features, first, end), tokens[first:end], first)
-            first = end
+        return BlockRun(self, tokens, features, is_reading=known - first > self.most_new)
+
+    @torch.inference_mode()
+    def read(self, tokens: Sequence[int], features: Features, end: int) -> torch.Tensor:
+        """Append rows of the context alone, up to token `end`, and return them, [n, d]."""
+        first = self.cache.length
+        context = self._context(tokens, features, first, end)
+        self._read(context, tokens[first:end], first)
+        return context
+
+    @torch.inference_mode()
+    def run(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
+        """Append the last rows of the context, and run the block: see `start`."""
+        first, known = self.cache.length, len(tokens) - 1
         if self.graphs is not None:
             run = self.graphs.run(tokens[first:], first, features)
             self._rows = self._parts.opened(*run)
@@ -96,16 +115,16 @@ class BlockHead:
         self._rows = self._parts.opened(hidden, self._parts.output(hidden), root)
         return self._rows.row
 
-    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Return the row after one more token, [1, d]."""
+    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> Pass:
+        """Give the row after one more token, [1, d]."""
         block = self._begun
         block.advance(indices(token if isinstance(token, torch.Tensor) else [token], rows.device))
-        return block.row
+        return Ready(block.row)
 
     @torch.inference_mode()
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the logits that the newest row leads to, [1, V] fp32. rows: that row."""
-        return self._begun.logits()
+    def logits(self, rows: torch.Tensor) -> Pass:
+        """Give the logits that the newest row leads to, [1, V] fp32. rows: that row."""
+        return Ready(self._begun.logits())
 
     @torch.inference_mode()
     def confidence(self) -> torch.Tensor | None:
@@ -179,3 +198,58 @@ class BlockHead:
 
     def _tables(self, first: int, end: int) -> tuple[Table, ...]:
         return self._parts.tables_at(slice(first, end))
+
+
+@dataclass(frozen=True)
+class _HeadPass(Pass):
+    """What a block drafter runs after a text. tokens: of it. features: of the target."""
+
+    head: BlockHead
+    tokens: Sequence[int]
+    features: Features
+
+    @property
+    def sharing_key(self) -> Hashable:
+        return id(self.head)
+
+    def together(self, parts: Sequence[_HeadPass]) -> list[torch.Tensor]:
+        """See Pass."""
+        return [part.forward() for part in parts]
+
+
+@dataclass(frozen=True)
+class ContextRows(_HeadPass):
+    """Rows of the context up to token `end`."""
+
+    end: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.head.cache.length
+
+    def forward(self) -> torch.Tensor:
+        """See Pass."""
+        return self.head.read(self.tokens, self.features, self.end)
+
+
+@dataclass(frozen=True)
+class BlockRun(_HeadPass):
+    """The rows of the context that are missing, and a block behind them."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens) - 1 - self.head.cache.length + 1 + self.head.num_drafts
+
+    def forward(self) -> torch.Tensor:
+        """See BlockHead.start."""
+        while (cut := self.cut(PREFILL_CHUNK)) is not None:
+            cut[0].forward()
+        return self.head.run(self.tokens, self.features)
+
+    def cut(self, most_rows: int) -> tuple[Pass, Pass] | None:
+        """See Pass."""
+        first, known = self.head.cache.length, len(self.tokens) - 1
+        if known - first <= self.head.most_new:
+            return None
+        end = min(first + most_rows, known - 1)
+        return ContextRows(self.head, self.tokens, self.features, end, is_reading=True), self

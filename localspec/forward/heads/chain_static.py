@@ -23,6 +23,7 @@ from localspec.forward.graphs import (
 )
 from localspec.forward.heads.autoregressive import NO_NAME, AutoregressiveHead, HeadParts
 from localspec.forward.heads.layer import Rotation
+from localspec.forward.passes import Pass, Ready
 from localspec.forward.static import undisturbed
 from localspec.forward.tree import slot_mask
 from localspec.forward.upload import pinned
@@ -110,7 +111,7 @@ class CapturedHead(AutoregressiveHead):
         return super().memory_bytes + self._state.nbytes + self._logits.nbytes
 
     @torch.inference_mode()
-    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> Pass:
         """See AutoregressiveHead. A state that a graph has made holds until the next step."""
         slot, ready = self.cache.length, self._store.ready
         bucket = next((each for each in sorted(ready) if slot < each), None)
@@ -121,12 +122,12 @@ class CapturedHead(AutoregressiveHead):
         with self.cache.append([NO_NAME]):
             ready[bucket].work.fill(token, slot)
             ready[bucket].replay()
-        return self._state
+        return Ready(self._state)
 
     @torch.inference_mode()
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+    def logits(self, rows: torch.Tensor) -> Pass:
         """See AutoregressiveHead."""
-        return self._logits.clone() if rows is self._state else super().logits(rows)
+        return Ready(self._logits.clone()) if rows is self._state else super().logits(rows)
 
     def capture(self) -> Iterator[str]:
         """See graphs.Capturing."""

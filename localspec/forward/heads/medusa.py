@@ -70,14 +70,16 @@ class MedusaHeads:
 
     @torch.inference_mode()
     def logits(
-        self, row: torch.Tensor, shared: Callable[[torch.Tensor], torch.Tensor]
+        self, rows: torch.Tensor, shared: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Every head's logits after one state: [1, d] -> [K, V] fp32. shared: the target's head."""
-        states = head_states(self.weight, self.bias, row)[:, 0]  # [K, d]
+        """Every head's logits after each state: [n, d] -> [n, K, V] fp32. shared: the target's
+        head."""
+        states = head_states(self.weight, self.bias, rows)  # [K, n, d]
         if self.outputs is None:
-            return shared(states)
+            logits = shared(states.transpose(0, 1).flatten(0, 1))  # [n * K, V]
+            return logits.view(len(rows), self.num_heads, -1)
         pairs = zip(states, self.outputs, strict=True)
-        return torch.stack([F.linear(state, output) for state, output in pairs]).float()
+        return torch.stack([F.linear(state, output) for state, output in pairs], dim=1).float()
 
 
 def shapes(num_heads: int, num_layers: int, hidden_size: int) -> Shapes:

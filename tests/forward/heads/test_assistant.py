@@ -66,11 +66,11 @@ def ready(folder: Path, name: str, tokens: list[int]) -> tuple[Assistant, Decode
 def steps(assistant: Assistant, target: Decoder, tokens: list[int]) -> Iterator[torch.Tensor]:
     features = target.written_features
     assert features is not None
-    rows = assistant.start(tokens, features)
-    yield assistant.logits(rows)[0]
+    rows = assistant.start(tokens, features).forward()
+    yield assistant.logits(rows).forward()[0]
     for token in GUESSES:
-        rows = assistant.extend(token, rows)
-        yield assistant.logits(rows)[0]
+        rows = assistant.extend(token, rows).forward()
+        yield assistant.logits(rows).forward()[0]
 
 
 @pytest.mark.parametrize("size", [2, WINDOW, WINDOW + 1, WINDOW + 2, WINDOW + 3, 40])

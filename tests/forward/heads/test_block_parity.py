@@ -53,12 +53,12 @@ def drafted(
 ) -> tuple[torch.Tensor, list[int], torch.Tensor | None]:
     """A greedy draft after so many tokens: logits [k, V], tokens, and stated confidences [k]."""
     tokens = text()[:length]
-    row = head.start(tokens, target.features(head.layers, tokens))
+    row = head.start(tokens, target.features(head.layers, tokens)).forward()
     logits, found, stated = list[torch.Tensor](), list[int](), list[torch.Tensor]()
     for step in range(head.num_drafts):
         if step:
-            row = head.extend(found[-1], row)
-        logits.append(head.logits(row)[0])
+            row = head.extend(found[-1], row).forward()
+        logits.append(head.logits(row).forward()[0])
         found.append(int(logits[-1].argmax()))
         confidence = head.confidence()
         if confidence is not None:
@@ -107,7 +107,7 @@ def test_another_text_keeps_only_what_both_begin_with(tmp_path: Path) -> None:
     head, target = head_of(case, tmp_path)
     tokens = text()[:20]
     edited = [*tokens[:6], 38, *tokens[7:]]
-    head.start(edited, target.features(head.layers, edited))
+    head.start(edited, target.features(head.layers, edited)).forward()
     logits, _, _ = drafted(head, target, case.lengths[3])
     assert largest_error(logits, case.results["logits"][3]) < TOLERANCE
 
@@ -137,7 +137,10 @@ def test_a_window_takes_a_ring_and_says_the_same(
             rows[length - 2 :] = made_up(f"states {layer} {at}", rows[length - 2 :].shape)
         features.write(length, {layer: rows[:length] for layer, rows in states.items()})
         whole.cache.rollback(0)
-        logits = [each.logits(each.start(tokens[:length], features)) for each in (head, whole)]
+        logits = [
+            each.logits(each.start(tokens[:length], features).forward()).forward()
+            for each in (head, whole)
+        ]
         assert largest_error(*logits) < TOLERANCE, f"at {length} tokens"
         for each in (head, whole):
             each.forget(length - 1)

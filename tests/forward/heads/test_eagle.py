@@ -175,7 +175,7 @@ def test_a_published_head_says_what_its_authors_code_says(tmp_path: Path, is_thi
     assert head.layers == ((0, 1, 2) if is_third else (LAST,))
     rows, embedded = states(target, head.layers), target.embed(TEXT[1:])
     head.reuse(TEXT)
-    output = head.read(TEXT, target.follow(head.layers))
+    output = head.read(TEXT, target.follow(head.layers)).forward()
     if is_third:
         wanted = reference.third(embedded, rows)[-1:]
         said = reference.lm_head(reference.norm(wanted))
@@ -185,7 +185,7 @@ def test_a_published_head_says_what_its_authors_code_says(tmp_path: Path, is_thi
         wanted = reference.first(embedded, rows)[-1:]
         logits = target.head(wanted)
     assert torch.allclose(output, wanted, atol=1e-4)
-    assert torch.allclose(head.logits(output), logits, atol=1e-3)
+    assert torch.allclose(head.logits(output).forward(), logits, atol=1e-3)
 
 
 @torch.no_grad()
@@ -205,7 +205,7 @@ def test_a_head_in_the_layout_of_speculators_says_what_its_authors_code_says(
     assert head.layers == (0, 1, 2)
     rows, embedded = states(target, head.layers), target.embed(TEXT[1:])
     head.reuse(TEXT)
-    output = head.read(TEXT, target.follow(head.layers))
+    output = head.read(TEXT, target.follow(head.layers)).forward()
     wanted = reference.third(embedded, rows, is_normed=True)[-1:]
     assert torch.allclose(output, wanted, atol=1e-4)
     plain = reference.third(embedded, rows)[-1:]
@@ -275,11 +275,11 @@ def test_a_head_of_deepspec_says_what_its_authors_code_says(tmp_path: Path) -> N
     assert head.layers == (0, 2)
     rows, embedded = states(target, head.layers), target.embed(TEXT[1:])
     head.reuse(TEXT)
-    output = head.read(TEXT, target.follow(head.layers))
+    output = head.read(TEXT, target.follow(head.layers)).forward()
     wanted = reference.third(embedded, rows)[-1:]
     assert torch.allclose(output, wanted, atol=1e-4)
     logits = reference.lm_head(reference.norm(wanted))
-    assert torch.allclose(head.logits(output), logits, atol=1e-3)
+    assert torch.allclose(head.logits(output).forward(), logits, atol=1e-3)
 
 
 @pytest.mark.parametrize("reads_normed", ["fc_norm", "norm_before_fc"])
@@ -299,13 +299,15 @@ def test_a_head_of_eagle_3_1_normalises_what_it_reads_and_what_it_says(
     head = AutoregressiveHead(read_eagle(tmp_path, target), CAPACITY)
     rows, embedded = states(target, head.layers), target.embed(TEXT[1:])
     head.reuse(TEXT)
-    output = head.read(TEXT, target.follow(head.layers))
+    output = head.read(TEXT, target.follow(head.layers)).forward()
     chunks = zip(of_each, rows.chunk(3, -1), strict=True)
     each = torch.cat([norm(chunk) for norm, chunk in chunks], -1)
     read = each if reads_normed == "fc_norm" else of_all(rows)
     wanted = reference.norm(reference.third(embedded, read)[-1:])
     assert torch.allclose(output, wanted, atol=1e-4)
-    assert torch.allclose(head.logits(output)[:, IDS], reference.lm_head(wanted), atol=1e-3)
+    assert torch.allclose(
+        head.logits(output).forward()[:, IDS], reference.lm_head(wanted), atol=1e-3
+    )
 
 
 @torch.no_grad()
@@ -320,7 +322,8 @@ def test_biases_of_an_eagle_1_are_used(tmp_path: Path) -> None:
     for head in (plain, biased):
         head.reuse(TEXT)
     features = target.follow((LAST,))
-    assert not torch.allclose(plain.read(TEXT, features), biased.read(TEXT, features), atol=1e-2)
+    own, other = (each.read(TEXT, features).forward() for each in (plain, biased))
+    assert not torch.allclose(own, other, atol=1e-2)
 
 
 def test_an_embedding_that_is_the_targets_takes_no_memory(tmp_path: Path) -> None:

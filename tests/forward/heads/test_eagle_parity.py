@@ -36,12 +36,12 @@ def drafted(
 ) -> tuple[torch.Tensor, list[int]]:
     """A greedy draft after so many tokens: logits [k, V] and tokens."""
     tokens = text()[:length]
-    state = head.start(tokens, target.features(head.layers, tokens[:-1]))
+    state = head.start(tokens, target.features(head.layers, tokens[:-1])).forward()
     logits, found = list[torch.Tensor](), list[int]()
     for step in range(num_steps):
         if step:
-            state = head.extend(found[-1], state)
-        logits.append(head.logits(state)[0])
+            state = head.extend(found[-1], state).forward()
+        logits.append(head.logits(state).forward()[0])
         found.append(int(logits[-1].argmax()))
     head.forget(length - 1)
     return torch.stack(logits), found
@@ -99,10 +99,10 @@ def test_a_wrong_variant_is_seen(name: str, tmp_path: Path) -> None:
     features = target.features(head.layers, tokens)
     turned = replace(head._parts, layers=(*head.layers[1:], head.layers[0]))
     other = AutoregressiveHead(turned, CAPACITY)
-    logits = other.logits(other.start(tokens, features))
+    logits = other.logits(other.start(tokens, features).forward()).forward()
     assert largest_error(logits, wanted[:1]) > 100 * TOLERANCE
     late = target.features(head.layers, [tokens[0], *tokens[:-1]])
-    logits = head.logits(head.start(tokens, late))
+    logits = head.logits(head.start(tokens, late).forward()).forward()
     assert largest_error(logits, wanted[:1]) > 100 * TOLERANCE
 
 

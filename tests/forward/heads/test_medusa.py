@@ -85,7 +85,7 @@ def one_by_one(tensors: dict[str, torch.Tensor], row: torch.Tensor) -> torch.Ten
 def test_heads_of_zero_say_what_the_target_says() -> None:
     model, row = target(), torch.randn(1, HIDDEN_SIZE)
     nothing = {name: torch.zeros_like(tensor) for name, tensor in stack().items()}
-    said = MedusaHeads(nothing["weight"], nothing["bias"]).logits(row, model.head)
+    said = MedusaHeads(nothing["weight"], nothing["bias"]).logits(row, model.head)[0]
     assert torch.allclose(said, model.head(row).expand(NUM_HEADS, -1), atol=1e-5)
 
 
@@ -116,7 +116,7 @@ def test_the_published_format_says_what_its_layers_say(tmp_path: Path) -> None:
     found = read_medusa(write_published(tmp_path, tensors), model)
     assert found.num_heads == NUM_HEADS
     wanted = one_by_one(tensors, row)
-    assert torch.allclose(found.logits(row, model.head), wanted, rtol=1e-3, atol=1e-2)
+    assert torch.allclose(found.logits(row, model.head)[0], wanted, rtol=1e-3, atol=1e-2)
     assert found.weight_bytes == sum(4 * tensor.numel() for tensor in tensors.values())
 
 

@@ -59,7 +59,9 @@ def outputs(parts: HeadParts, text: list[int], states: torch.Tensor) -> torch.Te
     features.follow([LAST])
     features.write(len(states), {LAST: states})
     ends = range(2, len(text) + 1)
-    return torch.cat([AutoregressiveHead(parts, 32).start(text[:end], features) for end in ends])
+    return torch.cat(
+        [AutoregressiveHead(parts, 32).start(text[:end], features).forward() for end in ends]
+    )
 
 
 def folder_with(tmp_path: Path, model: Decoder) -> Path:
@@ -80,11 +82,11 @@ def test_drafting_computes_what_training_computed() -> None:
     model.forward(text)
     for start in range(1, len(text) - 4):
         head = AutoregressiveHead(in_full(recipe, model), 16)
-        state = head.start(text[: start + 1], features)
+        state = head.start(text[: start + 1], features).forward()
         for step in range(4):
             place = start - 1 + step
             assert torch.allclose(state[0], trained[step][0, place], atol=1e-4), (start, step)
-            state = head.extend(text[start + step + 1], state)
+            state = head.extend(text[start + step + 1], state).forward()
 
 
 def test_a_saved_module_is_read_back(tmp_path: Path) -> None:
