@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,6 +173,19 @@ class ChatTemplate:
     def encode_prompt(self, text: str) -> list[int]:
         """As `encode_text`, after what the tokenizer begins every text with."""
         return list(encoded(self._encoder, text, add_special_tokens=True).ids)
+
+    def encoded_texts(self, texts: Iterable[str]) -> list[list[int]]:
+        """Return the ids of each text; none of a text that cannot be encoded."""
+        encoded_texts = list[list[int]]()
+        for text in texts:
+            with suppress(RequestError):
+                encoded_texts.append(self.encode_text(text))
+        return encoded_texts
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """The tokens that no text is cut into: control tokens, marks of thoughts and of calls."""
+        return frozenset(self._encoder.get_added_tokens_decoder()) | self.end_ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of all tokens, without control tokens."""

@@ -19,7 +19,9 @@ class AssistantDrafter(ChainDrafter):
     @classmethod
     def build(cls, parts: Parts) -> AssistantDrafter:
         folder = parts.head(KIND, "assistant, as Gemma 4 has them,")
-        assistant = parts.once(KIND, lambda: read_assistant(folder, parts.target))
+        assistant = parts.once(
+            KIND, lambda: read_assistant(folder, parts.target).narrowed(parts.vocabulary)
+        )
         assert isinstance(parts.target, Decoder), "`read_assistant` refused other targets"
         return cls(parts.target, Assistant(assistant, parts.target))
 

@@ -44,7 +44,9 @@ class BlockDrafter(ChainDrafter):
     @classmethod
     def build(cls, parts: Parts) -> BlockDrafter:
         folder = parts.head(cls.name, "block drafter")
-        block = parts.once(cls.name, lambda: read_block(folder, parts.target))
+        block = parts.once(
+            cls.name, lambda: read_block(folder, parts.target).narrowed(parts.vocabulary)
+        )
         return cls(parts.target, block, pool=parts.pool)
 
     @property

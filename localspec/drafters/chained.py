@@ -2,9 +2,9 @@
 
 Contract: the text that followed the last tokens earlier is put through the draft model in one
 forward. A copied token is kept while the model finds it at least KEPT_SHARE as likely as its own
-favourite; from the first token that it does not, the model drafts on. So a copied stretch costs one
-draft step instead of one a token, and its end costs no round. The proposal names the drafter that
-each token comes from.
+favourite, or does not know it; from the first other token the model drafts on. So a copied stretch
+costs one draft step instead of one a token, and its end costs no round. The proposal names the
+drafter that each token comes from.
 
 Not here: finding the match (ngram), the model's own loop (drafting).
 """
@@ -19,11 +19,12 @@ import torch
 from localspec.core.decoding import DraftPlan, Sequence
 from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import Drafting, DraftSteps, catch_up, room_of
+from localspec.drafters.drafting import Drafting, DraftSteps, catch_up, fitted, room_of
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.review import itself
 from localspec.engine.batch import Stepwise
+from localspec.forward.output_head import OutputHead
 from localspec.forward.passes import Rows
 from localspec.forward.upload import indices
 
@@ -44,6 +45,10 @@ class ChainedDrafter(Stepwise, DrafterBase):
     @classmethod
     def build(cls, parts: Parts) -> ChainedDrafter:
         return cls(NgramDrafter.build(parts), DraftModelDrafter.build(parts))
+
+    @property
+    def output(self) -> OutputHead | None:
+        return self._drafting.output
 
     @property
     def memory_bytes(self) -> int:
@@ -85,8 +90,12 @@ def _copy(draft: Drafting, copied: tuple[int, ...], logits: torch.Tensor) -> tup
     """Add the copied tokens that the model agrees with; whether to draft on, and how many the
     model's cache keeps. logits: [g + 1, V]. One host copy."""
     rows = draft.rows(logits[:-1], [copied[:place] for place in range(len(copied))])  # [g, V]
-    own = rows.gather(1, indices(copied, rows.device)[:, None])[:, 0]
-    pairs = torch.stack((own, rows.amax(dim=-1)), dim=-1).tolist()
+    places = indices(copied, rows.device)[:, None]
+    own, favourite = rows.gather(1, places)[:, 0], rows.amax(dim=-1)
+    # Of a token that it does not know the model says nothing against the copy.
+    is_unknown = fitted(logits[:-1], rows.shape[1]).gather(1, places)[:, 0].isneginf()
+    own = torch.where(is_unknown, KEPT_SHARE * favourite, own)
+    pairs = torch.stack((own, favourite), dim=-1).tolist()
     for place, (token, (chance, peak)) in enumerate(zip(copied, pairs, strict=True)):
         if not chance >= KEPT_SHARE * peak:  # also leaves a damaged model's rows
             return True, place

@@ -28,8 +28,10 @@ from localspec.drafters.drafting import (
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.review import teacher_forced
 from localspec.engine.batch import Stepwise
+from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, Capturing
 from localspec.forward.model import LanguageModel
+from localspec.forward.output_head import OutputHead
 from localspec.forward.passes import Pass
 
 
@@ -52,6 +54,10 @@ class DraftModelDrafter(Stepwise, DrafterBase):
     def build(cls, parts: Parts) -> Self:
         model = parts.loaded_draft()
         return cls(model, parts.target.vocab_size, parts.draft_chunks)
+
+    @property
+    def output(self) -> OutputHead | None:
+        return self.model.weights.output if isinstance(self.model, Decoder) else None
 
     @property
     def memory_bytes(self) -> int:

@@ -60,7 +60,9 @@ class EagleDrafter(HeadDrafter[AutoregressiveHead]):
     @classmethod
     def build(cls, parts: Parts) -> EagleDrafter:
         folder = parts.head(KIND, "EAGLE head")
-        network = parts.once(KIND, lambda: read_eagle(folder, parts.target))
+        network = parts.once(
+            KIND, lambda: read_eagle(folder, parts.target).narrowed(parts.vocabulary)
+        )
         return cls(parts.target, AutoregressiveHead(network, parts.target.cache.shape.capacity))
 
     def review(self, sequence: Sequence) -> ReviewSteps | None:

@@ -24,18 +24,23 @@ from localspec.drafters.review import itself
 from localspec.engine.batch import Stepwise
 from localspec.forward.features import Features
 from localspec.forward.model import LanguageModel
+from localspec.forward.output_head import OutputHead
 from localspec.forward.passes import Pass
 
 
 class DraftingHead(Protocol):
     """A head over one text. What it is asked to run it returns as a pass, which the drafter yields.
-    layers: whose hidden states of the target it reads. reads_last_row:
-    whether it reads them of the last token alone. kv_bytes: of a cache of its own."""
+    layers: whose hidden states of the target it reads. reads_last_row: whether it reads them of the
+    last token alone. output: of its tokens, None where these are chosen anew for each row.
+    kv_bytes: of a cache of its own."""
 
     reads_last_row: bool
 
     @property
     def layers(self) -> tuple[int, ...]: ...
+
+    @property
+    def output(self) -> OutputHead | None: ...
 
     @property
     def memory_bytes(self) -> int: ...
@@ -74,6 +79,10 @@ class HeadDrafter(Stepwise, DrafterBase, Generic[Head]):
         self._target = target
         self._head = head
         self._features = target.follow(head.layers, head.reads_last_row)
+
+    @property
+    def output(self) -> OutputHead | None:
+        return self._head.output
 
     @property
     def memory_bytes(self) -> int:

@@ -26,8 +26,10 @@ from localspec.drafters.tree_growth import Ranked, TreeGrowth, usual_growth
 from localspec.engine.batch import Stepwise
 from localspec.engine.sampling import noise_after, perturbed, warp_of
 from localspec.forward.features import LAST
+from localspec.forward.heads.ends import output_of_target
 from localspec.forward.heads.medusa import MedusaHeads, read_medusa
 from localspec.forward.model import LanguageModel
+from localspec.forward.output_head import OutputHead
 from localspec.forward.passes import Product
 
 NO_LEVEL: Level = ([], [])
@@ -40,20 +42,30 @@ class MedusaDrafter(Stepwise, DrafterBase):
     name = "medusa"
     shapes_itself = True
 
-    def __init__(self, heads: MedusaHeads, target: LanguageModel) -> None:
+    def __init__(
+        self, heads: MedusaHeads, target: LanguageModel, output: OutputHead | None = None
+    ) -> None:
         self._heads = heads
-        self._target = target
+        self._output = output or output_of_target(target)
         self._features = target.follow([LAST])
 
     @classmethod
     def build(cls, parts: Parts) -> MedusaDrafter:
         folder = parts.head(cls.name, "set of Medusa heads")
-        heads = parts.once(cls.name, lambda: read_medusa(folder, parts.target))
-        return cls(heads, parts.target)
+        target = parts.target
+        heads = parts.once(cls.name, lambda: read_medusa(folder, target))
+        if heads.outputs is not None:
+            return cls(heads, target)
+        output = parts.vocabulary.narrowed(output_of_target(target), target.device)
+        return cls(heads, target, output)
+
+    @property
+    def output(self) -> OutputHead | None:
+        return self._output if self._heads.outputs is None else None
 
     @property
     def memory_bytes(self) -> int:
-        return self._heads.weight_bytes + self.beside_bytes
+        return self._heads.weight_bytes + self._output.held_bytes + self.beside_bytes
 
     @property
     def beside_bytes(self) -> int:
@@ -72,7 +84,7 @@ class MedusaDrafter(Stepwise, DrafterBase):
         if newest < 0 or plan.num_draft_tokens < 1:
             return Proposal()
         row = self._features.rows(LAST, newest, newest + 1)  # [1, d]
-        said = partial(self._heads.logits, shared=self._target.head)
+        said = partial(self._heads.logits, shared=self._output)
         (logits,) = yield Product(id(self._heads), said, row)  # [K, V]
         size = plan.num_draft_tokens
         growth = plan.growth_or(usual_growth(0.0, 0.0, size))

@@ -24,9 +24,11 @@ class MtpDrafter(ChainDrafter):
     @classmethod
     def build(cls, parts: Parts) -> MtpDrafter:
         folder, target = parts.head(cls.name, "multi-token-prediction module"), parts.target
-        module = parts.once(cls.name, lambda: read_mtp(folder, target, parts.bits))
+        module = parts.once(
+            cls.name, lambda: read_mtp(folder, target, parts.bits).narrowed(parts.vocabulary)
+        )
         capacity, pool = target.cache.shape.capacity, parts.pool
-        can_capture = isinstance(target, Decoder) and not target.weights.head.reads_host
+        can_capture = isinstance(target, Decoder) and not module.output.layer.reads_host
         if pool is None or not can_capture or module.network.layer.reads_host:
             return cls(target, AutoregressiveHead(module, capacity))
         width = target.embed([0]).shape[1]

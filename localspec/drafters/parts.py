@@ -24,6 +24,7 @@ from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.heads.files import TRAINED
 from localspec.forward.model import LanguageModel
+from localspec.forward.output_head import DraftVocabulary, OutputHead
 
 Made = TypeVar("Made")
 
@@ -33,6 +34,11 @@ class DrafterBase:
     name, shapes_itself, signal and propose, and overrides what else it needs."""
 
     block_length: int | None = None
+
+    @property
+    def output(self) -> OutputHead | None:
+        """The output head that it names tokens by, None where its tokens are those of others."""
+        return None
 
     @property
     def memory_bytes(self) -> int:
@@ -66,7 +72,8 @@ class Parts:
     with other tokens, None with why in foreign_refusal. past: token ids of earlier conversations,
     oldest first, for lookup. draft_pool: as pool, for the draft model, which may be on a device of
     its own. refused_heads: why there is no room for a head, by kind. bits: of the target's linear
-    layers, which a head that ships with it shares. made: what `once` has made."""
+    layers, which a head that ships with it shares. vocabulary: of the tokens that heads name; a
+    draft model is narrowed to it before. made: what `once` has made."""
 
     target: LanguageModel
     draft: LanguageModel | None = None
@@ -80,6 +87,7 @@ class Parts:
     draft_pool: GraphPool | None = None
     refused_heads: Mapping[str, MemoryShortage] = field(default_factory=dict)
     bits: Literal[4, 8] | None = None
+    vocabulary: DraftVocabulary = field(default_factory=DraftVocabulary)
     made: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], Made]) -> Made:

@@ -28,7 +28,8 @@ from localspec.forward.decoder_weights import Weights
 from localspec.forward.delta_net import DeltaNet
 from localspec.forward.features import LAST, Features
 from localspec.forward.mixer import LayerAttend, Table
-from localspec.forward.model import PREFILL_CHUNK
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel
+from localspec.forward.output_head import DraftVocabulary
 from localspec.forward.passes import Rows
 from localspec.forward.row_attention import Attend
 from localspec.forward.states import StateRows
@@ -300,6 +301,19 @@ class Decoder:
             hidden[LAST] = self.weights.final_norm(rows)
             return self.head(joined([hidden[LAST][place] for place in shown]))
         return self.head(self.weights.final_norm(joined([rows[place] for place in shown])))
+
+
+def narrowed(model: LanguageModel, vocabulary: DraftVocabulary) -> LanguageModel:
+    """Return a model over the same cache that names the tokens of a vocabulary alone; the model
+    itself where it cannot be narrowed."""
+    if not isinstance(model, Decoder):
+        return model
+    whole = model.weights.output
+    output = vocabulary.narrowed(whole, model.device)
+    if output is whole:
+        return model
+    weights = replace(model.weights, head=output.layer, head_ids=output.ids)
+    return Decoder(weights, model.cache, model.is_fastest)
 
 
 def kv_shape_of(weights: Weights, capacity: int) -> KVShape:

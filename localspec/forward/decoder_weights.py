@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 
 from localspec.forward.block import Attention, Block, Norm
 from localspec.forward.mixer import Swap, Table, halves_swapped
+from localspec.forward.output_head import OutputHead
 from localspec.forward.per_layer_inputs import PerLayerInputs
-from localspec.weights.linear import Linear, PlainLinear
+from localspec.weights.linear import Linear, PlainLinear, bytes_of
 from localspec.weights.nf4 import Nf4Embedding
 
 
@@ -19,7 +21,7 @@ class Weights:
     """A whole model. embedding: [V, d], or one in NF4. tables: cosines and sines of every position,
     [capacity, rotated] each, of the first `rotated` numbers of each head; a sine has the sign of
     the rotation, so that `swapped` is all that is left to do. logit_cap: the bound that logits tend
-    to, None for none."""
+    to, None for none. head_ids: the tokens of the head's outputs, see OutputHead."""
 
     embedding: torch.Tensor | Nf4Embedding
     blocks: tuple[Block, ...]
@@ -31,6 +33,7 @@ class Weights:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     per_layer_inputs: PerLayerInputs | None = None
+    head_ids: torch.Tensor | None = None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -47,7 +50,14 @@ class Weights:
         is_tied = own is getattr(self.embedding, "layer", self.embedding)
         head = 0 if is_tied else self.head.weight_bytes
         inputs = 0 if self.per_layer_inputs is None else self.per_layer_inputs.device_bytes
+        head += bytes_of(self.head_ids)
         return tables + blocks + self.final_norm.weight_bytes + head + inputs
+
+    @cached_property
+    def output(self) -> OutputHead:
+        """How normalised rows become logits."""
+        size = self.embedding.shape[0]
+        return OutputHead(self.head, size, self.head_ids, self.logit_scale, self.logit_cap)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -93,10 +103,7 @@ class Weights:
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         """Normalised rows [n, d] -> [n, V], in their own precision."""
-        made = self.head(rows)
-        made = made if self.logit_scale == 1.0 else made * self.logit_scale
-        cap = self.logit_cap
-        return made if cap is None else torch.tanh(made / cap) * cap
+        return self.output.logits(rows)
 
 
 def _at(table: torch.Tensor, positions: slice | torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,6 @@ from localspec.chat.template import ChatTemplate
 from localspec.core.backend import DrafterStatus, Report
 from localspec.core.decoding import Drafter
 from localspec.core.errors import (
-    ConfigError,
     DraftMismatch,
     LocalspecError,
     MemoryShortage,
@@ -41,15 +40,16 @@ from localspec.formats.folder_files import (
     weight_files,
 )
 from localspec.formats.gguf_module import module_near
+from localspec.loading.capture import capturable, pool_of
 from localspec.loading.fitting import (
     heads_without_room,
     keep_out_of_ram,
     load_at,
     refuse_shortage,
 )
-from localspec.loading.placement import Place
+from localspec.loading.placement import Place, return_memory
+from localspec.loading.vocabulary import tokens_note, vocabulary_of_log
 from localspec.machine.compatibility import require_compatible, size_warning
-from localspec.machine.memory import GRAPHS_BYTES
 from localspec.machine.model import Model
 
 if TYPE_CHECKING:
@@ -97,12 +97,14 @@ def gather(
     target: LanguageModel,
     template: ChatTemplate,
     past: Sequence[str],
+    replies: Sequence[str] | None,
     pool: GraphPool | None,
     report: Report,
 ) -> Gathered:
     """Load everything the source names beside the target. place: of the target. draft_places: for a
-    draft model, the preferred first."""
+    draft model, the preferred first. replies: of earlier conversations, None for no log."""
     from localspec.drafters.parts import Parts
+    from localspec.forward.decoder import narrowed
     from localspec.forward.recurrent import refusal_of
 
     if (why := refusal_of(target)) is not None:
@@ -111,6 +113,12 @@ def gather(
     stranger = _path_of(source.drafts) if code == "incompatible_vocabulary" else None
     foreign, foreign_refusal = _foreign(source, stranger, target, draft_places, report)
     heads, odd = heads_of(source)
+    used_by = [place] if draft is None else [place, draft.place]
+    counted = replies if draft or heads else None
+    vocabulary = vocabulary_of_log(counted, template, target, used_by)
+    if draft is not None and (model := narrowed(draft.model, vocabulary)) is not draft.model:
+        draft = draft._replace(model=model)
+        return_memory(draft.place.device)  # of the other rows
     is_apart = draft is not None and draft.place.device != target.device
     draft_pool = pool_of(draft.place) if draft is not None and is_apart else pool
     parts = Parts(
@@ -126,13 +134,11 @@ def gather(
         draft_pool=draft_pool,
         refused_heads=heads_without_room(source.folder, heads, place),
         bits=place.bits,
+        vocabulary=vocabulary,
     )
     drafts = [each for each in (draft, foreign and foreign[1]) if each is not None]
     told = chain.from_iterable(
-        (
-            size_warning(source.name, target.weight_bytes, "The draft", one.weight_bytes),
-            moved,
-        )
+        (size_warning(source.name, target.weight_bytes, "The draft", one.weight_bytes), moved)
         for one, _, moved in drafts
     )
     return Gathered(parts, odd, tuple(each for each in told if each is not None))
@@ -166,6 +172,7 @@ def build_drafters(
         else:
             memory = built[name].memory_bytes
             said = f"ready, {gib(memory)}" if memory else "ready"
+            said += tokens_note(info, built[name], parts.vocabulary)
             statuses.append(DrafterStatus(name, True, said, memory, shares=info.shares))
     return built, tuple(statuses)
 
@@ -234,38 +241,6 @@ def _fault_words(label: str, error: Exception) -> str:
 
 def _code_of(error: Exception) -> OffCode:
     return "no_memory" if fault_of(error).kind == "memory" else "no_draft"
-
-
-def pool_of(place: Place) -> GraphPool | None:
-    """Where forwards are captured; None on devices that have no graphs."""
-    from localspec.forward.graphs import CudaGraphPool
-
-    return CudaGraphPool(place.device, GRAPHS_BYTES) if place.device.type == "cuda" else None
-
-
-def capturable(
-    model: LanguageModel, pool: GraphPool | None, is_fastest: bool = True
-) -> LanguageModel:
-    """The model with graphs, where it can have them. is_fastest: see LoadOptions.kernels. Raises
-    ConfigError where the same bits are asked for and cannot be had."""
-    from localspec.forward.attention import can_split
-    from localspec.forward.decoder import Decoder
-    from localspec.forward.graphs import CapturedDecoder
-    from localspec.forward.one_width import OneWidthDecoder
-
-    if pool is None or not isinstance(model, Decoder):
-        return model
-    if model.cache.states is not None and not is_fastest:
-        raise ConfigError(
-            "This model reads the text into states, which a GPU adds up in another order after "
-            "every draft, so --kernels same-bits cannot be kept. Load it without --kernels, or on "
-            "a processor with --device cpu."
-        )
-    if not model.is_capturable:
-        return model
-    if is_fastest or not can_split(model.cache.dtype, model.device):
-        return CapturedDecoder(model, pool)
-    return OneWidthDecoder(model, pool)
 
 
 def _draft(

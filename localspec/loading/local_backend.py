@@ -29,15 +29,14 @@ from localspec.core.options import FASTEST, KERNELS, SAME_BITS, USUAL_PARALLEL, 
 from localspec.core.units import gib
 from localspec.drafters.registry import REGISTRY
 from localspec.formats.folder_files import check_folder, notices_of
+from localspec.loading.capture import capturable, pool_of
 from localspec.loading.drafters import (
     Gathered,
     beside_bytes,
     build_drafters,
-    capturable,
     gather,
     lost_parts,
     marks_of,
-    pool_of,
     slot_beside,
 )
 from localspec.loading.fitting import (
@@ -105,16 +104,18 @@ def open_local_backend(
     report: Report,
     past: Sequence[str] = (),
     beside_page: bool = False,
+    replies: Sequence[str] | None = None,
 ) -> LocalBackend:
     """Load what `options` ask for. Raises ConfigError, ModelError, MemoryShortage.
 
     state: a snapshot of an earlier run, by combination of target, draft, precision, device and
     torch; only that of this combination is restored. report: called with a phrase before each long
     phase. past: texts of earlier conversations, for drafters that look texts up. beside_page: a
-    page is drawn on the same processor.
+    page is drawn on the same processor. replies: of the log, for the tokens that drafts are made
+    of; None for no log.
     """
     with _set_aside_from_garbage():
-        return _opened(options, state, report, past, beside_page)
+        return _opened(options, state, report, _Texts(past, replies), beside_page)
 
 
 @contextmanager
@@ -137,6 +138,15 @@ def _set_aside_from_garbage() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class _Texts:
+    """Texts of earlier conversations. past: of all messages. replies: of models, None for no
+    log."""
+
+    past: Sequence[str]
+    replies: Sequence[str] | None
+
+
+@dataclass(frozen=True)
 class _Begun:
     """What is loaded before anything drafts. notices: what a person should know of it."""
 
@@ -153,7 +163,7 @@ def _opened(
     options: LoadOptions,
     state: Mapping[str, Any] | None,
     report: Report,
-    past: Sequence[str],
+    texts: _Texts,
     beside_page: bool,
 ) -> LocalBackend:
     from localspec.engine.engine import Engine
@@ -162,7 +172,7 @@ def _opened(
     options = with_head_as_draft(options, report)
     template_process()  # starts beside the import of torch
     torch = quiet_torch(report, options.kernels)
-    begun = _begun(options, report, past, beside_page, torch)
+    begun = _begun(options, report, texts, beside_page, torch)
     found, place, draft = begun.found, begun.place, begun.source.draft
     drafters, statuses = build_drafters(found.parts, report)
     learnt = _learnt(options, begun, drafters, state or {}, torch)
@@ -195,7 +205,7 @@ def _opened(
 
 
 def _begun(
-    options: LoadOptions, report: Report, past: Sequence[str], beside_page: bool, torch: Any
+    options: LoadOptions, report: Report, texts: _Texts, beside_page: bool, torch: Any
 ) -> _Begun:
     """Raises ConfigError, ModelError, MemoryShortage."""
     source = resolve(options, report)
@@ -212,7 +222,9 @@ def _begun(
     pool = pool_of(place)
     target = capturable(target, pool, _kernels(options, place) == FASTEST)
     template = ChatTemplate.load(source.folder, options.raw)
-    found = gather(source, place, draft_at, target, template, past, pool, report)
+    found = gather(
+        source, place, draft_at, target, template, texts.past, texts.replies, pool, report
+    )
     if found.apart is not None:
         _threads(found.apart, report, beside_page)
     # A computer without an NVIDIA card has no fault; only `doctor` mentions it.

@@ -51,6 +51,7 @@ def opened_service(
                 "options": options,
                 "state": store.load_state(STATE_KEY),
                 "past": store.conversation_list.earlier_texts(),
+                "replies": store.conversation_list.earlier_replies(),
                 "beside_page": beside_page,
             }
             return ChildBackend.open(Opening(ENGINE, keywords), report)

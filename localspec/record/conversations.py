@@ -29,6 +29,7 @@ from localspec.record.rows import (
     message_from,
     now,
     text_columns,
+    text_of,
     visible_line,
 )
 from localspec.record.unlogged import UnloggedTexts
@@ -37,6 +38,9 @@ MAX_SNIPPETS = 500
 PROMPT = "system_prompt"
 TEXTS = (PROMPT, "stop")  # the fields of the settings that are texts of the person's
 MAX_EARLIER_CHARACTERS = 400_000  # about 100,000 tokens
+# Of replies whose tokens are counted: about 500,000 tokens, which are encoded in a second.
+MAX_REPLY_CHARACTERS = 2_000_000
+MOST_REPLIES = 20_000  # that are looked through for them, the newest
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,21 @@ class ConversationList:
                         return tuple(reversed(found))
                     found.append(text)
         return tuple(reversed(found))
+
+    def earlier_replies(self, max_characters: int = MAX_REPLY_CHARACTERS) -> tuple[str, ...]:
+        """Return the replies of models that are written in the log, each after its thought, oldest
+        first; only the newest where they are longer than `max_characters`. An imported reply has no
+        turn, and a copied or continued one would count twice."""
+        ids, left = list[int](), max_characters
+        with self._db.reading() as tables:
+            for row in tables.rows(queries.NEWEST_REPLIES, MOST_REPLIES):
+                left -= row["num_characters"]
+                if left < 0:
+                    break
+                ids.append(row["id"])
+            rows = _by_id(tables, "id, text, text_exact, thinking", ids)
+        rows.sort(key=lambda row: int(row["id"]))
+        return tuple(f"{row['thinking'] or ''}{text_of(row)}" for row in rows)
 
     # changes
 

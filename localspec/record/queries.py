@@ -99,6 +99,19 @@ NEWEST_MESSAGES = (
     "SELECT * FROM message WHERE conversation_id = ? AND deleted_at_utc IS NULL ORDER BY id DESC"
 )
 
+# most rows → the newest replies with a turn of their own and their sizes. A reply that stands on in
+# a longer one is a part of that.
+NEWEST_REPLIES = """
+SELECT message.id, length(text) + coalesce(length(thinking), 0) AS num_characters
+FROM message JOIN turn ON turn.message_id = message.id
+JOIN conversation ON conversation.id = message.conversation_id
+WHERE role = 'assistant' AND state <> 'draft' AND is_logged = 1 AND is_copy = 0
+    AND message.deleted_at_utc IS NULL AND conversation.deleted_at_utc IS NULL
+    AND message.id NOT IN (
+        SELECT continues_message_id FROM turn WHERE continues_message_id IS NOT NULL)
+ORDER BY message.id DESC LIMIT ?
+"""
+
 # Deletes in an order that leaves no dangling reference; each statement's number of changed rows
 # counts. A deleted reply that another one continues stays: that one begins with its tokens.
 _GONE = "(SELECT id FROM conversation WHERE deleted_at_utc IS NOT NULL)"

@@ -28,7 +28,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from localspec.weights.linear import ROW_MULTIPLE, Linear, PlainLinear, as_module, bytes_of
+from localspec.weights.linear import (
+    ROW_MULTIPLE,
+    Linear,
+    PlainLinear,
+    as_module,
+    bytes_of,
+    taken,
+)
 from localspec.weights.nf4 import Nf4Embedding
 
 PACKED_DTYPES = (torch.bfloat16, torch.float32)
@@ -97,6 +104,14 @@ class PackedLinear:
         plain = self.single_row_weight
         return as_module(self._packed.to_dense() if plain is None else plain, self.bias)
 
+    def of_outputs(self, places: torch.Tensor) -> Linear:
+        """See Linear."""
+        weight = self.dense().weight.detach()[places]
+        layer = dense_linear(weight, taken(self.bias, places))
+        if isinstance(layer, PackedLinear) and self.single_row_weight is not None:
+            layer.single_row_weight = weight
+        return layer
+
 
 def _single_row(row: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """The product by torch's own vector kernel: it streams the plain weight at the speed of the
@@ -141,6 +156,12 @@ class Fp16Linear:
 
     def dense(self) -> nn.Linear:
         return as_module(self._unpack(self._packed)[0], self.bias)
+
+    def of_outputs(self, places: torch.Tensor) -> Fp16Linear:
+        """See Linear."""
+        layer = Fp16Linear(self._unpack(self._packed)[0][places], taken(self.bias, places))
+        layer.is_padded = self.is_padded
+        return layer
 
 
 def _suits_fp16(weight: torch.Tensor) -> bool:

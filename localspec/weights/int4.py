@@ -8,16 +8,23 @@ unpacked, UNPACKED_AT_ONCE values at a time, and multiplied by the library for m
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
-from localspec.weights.linear import FEW_ROWS, QuantisedLinear, bytes_of
+from localspec.weights.linear import FEW_ROWS, QuantisedLinear, bytes_of, taken
 from localspec.weights.stored import INT4_ROWS, Grouped
-from localspec.weights.tiles import TILE, TILE_ROWS, TILES, nibble_order, unpacked_numbers
+from localspec.weights.tiles import (
+    TILE,
+    TILE_ROWS,
+    TILES,
+    nibble_order,
+    rows_of_blocks,
+    unpacked_numbers,
+)
 
 CPU = torch.device("cpu")
 MIDDLE = 8  # the number that the kernels take for zero
@@ -88,6 +95,17 @@ class Int4Linear(QuantisedLinear):
             parts.append(F.linear(rows, weight))
         return torch.cat(parts, -1)
 
+    def of_outputs(self, places: torch.Tensor) -> Int4Linear:
+        """See Linear."""
+        num_in = self.group_size * self._scales_and_zeros.shape[0]
+        num_rows = INT4_ROWS if self._packed.device.type == "cpu" else TILE_ROWS
+        pack = partial(_packed, lowest=0, device=self._packed.device)
+        numbers = rows_of_blocks(self._packed, places, (num_rows, num_in), pack)
+        scales_and_zeros = self._scales_and_zeros[:, places]
+        layer = Int4Linear(pack(numbers), scales_and_zeros, num_in, taken(self._bias, places))
+        layer.error = self.error
+        return layer
+
     @torch.inference_mode()
     def measured(self, weight: Grouped) -> float:
         """Return how far the layer's output lies off from that of `weight`, see `error`. On the
@@ -123,7 +141,7 @@ def unpacked_values(
 
 
 def _packed(values: torch.Tensor, lowest: int, device: torch.device) -> torch.Tensor:
-    """values: [out, in] on the host; less `lowest` they lie between 0 and 15. Laid out in pieces:
+    """values: [out, in]; less `lowest` they lie between 0 and 15. Laid out in pieces:
     the operators take numbers of 4 bytes."""
     step = max(1, PACKED_AT_ONCE // values.shape[1] // INT4_ROWS) * INT4_ROWS
     pieces = ((piece - lowest).int() for piece in torch.split(values, step))
@@ -152,7 +170,8 @@ def _tiles_of(packed: torch.Tensor) -> int:
 
 @cache
 def _order_on(device: torch.device, tiles: int) -> torch.Tensor:
-    return nibble_order(lambda numbers: _packed_on_card(numbers, device, tiles), tiles)
+    pack = partial(_packed_on_card, device=device, tiles=tiles)
+    return nibble_order(pack, (TILE_ROWS, TILE * tiles))
 
 
 @cache

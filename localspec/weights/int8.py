@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from localspec.weights.library import bitsandbytes
-from localspec.weights.linear import QuantisedLinear, bytes_of
+from localspec.weights.linear import QuantisedLinear, bytes_of, taken
 from localspec.weights.stored import INT8_STEPS, Int8
 
 ROW_BYTES = 12  # that FBGEMM holds of each output: its scale, zero point and sum of weights
@@ -40,6 +40,11 @@ class Int8Linear(QuantisedLinear):
         given = rows.bfloat16().contiguous()
         made: torch.Tensor = self._product(given, self._numbers, self._scales).to(rows.dtype)
         return made if self._bias is None else made.add_(self._bias)
+
+    def of_outputs(self, places: torch.Tensor) -> Int8Linear:
+        """See Linear."""
+        parts = (self._numbers[places], self._scales[places], taken(self._bias, places))
+        return Int8Linear(*parts)
 
 
 class LibraryInt8Linear(QuantisedLinear):
@@ -65,11 +70,16 @@ class LibraryInt8Linear(QuantisedLinear):
         if bias is not None:
             self._layer.bias = torch.nn.Parameter(bias, requires_grad=False)
         self._layer.eval()
+        self._weight, self._bias = weight, bias
         self.weight_bytes = bytes_of(weight.numbers, weight.largest, bias)
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         product: torch.Tensor = self._layer(rows)
         return product
+
+    def of_outputs(self, places: torch.Tensor) -> LibraryInt8Linear:
+        """See Linear."""
+        return LibraryInt8Linear(self._weight.rows(places), taken(self._bias, places))
 
 
 def stored_linear(weight: Int8, bias: torch.Tensor | None) -> Int8Linear | LibraryInt8Linear:

@@ -9,10 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from localspec.core.errors import ModelError
+
 GATE_MULTIPLE = 64  # Numbers of a row of gates: whole steps of a processor's kernels.
 FEW_ROWS = 16  # Rows up to which a GPU's kernels for 4 bits are faster than an unpacked product.
 # Rows from which on a layer on a processor gives a row the same bits, where nothing measures it.
 ROW_MULTIPLE = 4
+# Outputs of a whole block of the largest kind. A multiple of it suits the kernels of all formats.
+OUTPUTS_OF_A_BLOCK = 64
 
 
 class Linear(Protocol):
@@ -45,6 +49,12 @@ class Linear(Protocol):
         weight (an already quantised one)."""
         ...
 
+    def of_outputs(self, places: torch.Tensor) -> Linear:
+        """Return a layer of some outputs alone, in the same format. places: of the outputs, [k]
+        ascending, on the layer's device; in some formats k is a multiple of OUTPUTS_OF_A_BLOCK.
+        Raises ModelError where the format does not give its rows away."""
+        ...
+
 
 class QuantisedLinear:
     """A layer without a plain weight."""
@@ -59,6 +69,13 @@ class QuantisedLinear:
 
     def dense(self) -> None:
         return None
+
+    def of_outputs(self, places: torch.Tensor) -> Linear:
+        """See Linear."""
+        raise ModelError(
+            "The output head is kept in a format from which no rows can be taken, so drafts choose "
+            "among all tokens. Load the model with --dtype bf16 to change that."
+        )
 
 
 class PlainLinear:
@@ -80,6 +97,10 @@ class PlainLinear:
 
     def dense(self) -> nn.Linear:
         return as_module(self.weight, self.bias)
+
+    def of_outputs(self, places: torch.Tensor) -> PlainLinear:
+        """See Linear."""
+        return PlainLinear(self.weight[places], taken(self.bias, places))
 
 
 class SideBySide(QuantisedLinear):
@@ -103,6 +124,11 @@ def filled(rows: torch.Tensor, count: int) -> torch.Tensor:
     if missing <= 0:
         return rows
     return torch.cat((rows, rows[-1:].expand(missing, *rows.shape[1:])))
+
+
+def taken(bias: torch.Tensor | None, places: torch.Tensor) -> torch.Tensor | None:
+    """Return the biases of some outputs; None where a layer has none."""
+    return None if bias is None else bias[places]
 
 
 def bytes_of(*tensors: torch.Tensor | None) -> int:

@@ -22,7 +22,7 @@ from localspec.formats.safetensors_file import TensorPlace
 from localspec.weights.dense import PACKED_DTYPES
 from localspec.weights.files import places_in, read_tensor
 from localspec.weights.library import bitsandbytes
-from localspec.weights.linear import QuantisedLinear, bytes_of
+from localspec.weights.linear import QuantisedLinear, bytes_of, taken
 from localspec.weights.stored import MXFP4_BLOCK, Dense, Mxfp4, Mxfp4Tables, Weight
 
 TRIED_ROWS = 64  # Outputs of the product that tries the kernel of a GPU.
@@ -48,6 +48,11 @@ class Mxfp4Linear(QuantisedLinear):
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return _unpacked_product(rows, self.weight, self.bias, self._tables, self._product)
+
+    def of_outputs(self, places: torch.Tensor) -> Mxfp4Linear:
+        """See Linear."""
+        bias = taken(self.bias, places)
+        return Mxfp4Linear(self.weight.rows(places), bias, self._tables)
 
 
 class OneRowLinear(QuantisedLinear):

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 
 from localspec.formats.bitsandbytes_layers import UNPACKED_AT_ONCE
 from localspec.weights.library import bitsandbytes
-from localspec.weights.linear import FEW_ROWS, QuantisedLinear, bytes_of
+from localspec.weights.linear import FEW_ROWS, QuantisedLinear, bytes_of, taken
 from localspec.weights.stored import Nf4
+from localspec.weights.tiles import rows_of_blocks
 
 BLOCK = 64  # inputs that share one scale
 ROWS = 32  # outputs that the processor's kernel takes at a time
@@ -64,6 +65,16 @@ class Nf4Linear(QuantisedLinear):
         made = self._product(rows)
         return made if self.bias is None else made.add_(self.bias)
 
+    def of_outputs(self, places: torch.Tensor) -> Nf4Linear:
+        """See Linear."""
+        bias, num_in = taken(self.bias, places), self.shape[1]
+        shape = (len(places), num_in)
+        if self.device.type != "cpu":
+            stored = Nf4(self._packed, self._scales, self.shape, BLOCK, "nf4").rows(places)
+            return Nf4Linear(stored.packed, stored.scales, shape, bias)
+        numbers = rows_of_blocks(self._packed, places, (ROWS, num_in), _laid_out_numbers)
+        return Nf4Linear(_laid_out_numbers(numbers), self._scales[:, places], shape, bias)
+
     def rows(self, places: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Those of the weight, unpacked, [n, in]; as bitsandbytes packs them, so on a GPU only."""
         return Nf4(self._packed, self._scales, self.shape, BLOCK, "nf4").rows(places).dense(dtype)
@@ -94,6 +105,14 @@ class UnpackedLinear(QuantisedLinear):
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(rows, self._weight.dense(rows.dtype), self._bias)
+
+    def of_outputs(self, places: torch.Tensor) -> UnpackedLinear:
+        """See Linear."""
+        try:
+            return UnpackedLinear(self._weight.rows(places), taken(self._bias, places))
+        except ValueError:  # a block of weights has parts of two rows
+            super().of_outputs(places)
+            raise
 
 
 def stored_linear(weight: Nf4, bias: torch.Tensor | None) -> Nf4Linear | UnpackedLinear:
@@ -157,6 +176,13 @@ def _on_processor(packed: torch.Tensor, scales: torch.Tensor, shape: tuple[int, 
         return made.to(rows.dtype)
 
     return product
+
+
+def _laid_out_numbers(numbers: torch.Tensor) -> torch.Tensor:
+    """Return numbers from 0 to 15, [out, in], as the processor's kernel reads them."""
+    packed = (numbers[:, ::2] << 4 | numbers[:, 1::2]).byte().view(-1, 1)
+    scales = torch.ones(numbers.numel() // BLOCK)
+    return _laid_out(packed, scales, (numbers.shape[0], numbers.shape[1]))[0]
 
 
 def _laid_out(

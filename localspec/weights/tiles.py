@@ -1,8 +1,8 @@
-"""The layout in which a GPU's kernel for 4 bits in groups reads its numbers, and the way back.
+"""The layouts in which kernels for 4 bits read their numbers, and the way back.
 
-torch packs numbers for that kernel (`_convert_weight_to_int4pack`) and has no operator that unpacks
-them. The order inside a tile is therefore read off: three tiles are packed whose numbers are the
-digits of their own places, to the base of 16.
+Libraries lay numbers out for a kernel (`_convert_weight_to_int4pack` of torch) and have no operator
+that takes them back. The order inside a tile is therefore read off: tiles are packed whose numbers
+are the digits of their own places, to the base of 16.
 """
 
 from __future__ import annotations
@@ -11,24 +11,51 @@ from collections.abc import Callable
 
 import torch
 
+from localspec.core.errors import ModelError
+
 TILE = 16  # Inputs in a tile of the layout.
 TILES = (8, 4, 2)  # Tiles of inputs that it may put together, the preferred count first.
 TILE_ROWS = 8  # Outputs in a tile of the layout.
-DIGITS = 3  # Digits to the base of 16 of a place in the largest tile, of 1,024 numbers.
+BYTES_AT_ONCE = 2**22  # Packed bytes of which rows are taken at once.
 
 Pack = Callable[[torch.Tensor], torch.Tensor]
 
 
-def nibble_order(pack: Pack, num_tiles: int) -> torch.Tensor:
-    """Return the nibble of a packed tile that holds each of its numbers, [TILE_ROWS * inputs].
+def nibble_order(pack: Pack, shape: tuple[int, int]) -> torch.Tensor:
+    """Return the nibble of a packed tile that holds each of its numbers, [outputs * inputs].
 
-    pack: [TILE_ROWS, inputs] numbers from 0 to 15 -> the packed tile. num_tiles: of TILES."""
-    num_in = TILE * num_tiles
-    places = torch.arange(TILE_ROWS * num_in).view(TILE_ROWS, num_in)
-    digits = [_nibbles(pack((places >> 4 * digit & 15).int())) for digit in range(DIGITS)]
+    pack: numbers from 0 to 15, [outputs, inputs] -> the packed tile. shape: outputs and inputs."""
+    count = shape[0] * shape[1]
+    places, num_digits = torch.arange(count).view(shape), -(-(count - 1).bit_length() // 4)
+    digits = [_nibbles(pack((places >> 4 * digit & 15).int())) for digit in range(num_digits)]
     held = sum(part.flatten().long() << 4 * digit for digit, part in enumerate(digits))
     assert isinstance(held, torch.Tensor)
     return held.argsort()
+
+
+def rows_of_blocks(
+    packed: torch.Tensor, places: torch.Tensor, shape: tuple[int, int], pack: Pack
+) -> torch.Tensor:
+    """Return the numbers of some outputs, [k, in] uint8.
+
+    packed: blocks one after the other, each as `pack` lays it out. places: of the outputs, [k]
+    ascending. shape: outputs and inputs of a block. Raises ModelError for an output of a block that
+    is not whole."""
+    (num_rows, num_in), order = shape, nibble_order(pack, shape)
+    numbers = packed.reshape(-1).view(torch.uint8)
+    num_bytes = num_rows * num_in // 2
+    whole = numbers[: numbers.numel() // num_bytes * num_bytes].view(-1, num_bytes)
+    if int(places[-1]) >= num_rows * whole.shape[0]:
+        raise ModelError(
+            f"This model's tokens are no multiple of {num_rows}, so no rows can be taken from its "
+            "output head in 4 bits, and drafts choose among all tokens. Load it with --dtype 4-bit."
+        )
+    parts = list[torch.Tensor]()
+    for some in torch.split(places, max(1, BYTES_AT_ONCE // num_bytes)):
+        blocks, block_of_place = (some // num_rows).unique(return_inverse=True)
+        values = _nibbles(whole[blocks]).flatten(1)[:, order].view(-1, num_rows, num_in)
+        parts.append(values[block_of_place, some % num_rows])
+    return torch.cat(parts)
 
 
 def unpacked_numbers(packed: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

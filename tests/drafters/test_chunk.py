@@ -26,7 +26,7 @@ from localspec.engine.batch import drafted_alone
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
-from localspec.loading import drafters as build_drafters
+from localspec.loading.capture import capturable
 from tests.kit.hybrids import TEXT
 from tests.kit.hybrids import module as hybrid
 from tests.kit.tiny import (
@@ -338,7 +338,7 @@ def test_a_mixture_has_no_graphs() -> None:
     heads = dict(num_attention_heads=4, num_key_value_heads=2)
     config = MixtralConfig(**sizes, **heads, num_local_experts=4)
     mixture, pool = with_plain_cache(MixtralForCausalLM(config).eval()), TracingPool()
-    assert build_drafters.capturable(mixture, pool) is mixture
+    assert capturable(mixture, pool) is mixture
     parts = Parts(with_plain_cache(tiny_llama()), mixture, pool=pool)
     assert parts.draft_chunks is None, "its rows choose their experts on the host"
     assert parts.chunks(parts.target) is not None

@@ -35,8 +35,10 @@ from tests.drafters.stages import (
     check_same,
     lent_parts,
     parts_for,
+    place_of,
     plain_text,
     stage,
+    tensors_of,
 )
 from tests.kit.tiny import (
     Context,
@@ -203,32 +205,6 @@ def test_declared_memory_covers_what_is_held(name: str) -> None:
         if place_of(tensor) not in own:
             held[place_of(tensor)] = tensor.numel() * tensor.element_size()
     assert set_up.drafters[name].memory_bytes >= sum(held.values())
-
-
-def place_of(tensor: torch.Tensor) -> tuple[str, int]:
-    if tensor.is_mkldnn:  # packed weights have no storage to be asked for
-        return "packed", id(tensor)
-    return "plain", tensor.untyped_storage().data_ptr()
-
-
-def tensors_of(thing: Any, seen: set[int] | None = None) -> list[torch.Tensor]:
-    """Return all tensors that can be reached. seen: objects that were looked into."""
-    found: list[torch.Tensor] = []
-    seen = set() if seen is None else seen
-    if not isinstance(thing, tuple):  # a tuple made here may be freed, and its id used again
-        if id(thing) in seen:
-            return found
-        seen.add(id(thing))
-    for value in thing if isinstance(thing, tuple) else vars(thing).values():
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, torch.nn.Module):
-            found += [*value.parameters(), *value.buffers()]
-        elif isinstance(value, tuple):
-            found += tensors_of(tuple(v for v in value if hasattr(v, "__dict__")), seen)
-        elif type(value).__module__.startswith("localspec") and hasattr(value, "__dict__"):
-            found += tensors_of(value, seen)
-    return found
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -27,7 +27,8 @@ from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.model import PREFILL_CHUNK, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
 from localspec.forward.passes import Rows, forward_together
-from localspec.loading.drafters import build_drafters, capturable
+from localspec.loading.capture import capturable
+from localspec.loading.drafters import build_drafters
 from tests.kit.decoders import decoder_of
 from tests.kit.hybrids import module as hybrid_module
 from tests.kit.tiny import CPU, Plans, play, with_plain_cache

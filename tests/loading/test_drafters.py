@@ -14,21 +14,28 @@ from safetensors.torch import load_file, save_file
 from localspec.core.backend import Message, Request
 from localspec.core.errors import ModelError
 from localspec.core.options import LoadOptions
+from localspec.drafters import draft_vocabulary
 from localspec.formats.fingerprint import fingerprint
 from localspec.loading.local_backend import open_local_backend
 from tests.kit.model_folders import VOCAB_SIZE, save_model
 from tests.kit.random_medusa import write_random
-from tests.kit.tiny import tiny_llama, with_cache
+from tests.kit.tiny import agreeing_draft, tiny_llama, with_cache
 
 # They load models with all that drafts for them.
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
 
 
-def opened(target: Path, *heads: Path, past: tuple[str, ...] = (), **more: Any) -> Any:
+def opened(
+    target: Path,
+    *heads: Path,
+    past: tuple[str, ...] = (),
+    replies: tuple[str, ...] | None = None,
+    **more: Any,
+) -> Any:
     options = LoadOptions(
         model=str(target), context=128, dtype="float32", heads=tuple(map(str, heads)), **more
     )
-    return open_local_backend(options, None, lambda phrase: None, past)
+    return open_local_backend(options, None, lambda phrase: None, past, replies=replies)
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +44,13 @@ def plain_backend(saved_target: Path, tmp_path_factory: pytest.TempPathFactory) 
     return opened(saved_target, home=tmp_path_factory.mktemp("home"))
 
 
+def status_of(backend: Any, name: str) -> Any:
+    return next(each for each in backend.describe().drafters if each.name == name)
+
+
 def reason_of(backend: Any, name: str) -> str | None:
     """Why a drafter cannot be used; None if it can."""
-    found = next(each for each in backend.describe().drafters if each.name == name)
+    found = status_of(backend, name)
     return None if found.is_available else found.reason
 
 
@@ -200,3 +211,27 @@ def test_a_folder_of_a_head_that_is_not_there_is_refused(
 ) -> None:
     with pytest.raises(ModelError, match=r"no folder of a head at .*nowhere"):
         opened(saved_target, tmp_path / "nowhere")
+
+
+def test_draft_model_and_head_choose_among_the_tokens_of_earlier_replies(
+    saved_target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tiny_llama(vocab_size=VOCAB_SIZE)
+    draft = save_model(tmp_path / "draft", agreeing_draft(module))
+    write_random(tmp_path / "head", with_cache(module, 128))
+    plain = opened(saved_target, home=tmp_path)
+    written = text_of(plain, "off")
+    whole = opened(saved_target, tmp_path / "head", draft=str(draft), home=tmp_path, replies=())
+    assert "chooses among all tokens: 264 are few" in status_of(whole, "draft_model").reason
+    monkeypatch.setattr(draft_vocabulary, "SMALLEST", VOCAB_SIZE)
+    for replies, words in (
+        ((), "all tokens: the log holds too few replies"),
+        ((written * 200,) * 20, f"of {VOCAB_SIZE} tokens"),
+    ):
+        backend = opened(
+            saved_target, tmp_path / "head", draft=str(draft), home=tmp_path, replies=replies
+        )
+        for name in ("draft_model", "draft_tree", "chained", "medusa"):
+            assert words in status_of(backend, name).reason
+            assert text_of(backend, name) == written
+        assert "tokens" not in status_of(backend, "ngram").reason

@@ -348,3 +348,50 @@ def test_an_empty_log_has_no_texts(tmp_path: Path) -> None:
     store = store_with(tmp_path)
     assert store.conversation_list.earlier_texts() == ()
     store.close()
+
+
+# -- replies whose tokens are counted ----------------------------------------------------------
+
+
+def replied(store: Store, *replies: str) -> list[int]:
+    """A conversation for each reply; their ids."""
+    for number, reply in enumerate(replies):
+        finish(store, begin(store, f"question {number}"), reply)
+    return [each.id for each in store.conversations()]
+
+
+def test_earlier_replies_are_those_of_models_oldest_first(store: Store) -> None:
+    replied(store, "one", "two")
+    store.conversation_list.add_imported([IMPORTED])
+    listed = store.conversation_list
+    assert listed.earlier_replies() == ("one", "two")
+    assert listed.earlier_replies(max_characters=5) == ("two",)
+    assert listed.earlier_replies(max_characters=2) == ()
+
+
+def test_a_deleted_reply_counts_no_more_and_a_restored_one_does(store: Store) -> None:
+    first, _, third = replied(store, "one", "two", "three")
+    store.conversation_list.delete(first)
+    store.message_tree.delete(store.messages(third)[-1].id)
+    assert store.conversation_list.earlier_replies() == ("two",)
+    store.conversation_list.restore(first)
+    assert store.conversation_list.earlier_replies() == ("one", "two")
+
+
+def test_a_reply_that_is_not_logged_is_never_counted(store: Store) -> None:
+    replied(store, "open")
+    store.logs_text = False
+    replied(store, "private")
+    assert store.conversation_list.earlier_replies() == ("open",)
+    assert "private" in store.conversation_list.earlier_texts()
+
+
+def test_a_copied_or_continued_reply_counts_once(store: Store) -> None:
+    (first,) = replied(store, "begun")
+    asked, reply = store.messages(first)
+    store.message_tree.copy(first, "copy")
+    turn = store.begin_turn(1, first, asked.id, SETTINGS, ContinuedReply(reply.id, "begun"))
+    finish(store, turn, "begun and ended")
+    assert store.conversation_list.earlier_replies() == ("begun and ended",)
+    store.message_tree.delete(store.messages(first)[-1].id)
+    assert store.conversation_list.earlier_replies() == ()

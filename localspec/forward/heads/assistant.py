@@ -31,6 +31,7 @@ from localspec.forward.decoder_weights import Weights
 from localspec.forward.features import LAST, Features
 from localspec.forward.heads.files import HeadSettings
 from localspec.forward.model import LanguageModel
+from localspec.forward.output_head import DraftVocabulary, OutputHead
 from localspec.forward.passes import Pass, Product
 from localspec.forward.row_attention import Attend
 from localspec.forward.tensor_names import TensorNames
@@ -73,14 +74,27 @@ class AssistantParts:
     kv_layers: tuple[int, ...]
     before: Linear
     after: Linear
-    ordered: OrderedHead | None
+    output: OutputHead | OrderedHead
+
+    def narrowed(self, vocabulary: DraftVocabulary) -> AssistantParts:
+        """Return the same assistant that names the tokens of a vocabulary alone. An ordered head
+        chooses its tokens anew for each row. Nothing else reads the embedding, which is freed."""
+        if isinstance(self.output, OrderedHead):
+            return self
+        embedding = self.layers.embedding
+        output = vocabulary.narrowed(self.output, embedding.device)
+        if output is self.output:
+            return self
+        assert isinstance(embedding, torch.Tensor), "an assistant is not quantised"
+        layers = replace(self.layers, embedding=embedding[:0].clone(), head=output.layer)
+        return replace(self, layers=layers, output=output)
 
     @property
     def weight_bytes(self) -> int:
         parts = self.layers.weight_bytes + self.before.weight_bytes + self.after.weight_bytes
-        if self.ordered is None:
-            return parts
-        return parts + self.ordered.centroids.weight_bytes + bytes_of(self.ordered.token_ids)
+        if isinstance(self.output, OutputHead):
+            return parts + bytes_of(self.output.ids)
+        return parts + self.output.centroids.weight_bytes + bytes_of(self.output.token_ids)
 
 
 class Assistant:
@@ -121,11 +135,15 @@ class Assistant:
         """Give logits [n, V] fp32 of rows [n, d]."""
         return Product(("logits", self.sharing_key), self._logits_of, rows)
 
+    @property
+    def output(self) -> OutputHead | None:
+        """See DraftingHead."""
+        output = self._parts.output
+        return output if isinstance(output, OutputHead) else None
+
     @torch.inference_mode()
     def _logits_of(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._parts.ordered is not None:
-            return self._parts.ordered(rows)
-        return self._parts.layers.head(rows).float()
+        return self._parts.output(rows)
 
     def forget(self, num_pairs: int) -> None:
         """Do nothing: an assistant writes to no cache."""
@@ -218,7 +236,8 @@ def read_assistant(folder: Path, target: LanguageModel) -> AssistantParts:
         kv_layers=kv_layers,
         before=read("pre_projection.weight", (width, 2 * backbone)),
         after=read("post_projection.weight", (backbone, width)),
-        ordered=_ordered(config, weights, source, read),
+        output=_ordered(config, weights, source, read)
+        or OutputHead(weights.head, target.vocab_size),
     )
 
 

@@ -32,6 +32,7 @@ from localspec.forward.attention import cached_attention, each_its_own
 from localspec.forward.cache import WIDEST, KVShape, native_cache
 from localspec.forward.decoder import joined
 from localspec.forward.features import LAST, Features
+from localspec.forward.heads.ends import Embed, Tokens, output_of_target
 from localspec.forward.heads.layer import (
     DecoderLayer,
     HeadLayer,
@@ -43,14 +44,13 @@ from localspec.forward.heads.layer import (
 )
 from localspec.forward.mixer import LayerAttend
 from localspec.forward.model import LanguageModel
+from localspec.forward.output_head import DraftVocabulary, OutputHead
 from localspec.forward.passes import Pass, Product
 from localspec.forward.upload import indices
 from localspec.weights.linear import bytes_of
 
 DRAFT_SLOTS = 256  # for rows of a draft, beyond the text
 NO_NAME = -1  # of a slot that holds a row of a draft
-Tokens = Sequence[int] | torch.Tensor  # ids; a tensor lies on the device
-Embed = Callable[[Tokens], torch.Tensor]
 Layer = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -102,27 +102,10 @@ class Network(ABC):
 
 
 @dataclass(frozen=True)
-class OutputHead:
-    """How a head's rows become logits over the target's tokens. product: [n, d] -> [n, Vd].
-    ids: [Vd], the target's id of each, None where they are the same."""
-
-    product: RowFunction
-    vocab_size: int
-    ids: torch.Tensor | None = None
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """[n, d] -> [n, V] fp32; -inf for tokens that the head does not know."""
-        logits = self.product(rows).float()
-        if self.ids is None:
-            return logits
-        everything = logits.new_full((logits.shape[0], self.vocab_size), float("-inf"))
-        return everything.index_copy_(1, self.ids, logits)
-
-
-@dataclass(frozen=True)
 class HeadParts:
     """A head ready to run, whatever format it came in. layers: whose hidden states it reads.
-    frequencies: of its rotation, [head_dim / 2]. weight_bytes: beyond the target's own."""
+    frequencies: of its rotation, [head_dim / 2]. body_bytes: of weights beyond those of the target
+    and of the output head."""
 
     layers: tuple[int, ...]
     network: Network
@@ -131,7 +114,7 @@ class HeadParts:
     frequencies: torch.Tensor
     rope_scale: float
     dtype: torch.dtype
-    weight_bytes: int
+    body_bytes: int
 
     @classmethod
     def sharing(
@@ -146,13 +129,23 @@ class HeadParts:
         return cls(
             layers=shape.layers,
             network=network(DecoderLayer(shape.layer, parts), parts),
-            output=OutputHead(target.head, target.vocab_size),
+            output=output_of_target(target),
             embed=target.embed,
             frequencies=plain_frequencies(shape.layer.head_dim, shape.rope_base, target.device),
             rope_scale=1.0,
             dtype=next(iter(tensors.values())).dtype,
-            weight_bytes=sum(part.weight_bytes for part in parts.values()),
+            body_bytes=sum(part.weight_bytes for part in parts.values()),
         )
+
+    def narrowed(self, vocabulary: DraftVocabulary) -> HeadParts:
+        """Return the same head that names the tokens of a vocabulary alone."""
+        output = vocabulary.narrowed(self.output, self.frequencies.device)
+        return replace(self, output=output)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights beyond the target's."""
+        return self.body_bytes + self.output.own_bytes
 
     @property
     def held_bytes(self) -> int:
@@ -176,6 +169,10 @@ class AutoregressiveHead:
     @property
     def layers(self) -> tuple[int, ...]:
         return self._parts.layers
+
+    @property
+    def output(self) -> OutputHead:
+        return self._parts.output
 
     @property
     def memory_bytes(self) -> int:

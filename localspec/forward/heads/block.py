@@ -32,6 +32,7 @@ from localspec.forward.heads.block_static import BlockGraphs
 from localspec.forward.heads.block_tail import BlockRows
 from localspec.forward.mixer import LayerAttend, Table, halves_swapped
 from localspec.forward.model import PREFILL_CHUNK
+from localspec.forward.output_head import OutputHead
 from localspec.forward.passes import Pass, Ready
 from localspec.forward.upload import indices
 
@@ -65,6 +66,10 @@ class BlockHead:
     @property
     def layers(self) -> tuple[int, ...]:
         return tuple(layer for layer in self._layout.layers if layer != EMBEDDING)
+
+    @property
+    def output(self) -> OutputHead:
+        return self._parts.output
 
     @property
     def num_drafts(self) -> int:

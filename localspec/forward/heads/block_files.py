@@ -17,12 +17,18 @@ from localspec.formats.rotation_settings import NotNative
 from localspec.forward.block import Block
 from localspec.forward.builder import Builder
 from localspec.forward.decoder import Decoder
-from localspec.forward.heads.autoregressive import Embed, OutputHead, Tokens
 from localspec.forward.heads.block_layout import KIND, BlockLayout, layout_of
 from localspec.forward.heads.block_parts import BlockParts, DraftLayer
 from localspec.forward.heads.block_tail import ConfidenceHead, MarkovHead, PathSelector, Tail
 from localspec.forward.heads.convolution import Convolution, ConvolvedFeedForward
-from localspec.forward.heads.ends import embedding_of, output_of, target_ids
+from localspec.forward.heads.ends import (
+    Embed,
+    Tokens,
+    embedding_of,
+    output_of,
+    output_of_target,
+    target_ids,
+)
 from localspec.forward.heads.files import (
     HeadSettings,
     Shapes,
@@ -32,6 +38,7 @@ from localspec.forward.heads.files import (
     take,
 )
 from localspec.forward.model import LanguageModel
+from localspec.forward.output_head import OutputHead
 from localspec.forward.rotation import rotation_table
 from localspec.forward.tensor_names import TensorNames
 from localspec.weights.dense import dense_linear
@@ -75,17 +82,16 @@ def read_block(folder: Path, target: LanguageModel) -> BlockParts:
     final_norm, context_norm = builder.norm("norm"), builder.norm("hidden_norm")
     embed, embedding_bytes = _embedding(config, layout, held, target)
     ids = target_ids(config, offsets, layout.draft_vocab_size, target)
-    output, output_bytes = _output(config, layout, held, ids, target)
+    output = _output(config, layout, held, ids, target)
     tail = _tail(layout, held, ids, target)
     markov = tail if isinstance(tail, MarkovHead) else None
     confidence = _confidence(layout, held, markov)
     fuse = builder.product("fc")
     like = (capacity, layout.settings.layout.is_interleaved, dtype, target.device)
     tables = tuple(rotation_table(rotation, *like) for rotation in layout.settings.rotations)
-    own_bytes = sum(layer.weight_bytes for layer in layers) + embedding_bytes + output_bytes
-    own_bytes += fuse.weight_bytes + context_norm.weight_bytes + final_norm.weight_bytes
-    own_bytes += 0 if tail is None else tail.weight_bytes
-    own_bytes += 0 if confidence is None else confidence.projection.weight_bytes
+    body_bytes = sum(layer.weight_bytes for layer in layers) + embedding_bytes
+    body_bytes += fuse.weight_bytes + context_norm.weight_bytes + final_norm.weight_bytes
+    body_bytes += 0 if confidence is None else confidence.projection.weight_bytes
     return BlockParts(
         layout=layout,
         layers=layers,
@@ -98,7 +104,7 @@ def read_block(folder: Path, target: LanguageModel) -> BlockParts:
         tail=tail,
         confidence=confidence,
         dtype=dtype,
-        weight_bytes=own_bytes,
+        body_bytes=body_bytes,
     )
 
 
@@ -202,9 +208,9 @@ def _output(
     held: Mapping[str, torch.Tensor],
     ids: torch.Tensor | None,
     target: LanguageModel,
-) -> tuple[OutputHead, int]:
-    """The output head, and the bytes of one that is not the target's. Raises ModelError for a
-    borrowed one whose logits the target bounds otherwise than the config says."""
+) -> OutputHead:
+    """Return the output head. Raises ModelError for a borrowed one whose logits the target bounds
+    otherwise than the config says."""
     own, scale, cap = held.get(HEAD), layout.output_scale or 1.0, layout.cap
     if own is not None:
         return output_of(dense_linear(own, None), ids, target, cap)
@@ -213,18 +219,13 @@ def _output(
     weights = target.weights if isinstance(target, Decoder) else None
     targets = (1.0, None) if weights is None else (weights.logit_scale, weights.logit_cap)
     if (layout.output_scale is None and cap is None) or (scale, cap) == targets:
-        return OutputHead(target.head, target.vocab_size), 0
+        return output_of_target(target)
     if targets != (1.0, None):
         raise config.unfit(
             f"its logits are scaled by {scale} and bounded by {cap}, the target's by {targets[0]} "
             f"and {targets[1]}"
         )
-
-    def head(rows: torch.Tensor) -> torch.Tensor:
-        logits = target.head(rows) * scale
-        return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    return OutputHead(head, target.vocab_size), 0
+    return replace(output_of_target(target), scale=scale, cap=cap)
 
 
 def _tail(
@@ -244,10 +245,8 @@ def _tail(
         return None
     second, name = dense_linear(held[W2], None), PROJECTIONS.get(layout.markov.kind)
     projection = None if name is None else _linear(held, name)
-    own_bytes = held[W1].nbytes + second.weight_bytes
-    own_bytes += 0 if projection is None else projection.weight_bytes
-    output = OutputHead(second, target.vocab_size, ids)
-    return MarkovHead(layout.markov.kind, held[W1], output, projection, own_bytes)
+    output = OutputHead(second, target.vocab_size, ids, own_bytes=second.weight_bytes)
+    return MarkovHead(layout.markov.kind, held[W1], output, projection)
 
 
 def _confidence(

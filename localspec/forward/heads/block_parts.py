@@ -14,11 +14,12 @@ import torch
 
 from localspec.forward.attention import grouped_mask
 from localspec.forward.block import Attention, Block, Norm
-from localspec.forward.heads.autoregressive import Embed, OutputHead
 from localspec.forward.heads.block_layout import BlockLayout
-from localspec.forward.heads.block_tail import BlockRows, ConfidenceHead, Tail
+from localspec.forward.heads.block_tail import BlockRows, ConfidenceHead, MarkovHead, Tail
 from localspec.forward.heads.convolution import Convolution, convolved_mixer
+from localspec.forward.heads.ends import Embed
 from localspec.forward.mixer import LayerAttend, Mixer, Swap, Table
+from localspec.forward.output_head import DraftVocabulary, OutputHead
 from localspec.forward.tree import slot_mask
 from localspec.forward.upload import indices
 from localspec.weights.linear import Linear, bytes_of
@@ -87,7 +88,8 @@ class DraftLayer:
 @dataclass(frozen=True)
 class BlockParts:
     """A block drafter as read from a folder. tables: cosines and sines of every position. fuse: of
-    the states of all layers read, [d, layers * d]. weight_bytes: beyond the target's own."""
+    the states of all layers read, [d, layers * d]. body_bytes: of weights beyond those of the
+    target, of the output head and of the tail."""
 
     layout: BlockLayout
     layers: tuple[DraftLayer, ...]
@@ -100,7 +102,20 @@ class BlockParts:
     tail: Tail | None
     confidence: ConfidenceHead | None
     dtype: torch.dtype
-    weight_bytes: int
+    body_bytes: int
+
+    def narrowed(self, vocabulary: DraftVocabulary) -> BlockParts:
+        """Return the same drafter that names the tokens of a vocabulary alone."""
+        output, tail = vocabulary.narrowed(self.output, self.device), self.tail
+        if isinstance(tail, MarkovHead) and output is not self.output:
+            tail = replace(tail, output=vocabulary.narrowed(tail.output, self.device))
+        return replace(self, output=output, tail=tail)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights beyond the target's."""
+        tail = 0 if self.tail is None else self.tail.weight_bytes
+        return self.body_bytes + self.output.own_bytes + tail
 
     @property
     def held_bytes(self) -> int:

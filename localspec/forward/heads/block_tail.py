@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.heads.autoregressive import OutputHead
 from localspec.forward.heads.block_layout import MarkovKind
+from localspec.forward.output_head import OutputHead
 from localspec.weights.linear import Linear, bytes_of
 
 
@@ -46,7 +46,11 @@ class MarkovHead:
     embedding: torch.Tensor
     output: OutputHead
     projection: Linear | None
-    weight_bytes: int
+
+    @property
+    def weight_bytes(self) -> int:
+        held = self.embedding.nbytes + self.output.held_bytes
+        return held + (0 if self.projection is None else self.projection.weight_bytes)
 
     def rows(self, token: torch.Tensor) -> torch.Tensor:
         """Return W1's rows, [n, r]."""

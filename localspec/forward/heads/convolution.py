@@ -78,6 +78,9 @@ class ConvolvedLinear:
     def dense(self) -> nn.Linear | None:
         return None
 
+    def of_outputs(self, places: torch.Tensor) -> Linear:
+        raise ModelError("No copy of a drafter is made.")
+
 
 @dataclass(frozen=True)
 class ConvolvedMixer:

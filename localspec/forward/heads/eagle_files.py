@@ -26,7 +26,7 @@ from localspec.formats.head_folder import PUBLISHED_CONFIG, architectures, is_pu
 from localspec.formats.rotation_settings import Incomplete, NotNative, rotation_of
 from localspec.forward.builder import Builder
 from localspec.forward.features import LAST
-from localspec.forward.heads.autoregressive import HeadParts, Network, OutputHead
+from localspec.forward.heads.autoregressive import HeadParts, Network
 from localspec.forward.heads.block_layout import OF_DRAFTERS, drafter_settings
 from localspec.forward.heads.eagle import (
     KIND,
@@ -36,7 +36,7 @@ from localspec.forward.heads.eagle import (
     read_shape,
     tensor_shapes,
 )
-from localspec.forward.heads.ends import embedding_of, output_of, target_ids
+from localspec.forward.heads.ends import embedding_of, output_of, output_of_target, target_ids
 from localspec.forward.heads.files import (
     HeadSettings,
     Shapes,
@@ -59,6 +59,7 @@ from localspec.forward.heads.layer import (
 from localspec.forward.model import LanguageModel
 from localspec.forward.rotation import frequencies_of
 from localspec.forward.tensor_names import TensorNames, qkv_sizes
+from localspec.weights.dense import dense_linear
 from localspec.weights.precision import Precision
 from localspec.weights.source import HeldTensors
 
@@ -105,18 +106,18 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     if "embed_tokens.weight" in tensors:
         layout["embedding"] = {"embed_tokens.weight": (sizes.vocab_size, sizes.hidden_size)}
     held = take_published(tensors, layout, folder.name, dtype, target.device)
-    embed, own_bytes = embedding_of(held.pop("embedding", None), target)
+    embed, embedding_bytes = embedding_of(held.pop("embedding", None), target)
+    own_head = held.pop("output_head.weight", None)
     parts = packed_parts(held, layer.norm_epsilon)
     frequencies, rope_scale = _rotation(config, layer, target.device)
     network: Network = FirstNetwork(DecoderLayer(layer, parts), parts)
-    output = OutputHead(target.head, target.vocab_size)
+    output = output_of_target(target)
     if is_third:
         norms = (bool(config.values.get(n)) for n in ("norm_before_residual", "norm_output"))
         network = ThirdNetwork(DecoderLayer(layer, parts), parts, *norms)
-        own = parts.pop("output_head")
+        assert own_head is not None, "an EAGLE-3 has an output head"
         ids = target_ids(config, offsets, draft_vocab_size, target)
-        output, head_bytes = output_of(own, ids, target)
-        own_bytes += head_bytes
+        output = output_of(dense_linear(own_head, None), ids, target)
     return HeadParts(
         layers=layers,
         network=network,
@@ -125,7 +126,7 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
         frequencies=frequencies,
         rope_scale=rope_scale,
         dtype=dtype,
-        weight_bytes=own_bytes + sum(part.weight_bytes for part in parts.values()),
+        body_bytes=embedding_bytes + sum(part.weight_bytes for part in parts.values()),
     )
 
 
@@ -292,7 +293,7 @@ def _of_gemma(config: HeadSettings, folder: Path, target: LanguageModel) -> Head
         held["embed_tokens.weight"], target, settings.embedding_scale
     )
     own = builder.product("lm_head")
-    output, output_bytes = output_of(own, None, target, settings.logit_cap)
+    output = output_of(own, None, target, settings.logit_cap)
     frequencies, rope_scale = frequencies_of(settings.rotations[0])
     parts = {**norms, "fuse": fuse}
     return HeadParts(
@@ -303,8 +304,7 @@ def _of_gemma(config: HeadSettings, folder: Path, target: LanguageModel) -> Head
         frequencies=frequencies.to(target.device),
         rope_scale=rope_scale,
         dtype=dtype,
-        weight_bytes=embedding_bytes
-        + output_bytes
+        body_bytes=embedding_bytes
         + block.weight_bytes
         + sum(part.weight_bytes for part in (fuse, norms["hidden_norm"], norms["final_norm"])),
     )

@@ -7,28 +7,44 @@ target's).
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 
-from localspec.forward.heads.autoregressive import Embed, OutputHead, Tokens
+from localspec.forward.decoder import Decoder
 from localspec.forward.heads.files import HeadSettings
-from localspec.forward.heads.layer import RowFunction
 from localspec.forward.model import LanguageModel
+from localspec.forward.output_head import OutputHead
 from localspec.forward.upload import indices
+from localspec.weights.linear import Linear, QuantisedLinear
 
 COMPARED_ROWS = 8  # Rows by which an output head is compared with the target's.
 COMPARED_TOKENS = 4096  # Rows of an embedding that are compared at once; all would be a GB.
 
+Tokens = Sequence[int] | torch.Tensor  # ids; a tensor lies on the device
+Embed = Callable[[Tokens], torch.Tensor]
 
-class Product(Protocol):
-    """Rows to logits, [n, d] to [n, V]."""
 
-    @property
-    def weight_bytes(self) -> int: ...
+class ModuleHead(QuantisedLinear):
+    """The output head of a target on the forward of transformers, as a layer. It gives no rows
+    away."""
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor: ...
+    has_invariant_rows = False
+    weight_bytes = 0  # The target counts them.
+
+    def __init__(self, target: LanguageModel) -> None:
+        self._target = target
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._target.head(rows)
+
+
+def output_of_target(target: LanguageModel) -> OutputHead:
+    """Return the target's own output head."""
+    if isinstance(target, Decoder):
+        return target.weights.output
+    return OutputHead(ModuleHead(target), target.vocab_size)
 
 
 def embedding_of(
@@ -51,26 +67,21 @@ def embedding_of(
 
 
 def output_of(
-    own: Product | None,
+    own: Linear | None,
     ids: torch.Tensor | None,
     target: LanguageModel,
     cap: float | None = None,
-) -> tuple[OutputHead, int]:
-    """Return the output head, and the bytes of one that is not the target's.
+) -> OutputHead:
+    """Return the output head of a published head.
 
     own: of the files, None where they hold none. ids: the target's id of each token, None where
     they are the same. cap: the bound that the logits of `own` tend to."""
     if own is None:
-        return OutputHead(target.head, target.vocab_size), 0
-    product = own
-
-    def capped(rows: torch.Tensor) -> torch.Tensor:
-        logits = product(rows)
-        return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    if ids is None and _is_targets_head(capped, target):
-        return OutputHead(target.head, target.vocab_size), 0
-    return OutputHead(capped, target.vocab_size, ids), own.weight_bytes
+        return output_of_target(target)
+    head = OutputHead(own, target.vocab_size, ids, cap=cap, own_bytes=own.weight_bytes)
+    if ids is None and _is_targets_head(head, target):
+        return output_of_target(target)
+    return head
 
 
 def target_ids(
@@ -106,7 +117,7 @@ def _is_targets_embedding(table: torch.Tensor, target: LanguageModel, scale: flo
     return True
 
 
-def _is_targets_head(own: RowFunction, target: LanguageModel) -> bool:
+def _is_targets_head(own: OutputHead, target: LanguageModel) -> bool:
     """True for a copy of the target's own, as in DeepSpec's files: 1.2 GB beside an 8B."""
     rows = target.embed(range(min(COMPARED_ROWS, target.vocab_size)))
-    return torch.equal(own(rows).float(), target.head(rows))
+    return torch.equal(own(rows), target.head(rows))

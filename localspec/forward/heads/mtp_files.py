@@ -31,7 +31,8 @@ from localspec.formats.rotation_settings import NotNative
 from localspec.formats.safetensors_file import tensor_shapes as tensor_shapes_in
 from localspec.forward.builder import Builder
 from localspec.forward.features import LAST
-from localspec.forward.heads.autoregressive import HeadParts, OutputHead
+from localspec.forward.heads.autoregressive import HeadParts
+from localspec.forward.heads.ends import output_of_target
 from localspec.forward.heads.files import Shapes, TargetSizes, read_head, take
 from localspec.forward.heads.layer import BlockLayer
 from localspec.forward.heads.mtp import KIND, MtpNetwork, read_shape, tensor_shapes
@@ -164,12 +165,12 @@ def _read_shipped(found: ModelFolder, target: LanguageModel, bits: Bits | None) 
     return HeadParts(
         layers=(LAST,),
         network=MtpNetwork(BlockLayer(block), parts, layout.is_hidden_first),
-        output=OutputHead(target.head, target.vocab_size),
+        output=output_of_target(target),
         embed=target.embed,
         frequencies=frequencies.to(target.device),
         rope_scale=rope_scale,
         dtype=precision.dtype,
-        weight_bytes=block.weight_bytes
+        body_bytes=block.weight_bytes
         + product.weight_bytes
         + sum(norm.weight_bytes for norm in norms.values()),
     )
