@@ -358,9 +358,7 @@ class CapturedDecoder(Decoder):
             wanted = out[:width].clone()
             out.zero_()
             replay()
-            error = float((out[:width] - wanted).norm() / wanted.norm())
-        if not error <= AGREEMENT:
-            raise GraphFault(f"a replay of {width} tokens gave other logits")
+            require_agreement(out[:width], wanted, f"{width} tokens")
         return Recording(static, replay)
 
     def _buffer(self) -> torch.Tensor:
