@@ -29,8 +29,10 @@ from localspec.machine.shapes import ModelShape
 
 # Drafters that need memory of a kind the planner counts, by their names in drafters.registry.
 DRAFT_MODEL, SELF_QUANT, MTP = "draft_model", "self_quant", "mtp"
-# Context lengths that are tried below the wanted one.
-CONTEXTS = (131072, 65536, 32768, 16384, 8192, 4096, 2048, 1024)
+# Context lengths that are tried below the wanted one: powers of two, and halfway between long ones.
+CONTEXTS = (
+    131072, 98304, 65536, 49152, 32768, 24576, 16384, 12288, 8192, 6144, 4096, 2048, 1024,
+)  # fmt: skip
 MIB = 2**20
 GIB = 2**30
 

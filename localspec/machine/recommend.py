@@ -125,7 +125,7 @@ class Card:
     @property
     def disk_bytes(self) -> int:
         """On disk, as far as they were counted: what ships with the program is not."""
-        return sum(part.num_bytes or 0 for part in self.parts)
+        return sum(part.num_bytes or 0 for part in self.parts if part.is_here)
 
     @property
     def is_here(self) -> bool:

@@ -29,7 +29,7 @@ L8, G4, G12 = "meta-llama/Llama-3.1-8B-Instruct", "google/gemma-3-4b-it", "googl
 PAIR, ALONE, BLOCK, EAGLE = "draft_model", "ngram", "block", "eagle"
 Choice = tuple[str, str, int] | None
 TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
-    (6, Q4): (("4-bit", ALONE, 4096), ("4-bit", ALONE, 4096)),
+    (6, Q4): (("4-bit", ALONE, 6144), ("4-bit", ALONE, 4096)),
     (6, Q8): (None, None),
     (6, Q14): (None, None),
     (6, L8): (None, None),
@@ -132,7 +132,7 @@ def test_of_fewer_bits_every_context_that_fits_is_named() -> None:
     request = PlanRequest(alone(Q8), Room("cuda", int(7.9 * GIB)), 16384)
     (refused,) = (each.reason for each in plan(request).refused if each.drafter == ALONE)
     assert refused.endswith(
-        "4-bit at context 1024 or --dtype 4-bit-head at context 8192 would fit."
+        "4-bit at context 1024 or --dtype 4-bit-head at context 12288 would fit."
     )
 
 

@@ -158,7 +158,7 @@ def test_a_load_needs_room_for_weights_and_caches_and_for_no_estimate() -> None:
     less = replace(room, free_bytes=sum(held) - 1)
     assert shortage_of(pair, less) == Shortage(sum(held), sum(held) - 1)
     shorter = longest_fitting(pair, less)
-    assert shorter is not None and shorter.context_length == 4096
+    assert shorter is not None and shorter.context_length == 6144
     assert shortage_of(pair, replace(room, is_loading=False)) is not None
 
 
@@ -191,7 +191,7 @@ def test_a_refusal_gives_need_free_memory_and_what_would_fit() -> None:
     ).total
     shown = float(reason.split("needs ")[1].split(" GiB")[0])
     assert needed / GIB <= shown < needed / GIB + 0.1001
-    assert "22.0 GiB is free: context 8192 or 4-bit would fit." in reason
+    assert "22.0 GiB is free: context 12288 or 4-bit would fit." in reason
 
 
 def test_the_remedy_of_a_refusal_really_fits() -> None:

@@ -58,6 +58,7 @@ PAGE = macros(
     "models.html",
     found_line=found_line,
     summary_of=_summary_of,
+    precision_words=precision_words,
     progress=downloads.in_words,
     so_far=downloads.so_far,
     verdict=in_words,
