@@ -27,7 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from localspec.cli.flags import HostFlag, OriginFlag, PortFlag, UnloadFlag, call, refuse
+from localspec.cli.flags import (
+    HostFlag,
+    KeptFlag,
+    OriginFlag,
+    PortFlag,
+    UnloadFlag,
+    call,
+    refuse,
+)
 from localspec.core.bootstrap import check_port, ensure_environment, is_complete, prefer_large_pages
 from localspec.core.config import suggestion
 from localspec.core.decoding import AUTO, OFF
@@ -58,6 +66,7 @@ class PageFlags:
     host: HostFlag = "127.0.0.1"
     port: PortFlag = 7860
     unload_after: UnloadFlag = 60
+    keep_chats: KeptFlag = None
     allow_origin: OriginFlag = ()
     no_log_text: Annotated[
         bool, Flag("Write no text of this run to the log; statistics are kept.")
@@ -96,6 +105,8 @@ def start(flags: PageFlags) -> None:
             service.store.logs_text = False
         if flags.log_text:
             service.store.keep_text(True)
+        if flags.keep_chats is not None:
+            service.kept_chats.limit(flags.keep_chats, is_lasting=False)
         serve(
             service,
             flags.host,

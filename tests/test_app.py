@@ -63,6 +63,7 @@ def test_help_answers_without_any_package() -> None:
         (["--port", "many"], "no whole number"),
         (["--context", "0"], "not between 1 and"),
         (["--unload-after", "9" * 400], "not between 0 and 1000000"),
+        (["--keep-chats", "-1"], "not between 0 and 1000000"),
         (["--drafter", "ngrams"], "ngram"),
     ],
 )

@@ -1,12 +1,9 @@
 """The backend over the local engine: a conversation in, text out.
 
-Contract: backend.Backend. Renders and tokenises the conversation, refuses one that does not fit
-before the first chunk, turns rounds of tokens into text without half characters, ends at stop
-strings, and keeps the turn's statistics. When memory runs out it unloads the drafters. As many
-turns as there are slots are decoded together, and others wait for one of them; `candidates` and
-`calibrate` need the engine alone, and the caller makes sure of it.
-
-Not here: decoding (engine), slots (slots), storage and queueing (service), loading.
+It renders and tokenises the conversation, refuses one that does not fit before the first chunk,
+turns rounds of tokens into text without half characters, ends at stop strings, and keeps the turn's
+statistics. When memory runs out it unloads the drafters. As many turns as there are slots are
+decoded together, others wait; `candidates` and `calibrate` need the engine alone.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +19,7 @@ from localspec.chat import off_reasons
 from localspec.chat.context_room import check_calls, check_drafter
 from localspec.chat.grammars import Grammars
 from localspec.chat.hindsight import Reviews
-from localspec.chat.out_of_memory import TurnFault, fault_of
+from localspec.chat.out_of_memory import TurnFault, fault_of, unloaded
 from localspec.chat.reply_text import (
     ReplyText,
     Said,
@@ -36,11 +33,19 @@ from localspec.chat.reply_text import (
     thought_limit_of,
     with_thought,
 )
-from localspec.chat.slots import RunningTurn, Slot, best_slot, compared, stats_before, with_energy
+from localspec.chat.slots import (
+    RunningTurn,
+    Slot,
+    best_slot,
+    compared,
+    keep_read,
+    stats_before,
+    with_energy,
+)
 from localspec.chat.template import ChatTemplate
 from localspec.controller.plain_baseline import PlainBaseline
 from localspec.controller.policy import policy_of
-from localspec.core.backend import Candidate, Chunk, Description, DrafterStatus, Message, Request
+from localspec.core.backend import Candidate, Chunk, Description, Message, Request
 from localspec.core.decoding import AUTO, FORCED, OFF, Round, SamplingParams, Sequence
 from localspec.core.errors import ContextOverflow, EngineLost, LocalspecError, NumericsError
 from localspec.core.hindsight import Hindsight
@@ -54,8 +59,7 @@ if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.engine.engine import Engine, Prefilled
     from localspec.engine.threads import Threads
     from localspec.forward.passes import Pass
-
-UNLOADED = "unloaded when memory ran out. Load the model again to use it."
+    from localspec.forward.prefix_store import PrefixStore
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,7 @@ class Loaded:
     return_memory: Callable[[], object] = gc.collect
     beside: tuple[Slot, ...] = ()  # slots for further replies; the first has engine and controller
     threads: Threads | None = None
+    prefixes: PrefixStore | None = None  # what the caches keep of texts; None: nothing
 
     @property
     def context_length(self) -> int:
@@ -103,13 +108,14 @@ class LocalBackend:
         costs = self._controller.costs
         captures = self._engine.captures
         captured = dict.fromkeys(each.notice for each in captures if each.notice is not None)
+        unkept = () if loaded.prefixes is None else loaded.prefixes.notices
         return replace(
             loaded.description,
             target_bytes=target.weight_bytes,
             kv_bytes=sum(slot.engine.target.cache.kv_bytes for slot in self._slots),
             num_slots=len(self._slots),
             calibration=costs.snapshot() if costs.is_measured else None,
-            notices=(*loaded.description.notices, *captured),
+            notices=(*loaded.description.notices, *captured, *unkept),
             thinks=loaded.template.thinks,
             call_format=_format_name(loaded.template),
             has_idle_work=any(each.has_missing for each in captures),
@@ -151,7 +157,7 @@ class LocalBackend:
     ) -> tuple[Candidate, ...]:
         """See backend.Backend. What the cache holds of the text is used as it stands: after a plain
         replay these are the logits that the replay chose by, but for the last token's own forward.
-        The cache is left as after a turn. Raises NumericsError for logits that are NaN."""
+        Raises NumericsError for logits that are NaN."""
         prompt = (*self.loaded.template.render(messages), *tokens)
         if len(prompt) > self.loaded.context_length:
             raise ContextOverflow(len(prompt), 0, self.loaded.context_length)
@@ -198,14 +204,19 @@ class LocalBackend:
         is_free = drafter != OFF and (length is None or (drafter == AUTO and length != 0))
         return is_free and self._controller.lacks_costs(request.sampling)
 
+    def keep_read(self, disk_bytes: int | None, cancel: threading.Event) -> Iterator[str]:
+        return keep_read(self._slots, self.loaded.prefixes, disk_bytes, cancel)
+
+    def forget(self, chat: int) -> None:
+        if self.loaded.prefixes is not None:
+            self.loaded.prefixes.forget(chat)
+
     def snapshot(self) -> dict[str, Any]:
         return {self.loaded.identity: self._controller.snapshot()}
 
     def close(self) -> None:
         for slot in self._slots:
             slot.engine.target.cache.rollback(0)
-
-    # one turn
 
     def _in_a_slot(self, turn: RunningTurn) -> Steps[Chunk]:
         """The steps of a turn, once there is a slot for it."""
@@ -214,7 +225,7 @@ class LocalBackend:
                 yield Chunk("done", turn.stats, finish_reason="cancelled")
                 return
             yield None
-        slot.is_free = False
+        slot.take(turn.request.kept_with, self.loaded.prefixes)
         try:
             yield from self._steps(slot, turn)
         finally:
@@ -254,14 +265,14 @@ class LocalBackend:
         reading = slot.engine.read(sequence, turn.cancel, lambda: self._batch.num_rows_read)
         try:
             rows = next(reading)
+            cache = slot.engine.target.cache
+            turn.stats = replace(turn.stats, num_reused_tokens=cache.length)
             while True:
                 rows = reading.send((yield rows))
-                yield Chunk("prefill", turn.stats, num_read_tokens=slot.engine.target.cache.length)
+                yield Chunk("prefill", turn.stats, num_read_tokens=cache.length)
         except StopIteration as end:
             read: Prefilled = end.value
-            turn.stats = replace(
-                turn.stats, num_reused_tokens=read.num_reused_tokens, prefill_ms=read.prefill_ms
-            )
+            turn.stats = replace(turn.stats, **asdict(read))
 
     def _decode(
         self, slot: Slot, turn: RunningTurn, sequence: Sequence, joules: float | None
@@ -375,7 +386,7 @@ class LocalBackend:
             named = ", ".join(map(label_of, names))
             freed = f"To free memory, these drafters were unloaded: {named}. Send the next message."
             known = self.loaded.description
-            left = (_unloaded(each) if each.name in names else each for each in known.drafters)
+            left = (unloaded(each) if each.name in names else each for each in known.drafters)
             notices = (*known.notices, f"Memory ran out. {freed}")
             known = replace(known, drafters=tuple(left), draft=None, notices=notices)
             self.loaded = replace(self.loaded, description=known)
@@ -386,7 +397,3 @@ class LocalBackend:
 
 def _format_name(template: ChatTemplate) -> str | None:
     return None if template.call_format is None else template.call_format.name
-
-
-def _unloaded(status: DrafterStatus) -> DrafterStatus:
-    return replace(status, is_available=False, reason=UNLOADED, memory_bytes=None, code="no_memory")

@@ -18,6 +18,7 @@ from localspec.chat import branches
 from localspec.chat.audit import Replay, logged_reply, replay_of
 from localspec.chat.importing import Report, read_conversations
 from localspec.chat.journal import COMMIT_WAIT_S, Journal, OpenConversation
+from localspec.chat.kept_chats import KeptChats
 from localspec.chat.turn import Reply, ShownMessage, clean
 from localspec.controller.controller import measurements
 from localspec.core.errors import RequestError
@@ -49,13 +50,14 @@ class ReplyRecord:
 class LogService:
     """See the module. session_info: asked when the first turn begins. prompts: the person's library
     of prompts. defaults: what a new chat begins with, by the name of the model. api_keys: of other
-    programs. folders: of the list of conversations."""
+    programs. folders: of the list of conversations. kept_chats: what was read of them."""
 
     def __init__(self, store: Store, session_info: Callable[[], SessionInfo]) -> None:
         self.store = store
         self.journal = Journal(store, session_info)
         self.prompts, self.defaults = store.prompts, store.defaults
         self.api_keys, self.folders = store.api_keys, store.folders
+        self.kept_chats = KeptChats(store)
 
     # the list of conversations
 
@@ -123,6 +125,7 @@ class LogService:
         """Remove it from every list, until `restore` or, at the next start, for good."""
         conversation = self.journal.change(handle, ConversationList.delete)
         conversation.is_deleted = True
+        self.kept_chats.forget(conversation.stored_id)
 
     def delete_if_empty(self, handle: int) -> None:
         """After its only message was taken back."""
@@ -247,4 +250,5 @@ class LogService:
         """Remove what an earlier run left unfinished or deleted. Only for the one program that has
         the sole use of the log."""
         self.journal.once(Store.tidy)  # a failure waits for the next start
+        self.kept_chats.tidy()
         sweep_unsent(self.store)

@@ -8,9 +8,10 @@ Not here: unloading drafters (local), a shorter context or a smaller model (work
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from localspec.core.backend import DrafterStatus
 from localspec.core.errors import LocalspecError, MemoryShortage, first_line
 
 # Messages of torch and its libraries, in lower case.
@@ -24,6 +25,8 @@ DEVICE_LOST = (
     "gpu is lost",
     "execution_failed",
 )
+
+UNLOADED = "unloaded when memory ran out. Load the model again to use it."
 
 
 @dataclass(frozen=True)
@@ -53,3 +56,8 @@ def fault_of(error: Exception) -> TurnFault:
         f"The engine stopped: {line}. What was written is kept. Send again; if it happens "
         "again, shorten the context or choose a smaller model.",
     )
+
+
+def unloaded(status: DrafterStatus) -> DrafterStatus:
+    """Return what is said of a drafter whose memory was freed."""
+    return replace(status, is_available=False, reason=UNLOADED, memory_bytes=None, code="no_memory")

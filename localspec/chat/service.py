@@ -5,8 +5,6 @@ loads; the reply's `view` is replaced as it grows, and a slow reader never slows
 `enqueue` gives any other job the backend to itself, in the same queue. `switch`, `unload` and
 `retry` change what is loaded. However a turn ends (end of text, stop, fault, lost engine, closed
 page), the log has it.
-
-Not here: the thread (worker), the backend's states (backend_lifecycle), the log (log_service).
 """
 
 from __future__ import annotations
@@ -81,8 +79,9 @@ class ChatService(LogService):
         save_state = partial(self.journal.save_state, STATE_KEY)
         self.lifecycle = BackendLifecycle(open_backend, save_state, options, opener_for, smaller)
         self._submitting = threading.Lock()
-        idle = self.titles.task if self.titles else lambda latest: None
-        self.worker = Worker(self.lifecycle, self.journal, self._request_now, unload_after_s, idle)
+        self.kept_chats.backend = lambda: self.lifecycle.backend
+        more = (self._request_now, unload_after_s, self._idle_task)
+        self.worker = Worker(self.lifecycle, self.journal, *more)
 
     def start(self) -> None:
         """Begin loading, in the background; once is enough. Nobody else may use the log so."""
@@ -253,6 +252,7 @@ class ChatService(LogService):
         """Take one message out; what follows it stays. Raises as `show_branch`."""
         branches.message_of(self.store, self._at_rest(handle), message_id)
         self.store.message_tree.delete(message_id)
+        self.kept_chats.forget(self.journal.conversation(handle).stored_id)
 
     def restore_message(self, handle: int, message_id: int) -> None:
         """Undo `delete_message`. Raises as `show_branch`."""
@@ -317,17 +317,24 @@ class ChatService(LogService):
             self.delete_if_empty(handle)
         return found[0].pending.text
 
+    def _idle_task(self, latest: Reply | None, is_quiet: bool) -> Task | None:
+        """What was read is kept before it is measured or a title written: that takes its place."""
+        is_next, titles = self.lifecycle.needs_calibration, self.titles
+        task = self.kept_chats.task(latest) if is_quiet or is_next else None
+        return task or (titles.task(latest) if titles and is_quiet and not is_next else None)
+
     def _request_now(self, reply: Reply) -> Request:
         """In a chat that goes on without its oldest messages, without as many as it takes now."""
+        owned = partial(self.kept_chats.owned, conversation=reply.pending.conversation)
         if reply.request is not None:
-            return reply.request
+            return owned(reply.request)
         shown = self.messages_before(reply)
         reply.settings = applicable(reply.settings, self.lifecycle.loaded)
         if self.when_full(reply.handle) == "roll":
             fewest = fewest_left_out(self.lifecycle, reply.settings, shown, reply.pending)
             if fewest is not None:
                 reply.settings = replace(reply.settings, num_left_out=fewest)
-        return request_of(reply.settings, shown, reply.pending)
+        return owned(request_of(reply.settings, shown, reply.pending))
 
     def _answer_again(
         self,
@@ -387,13 +394,6 @@ class ChatService(LogService):
 
 
 __all__ = [
-    "ChatService",
-    "Format",
-    "Reply",
-    "ReplySettings",
-    "Scope",
-    "ShownMessage",
-    "Status",
-    "Task",
+    "ChatService", "Format", "Reply", "ReplySettings", "Scope", "ShownMessage", "Status", "Task",
     "clean",
-]
+]  # fmt: skip

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -28,6 +29,7 @@ from localspec.core.turn_stats import TurnStats
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
     from localspec.controller.controller import Controller
     from localspec.engine.engine import Engine
+    from localspec.forward.prefix_store import PrefixStore
 
 FINGERPRINT_LENGTH = 16  # hex digits
 
@@ -35,12 +37,20 @@ FINGERPRINT_LENGTH = 16  # hex digits
 @dataclass(eq=False)
 class Slot:
     """engine, controller: its own. baselines: what its turns are compared with, of greedy rounds
-    and of drawing ones."""
+    and of drawing ones. chat: the logged chat whose text its caches hold, None for a text that is
+    not written."""
 
     engine: Engine
     controller: Controller
     is_free: bool = True
     baselines: dict[Costs, PlainBaseline] = field(default_factory=dict)
+    chat: int | None = None
+
+    def take(self, chat: int | None, store: PrefixStore | None) -> None:
+        """Begin a reply. chat: see Slot."""
+        self.is_free, self.chat = False, chat
+        if chat is not None and store is not None:
+            store.welcome(chat)
 
     def serves(self, drafter: str) -> bool:
         return drafter in (AUTO, OFF) or drafter in self.engine.drafters
@@ -60,6 +70,24 @@ class Slot:
             self.baselines[costs] = PlainBaseline(costs)
         self.baselines[costs].begin_turn()
         return self.baselines[costs]
+
+
+def keep_read(
+    slots: Several[Slot], store: PrefixStore | None, disk_bytes: int | None, cancel: threading.Event
+) -> Iterator[str]:
+    """See core.Backend.keep_read."""
+    if store is None:
+        return
+    if store.files is not None:
+        store.files.most_bytes = disk_bytes
+    for slot in slots:
+        for cache in slot.engine.caches:
+            if cache.prefixes is None:
+                continue
+            for phrase in cache.prefixes.save(cache, slot.chat if disk_bytes else None):
+                yield phrase
+                if cancel.is_set():
+                    return
 
 
 def best_slot(slots: Several[Slot], drafter: str, prompt: Several[int]) -> Slot | None:

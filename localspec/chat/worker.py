@@ -49,7 +49,8 @@ def checkpoint_every_s(age_s: float) -> float:
 class Worker:
     """See the module. make_request: the request of a reply at the moment its turn begins, for the
     replies before it in the queue belong to the conversation. unload_after_s: None never unloads.
-    when_idle: a task that gives way, after this latest reply and IDLE_TASK_S without work."""
+    when_idle: a task that gives way, after this latest reply; whether IDLE_TASK_S went by without
+    work."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class Worker:
         journal: Journal,
         make_request: Callable[[Reply], Request],
         unload_after_s: float | None,
-        when_idle: Callable[[Reply | None], Task | None],
+        when_idle: Callable[[Reply | None, bool], Task | None],
     ) -> None:
         self.running: list[Reply] = []  # oldest first
         self.task: Task | None = None  # the one that runs
@@ -262,18 +263,18 @@ class Worker:
         if self._unreviewed is not None:  # first, since measuring writes over the reply
             (reply, request), self._unreviewed = self._unreviewed, None
             self._journal.once(partial(reply.record, lifecycle.review(request)))
+        elif (task := self._when_idle(self.latest, idle_s >= IDLE_TASK_S)) is not None:
+            with self._changed:
+                if self._waiting or self._orders or self._is_closed:
+                    return
+                self.task = task
+            self._run(task)
         elif lifecycle.needs_calibration:
             lifecycle.calibrate()
         elif self._unload_after_s is not None and idle_s >= self._unload_after_s:
             lifecycle.release(
                 "Nothing was asked for a while; the next message loads the model again."
             )
-        elif idle_s >= IDLE_TASK_S and (task := self._when_idle(self.latest)) is not None:
-            with self._changed:
-                if self._waiting or self._orders or self._is_closed:
-                    return
-                self.task = task
-            self._run(task)
 
     # one job
 

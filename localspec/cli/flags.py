@@ -22,7 +22,7 @@ from localspec.cli.output import finish, run
 from localspec.core.config import suggestion
 from localspec.core.errors import ConfigError
 from localspec.core.flags import Flag, Selection, option
-from localspec.core.options import MOST_MINUTES
+from localspec.core.options import MOST_GB, MOST_MINUTES
 
 # A command, or for one of an earlier version the sentence that names what does the same now.
 Command = Callable[..., Any] | str
@@ -43,6 +43,17 @@ UnloadFlag = Annotated[
         "MINUTES",
         least=0,
         most=MOST_MINUTES,
+    ),
+]
+KeptFlag = Annotated[
+    float | None,
+    Flag(
+        "Disk for what the model has read of logged chats, so that a chat that is opened again is "
+        "not read again, also after a restart; 0 keeps nothing. Default: 4, or as the page has "
+        "set it.",
+        "GB",
+        least=0,
+        most=MOST_GB,
     ),
 ]
 

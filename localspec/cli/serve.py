@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-from localspec.cli.flags import HostFlag, JsonFlag, OriginFlag, PortFlag, UnloadFlag
+from localspec.cli.flags import HostFlag, JsonFlag, KeptFlag, OriginFlag, PortFlag, UnloadFlag
 from localspec.cli.output import finish, to_stderr
 from localspec.core.config import with_server
 from localspec.core.errors import StoreError
@@ -43,6 +43,7 @@ def serve(
     port: PortFlag = 8000,
     allow_origin: OriginFlag = (),
     unload_after: UnloadFlag = 0,
+    keep_chats: KeptFlag = None,
 ) -> None:
     """Serve OpenAI's and Anthropic's interfaces, without a page."""
     from localspec.core.bootstrap import check_port
@@ -54,6 +55,8 @@ def serve(
     if not is_loopback(host):
         to_stderr(EXPOSED.format(host=host, port=port))
     with opened_service(options, 60.0 * unload_after or None, beside_page=False) as service:
+        if keep_chats is not None:
+            service.kept_chats.limit(keep_chats, is_lasting=False)
         announce_first_key(service.api_keys)
         threading.Thread(target=tell_news, args=(service,), daemon=True).start()
         serve_interfaces(service, host, port, announce, allow_origin)

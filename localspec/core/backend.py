@@ -71,7 +71,8 @@ class Request:
     a thought, sooner where the context is full, and at 0 there is none; max_tokens is then of the
     answer alone. is_ceiling: max_tokens is of the whole reply, and may be more than the context has
     room for; the reply then ends with the context. ignores_end: what the model ends its reply with
-    is a token like any other.
+    is a token like any other. kept_with: the number of the logged chat with which what the model
+    reads of it may be kept on the disk; None: it is not written.
     """
 
     messages: tuple[Message, ...]
@@ -93,6 +94,7 @@ class Request:
     thinking_budget: int | None = None
     is_ceiling: bool = False
     ignores_end: bool = False
+    kept_with: int | None = None
 
     @property
     def system_prompt(self) -> str:
@@ -304,6 +306,16 @@ class Backend(Protocol):
         request and nothing was asked since; nothing where that is not known. It ends at its share
         of the reply's time, and within one forward when cancelled. No later reply depends on
         it."""
+        ...
+
+    def keep_read(self, disk_bytes: int | None, cancel: threading.Event) -> Iterator[str]:
+        """Keep what was read of the texts of the last replies, one phrase of progress a step, so
+        that it is not read again. disk_bytes: of all that is kept of logged chats on the disk; None
+        writes nothing. May be cancelled between steps; the rest is kept another time."""
+        ...
+
+    def forget(self, chat: int) -> None:
+        """Delete from the disk what was read of a logged chat alone."""
         ...
 
     def snapshot(self) -> dict[str, Any]:

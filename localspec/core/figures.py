@@ -39,6 +39,7 @@ FIGURES = (
     Figure("num_output_tokens", "tokens", ("report", "command")),
     Figure("num_prompt_tokens", "tokens read", ("report",)),
     Figure("num_reused_tokens", "of these known before", ("report",)),
+    Figure("num_disk_tokens", "of these from the disk", ("report",)),
     Figure("num_steps", "checks", ("report",)),
     Figure("num_drafts", "checks of guesses", EVERYWHERE),
     Figure("num_draft_tokens", "guesses", EVERYWHERE),

@@ -25,6 +25,7 @@ NO_DRAFT = "none"  # as --draft takes it: no draft model is loaded
 USUAL_PARALLEL = 4
 MOST_PARALLEL = 64
 MOST_MINUTES = 1_000_000  # until a model is let go: two years
+MOST_GB = 1_000_000  # of disk for what was read of chats: more than any disk has
 MOST_CONTEXT = 100_000_000  # tokens, more than any model was made for
 
 HomeFlag = Annotated[

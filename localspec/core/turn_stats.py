@@ -50,11 +50,13 @@ class TurnStats(DecodeCounts):
     something was or nothing is known yet. continued_from: whether a reply was continued from its
     own tokens or from its text encoded again; None for one from the start. num_thinking_tokens,
     thinking_ms: output tokens of the thought, and its rounds. untold: names of fields that a server
-    did not tell; what stands in them means nothing.
+    did not tell; what stands in them means nothing. num_reused_tokens: of the prompt, those that
+    were read before; num_disk_tokens: of these, those that came from the disk.
     """
 
     num_prompt_tokens: int
     num_reused_tokens: int = 0
+    num_disk_tokens: int = 0
     num_steps: int = 0
     prefill_ms: float | None = None
     ttft_ms: float | None = None

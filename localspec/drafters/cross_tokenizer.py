@@ -50,6 +50,7 @@ from localspec.drafters.vocabularies import (
 )
 from localspec.engine.batch import Stepwise
 from localspec.engine.sampling import distributions, peaks
+from localspec.forward.cache import KVCache
 from localspec.forward.passes import Rows
 
 RE_ENCODED, TRANSLATED = "re-encoded", "translated"
@@ -85,6 +86,10 @@ class CrossTokenizerDrafter(Stepwise, DrafterBase):
         if parts.foreign is None:
             raise ModelError(parts.foreign_refusal)
         return cls(parts.foreign, parts.target.vocab_size)
+
+    @property
+    def caches(self) -> tuple[KVCache, ...]:
+        return (self.model.cache,)
 
     @property
     def memory_bytes(self) -> int:

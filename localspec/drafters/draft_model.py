@@ -28,6 +28,7 @@ from localspec.drafters.drafting import (
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.review import teacher_forced
 from localspec.engine.batch import Stepwise
+from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, Capturing
 from localspec.forward.model import LanguageModel
@@ -58,6 +59,10 @@ class DraftModelDrafter(Stepwise, DrafterBase):
     @property
     def output(self) -> OutputHead | None:
         return self.model.weights.output if isinstance(self.model, Decoder) else None
+
+    @property
+    def caches(self) -> tuple[KVCache, ...]:
+        return (self.model.cache,)
 
     @property
     def memory_bytes(self) -> int:

@@ -20,6 +20,7 @@ from localspec.core.off_code import OffCode
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.lookup import Lookup
 from localspec.drafters.vocabularies import Foreign
+from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import Capturing, GraphPool
 from localspec.forward.heads.files import TRAINED
@@ -43,6 +44,11 @@ class DrafterBase:
     @property
     def memory_bytes(self) -> int:
         return 0
+
+    @property
+    def caches(self) -> tuple[KVCache, ...]:
+        """Large caches of its own, which hold the text."""
+        return ()
 
     @property
     def captures(self) -> tuple[Capturing, ...]:

@@ -48,6 +48,7 @@ from localspec.engine.lenient import allowed
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, masked, scores
 from localspec.engine.verify import verify
+from localspec.forward.cache import KVCache
 from localspec.forward.graphs import CapturedDecoder, Capturing
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
 from localspec.forward.passes import Pass, Rows
@@ -55,10 +56,12 @@ from localspec.forward.passes import Pass, Rows
 
 @dataclass(frozen=True)
 class Prefilled:
-    """How much of a prompt was already in the cache, and what the rest cost."""
+    """How much of a prompt was already read, of that how much came from the disk, and what reading
+    took."""
 
     num_reused_tokens: int
     prefill_ms: float
+    num_disk_tokens: int = 0
 
 
 class Engine:
@@ -79,6 +82,13 @@ class Engine:
         """Capture the graphs that are missing, one at a time; yields a phrase before each."""
         for captures in self.captures:
             yield from captures.capture()
+
+    @property
+    def caches(self) -> tuple[KVCache, ...]:
+        """The caches that hold the text: the target's, and large ones of drafters."""
+        own = [getattr(each, "caches", ()) for each in self.drafters.values()]
+        found = {id(cache): cache for cache in (self.target.cache, *chain.from_iterable(own))}
+        return tuple(found.values())
 
     def start(
         self,
@@ -126,6 +136,7 @@ class Engine:
         wanted = sequence.tokens[:-1]
         cache = self.target.cache
         place = reused = cache.reuse_read(wanted)
+        from_disk = min(reused, cache.num_from_disk)
         while place < len(wanted) and not cancel.is_set():
             end = cache.piece_end(place, place + (cache.piece or most_rows()))
             piece = wanted[place:end]
@@ -133,7 +144,7 @@ class Engine:
             float(logits[0, 0])  # a GPU is only asked so far; wait, so that the time is its own
             place += len(piece)
         cache.hold()
-        return Prefilled(reused, 1000.0 * (perf_counter() - started))
+        return Prefilled(reused, 1000.0 * (perf_counter() - started), from_disk)
 
     def decode(
         self, sequence: Sequence, policy: Policy, cancel: threading.Event

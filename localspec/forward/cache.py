@@ -3,14 +3,15 @@
 `tokens` mirrors on the host what the slots hold. `reuse` (longest common prefix)
 serves rejection, cancel, edit, regenerate and the next turn alike; `rollback` shortens;
 `keep` compacts the accepted path of a tree. Layers that see everything can return to every length.
-Rings (`rings`) and states (`states`) can return to a few last lengths, and to those of
-which `hold` took a snapshot; tokens behind these are read again (`unread`). `append` is the context
-of one forward, which writes into `key_values`, or by the methods that transformers calls on a cache
-(`update`, `get_seq_length`, `get_mask_sizes`, `get_query_offset`).
+Rings (`rings`) and states (`states`) can return to a few last lengths, and to those of which `hold`
+took a snapshot; tokens behind these are read again (`unread`). `reuse` also brings back what any
+cache of the model has read (`prefixes`). `append` is the context of one forward, which writes to
+`key_values` or by the methods that transformers calls.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -22,8 +23,9 @@ from localspec.forward.delta_chunks import ClosedStates
 from localspec.forward.features import Features
 from localspec.forward.key_values import KeyValues, SlotViews
 from localspec.forward.key_values import KVShape as KVShape
+from localspec.forward.prefixes import Prefixes
 from localspec.forward.rings import Rings
-from localspec.forward.snapshots import Memory, Snapshots
+from localspec.forward.snapshots import Memory, Snapshot, Snapshots
 from localspec.forward.states import WIDEST as WIDEST
 from localspec.forward.states import OrderedStates, States
 
@@ -93,6 +95,8 @@ class KVCache:
         self._memories = tuple(memory for memory in memories if memory is not None)
         self._snapshots = Snapshots()
         self._branch: int | None = None  # where the text that is read leaves the one before
+        self.prefixes: Prefixes | None = None
+        self.num_from_disk = 0  # tokens that the last `reuse` brought from the disk
 
     @property
     def length(self) -> int:
@@ -125,7 +129,9 @@ class KVCache:
 
     def another(self) -> KVCache:
         """An empty cache of the same shape, for another sequence."""
-        return KVCache(self.shape, self.dtype, self.device, self.has_key_blocks, self._num_spare)
+        other = KVCache(self.shape, self.dtype, self.device, self.has_key_blocks, self._num_spare)
+        other.prefixes = self.prefixes
+        return other
 
     def follow(
         self, layers: Sequence[int], width: int, dtype: torch.dtype, of_last_row: bool = False
@@ -152,13 +158,48 @@ class KVCache:
         return min([self.shape.capacity, *(memory.most_rows for memory in self._memories)])
 
     def reuse(self, tokens: Sequence[int]) -> int:
-        """Shorten to the longest prefix of `tokens` that is held; returns its length."""
+        """Shorten to the longest prefix of `tokens` that is held, here or in `prefixes`; returns
+        its length."""
         shared = common_prefix_length(self.tokens, tokens)
         length = self._held_length(shared)
+        self.num_from_disk = 0
+        if self.prefixes is not None and len(tokens) - length >= LEAST_SHARED:
+            if self.num_savable - length >= LEAST_SHARED:
+                deque(self.prefixes.save(self), maxlen=0)  # there was no time for it before
+            shared, length = self._bring_back(self.prefixes, tokens, shared, length)
         shared -= shared % (self.piece or 1)
         self._branch = shared if shared - length >= LEAST_SHARED else None
         self.rollback(length)
         return length
+
+    def _bring_back(
+        self, prefixes: Prefixes, tokens: Sequence[int], shared: int, length: int
+    ) -> tuple[int, int]:
+        """Bring the longest kept prefix of `tokens` back where it is worth it. shared, length: how
+        much of it stands here, and after how much this cache can go on. Returns both anew."""
+        rows = prefixes.rows(self, tokens[: self.shape.capacity])
+        known = max(shared, rows[-1].end if rows else 0)
+        copies = prefixes.copies(self, tokens[:known]) if self._memories else None
+        end = copies.end if copies else 0 if self._memories else known
+        if end - length < LEAST_SHARED:
+            return known, length
+        start = shared if self.piece is None else min(shared, self._num_whole)
+        held, places = self._held_length(start), [place for place in rows if place.end > start]
+        reached, self.num_from_disk = prefixes.put_rows(self, places, end)
+        reached = max(start, reached)
+        self.tokens = [*tokens[:reached]]
+        if self.piece is not None:
+            self._num_whole = reached - reached % self.piece
+        if copies is None:
+            return known, min(end, reached)
+        if reached < end:
+            return known, held
+        saved = prefixes.put_copies(self._memories, copies.key)
+        if saved is None:
+            self.tokens = []
+            return known, 0
+        self._snapshots.add(self.tokens[:end], saved)
+        return known, end
 
     def piece_end(self, start: int, end: int) -> int:
         """Return the end of a piece of a prompt that may end at `end`: where the text leaves the
@@ -185,6 +226,41 @@ class KVCache:
         """The lengths that every memory can go to without a snapshot."""
         reaches = [memory.reach for memory in self._memories]
         return range(max(each.start for each in reaches), min(each.stop for each in reaches))
+
+    # what `prefixes` ask
+
+    @property
+    def num_savable(self) -> int:
+        """Tokens whose rows a later text may go on from."""
+        return self.length if self.piece is None else self._num_whole
+
+    @property
+    def row_layout(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+        """Type, sizes and axis of the tokens of each tensor of `saved_rows`."""
+        features = () if self.features is None else self.features.row_layout
+        return self.key_values.row_layout + features
+
+    @property
+    def layout_name(self) -> str:
+        """All that the numbers here depend on beside the model."""
+        followed = None if self.features is None else self.features.layers
+        return repr((self.row_layout, followed, self.piece, self.has_key_blocks, self.shape))
+
+    def saved_rows(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        """Return copies on the host of what is held of the tokens from `start` to `end`."""
+        more = () if self.features is None else self.features.saved(start, end)
+        return (*self.key_values.saved(start, end), *more)
+
+    def restore_rows(self, start: int, rows: Sequence[torch.Tensor]) -> None:
+        """Put such rows back, from `start` on."""
+        count = len(self.key_values.row_layout)
+        self.key_values.restore(start, rows[:count])
+        if self.features is not None:
+            self.features.restore(start, rows[count:])
+
+    def saved_copies(self) -> list[Snapshot]:
+        """Return the snapshots along the text, shortest first."""
+        return self._snapshots.along(self.tokens)
 
     def _held_length(self, length: int) -> int:
         """The longest prefix of the first `length` tokens after which every layer can go on."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from localspec.forward.upload import indices
+from localspec.forward.upload import indices, put_by
 
 LAST = -1
 
@@ -65,6 +65,20 @@ class Features:
     def slots(self, layer: int) -> torch.Tensor:
         """All rows of a layer, [capacity, d]; a captured forward writes them in place."""
         return self._slots[layer]
+
+    @property
+    def row_layout(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+        """Type, sizes and axis of the tokens of each tensor of `saved`."""
+        return ((str(self._dtype), (self._shape[1],), 0),) * len(self._slots)
+
+    def saved(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        """Return copies on the host of the rows of some tokens, of each layer."""
+        return tuple(put_by(slots[start:end]) for slots in self._slots.values())
+
+    def restore(self, start: int, rows: Sequence[torch.Tensor]) -> None:
+        """Put rows back, from token `start` on."""
+        for slots, copied in zip(self._slots.values(), rows, strict=True):
+            slots[start : start + copied.shape[0]].copy_(copied, non_blocking=True)
 
     def compact(self, base: int, path: Sequence[int]) -> None:
         """Move rows base + path[i] to base + i, as KVCache.keep does."""

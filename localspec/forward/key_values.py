@@ -14,7 +14,7 @@ import torch
 from localspec.formats.attention import RING_SPARE
 from localspec.formats.delta_settings import DeltaSettings
 from localspec.forward.rings import Ring, stretches
-from localspec.forward.upload import indices
+from localspec.forward.upload import indices, put_by
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,31 @@ class KeyValues:
                 views.update(zip(part.layers, both, strict=True))
         return views
 
+    @property
+    def row_layout(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+        """Type, sizes and axis of the tokens of each tensor of `saved`."""
+        shapes = (part.slots.shape for part in self._whole_parts)
+        dtypes = (str(part.slots.dtype) for part in self._whole_parts)
+        return tuple((dtype, (*s[:4], *s[5:]), 4) for dtype, s in zip(dtypes, shapes, strict=True))
+
+    def saved(self, start: int, end: int) -> tuple[torch.Tensor, ...]:
+        """Return copies on the host of some positions of the layers that hold every position."""
+        return tuple(put_by(part.slots[:, :, :, :, start:end]) for part in self._whole_parts)
+
+    def restore(self, start: int, rows: Sequence[torch.Tensor]) -> None:
+        """Put positions back, from `start` on."""
+        for part, copied in zip(self._whole_parts, rows, strict=True):
+            place = slice(start, start + copied.shape[4])
+            part.slots[:, :, :, :, place].copy_(copied, non_blocking=True)
+
+    @property
+    def _whole_parts(self) -> tuple[_Part, ...]:
+        return tuple(part for part in self._parts if part.num_slots == self.num_slots)
+
     def zero_beyond(self, length: int) -> None:
         """Zero the slots beyond the end of a text, but for those of rings."""
-        for part in self._parts:
-            if part.num_slots == self.num_slots:
-                part.slots[:, :, :, :, length:].zero_()
+        for part in self._whole_parts:
+            part.slots[:, :, :, :, length:].zero_()
 
     def compact(self, base: int, path: Sequence[int]) -> None:
         """Move the positions base + path[i] to base + i."""

@@ -62,7 +62,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class _Snapshot:
+class Snapshot:
     """A copy of each memory after these tokens of a text."""
 
     tokens: tuple[int, ...]
@@ -82,7 +82,7 @@ class Snapshots:
     """Copies of memories by the tokens before them, the last used ones."""
 
     def __init__(self) -> None:
-        self._held = list[_Snapshot]()
+        self._held = list[Snapshot]()
 
     @property
     def nbytes(self) -> int:
@@ -92,9 +92,14 @@ class Snapshots:
         """Hold copies; let go of the oldest beyond the bounds, never of these."""
         key = tuple(tokens)
         self._held = [snapshot for snapshot in self._held if snapshot.tokens != key]
-        self._held = [*self._held, _Snapshot(key, tuple(copies))][-MOST_SNAPSHOTS:]
+        self._held = [*self._held, Snapshot(key, tuple(copies))][-MOST_SNAPSHOTS:]
         while len(self._held) > 1 and self.nbytes > MOST_SNAPSHOT_BYTES:
             del self._held[0]
+
+    def along(self, text: Sequence[int]) -> list[Snapshot]:
+        """Return the snapshots after a prefix of a text, shortest first."""
+        held = (each for each in self._held if each.longest(text) == len(each.tokens))
+        return sorted(held, key=lambda each: len(each.tokens))
 
     def longest(self, text: Sequence[int]) -> int:
         """Return the length of the longest prefix of `text` that a snapshot can go to, or 0."""

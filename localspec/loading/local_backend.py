@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.local import Loaded, LocalBackend
@@ -53,6 +54,7 @@ from localspec.loading.placement import (
     require_movable_draft,
     return_memory,
 )
+from localspec.loading.prefixes import keep_texts
 from localspec.loading.torch_start import quiet_torch
 from localspec.machine.hardware import free_bytes_now, hardware_for, probe
 from localspec.machine.model import Model
@@ -105,6 +107,7 @@ def open_local_backend(
     past: Sequence[str] = (),
     beside_page: bool = False,
     replies: Sequence[str] | None = None,
+    prefix_folder: Path | None = None,
 ) -> LocalBackend:
     """Load what `options` ask for. Raises ConfigError, ModelError, MemoryShortage.
 
@@ -112,10 +115,11 @@ def open_local_backend(
     torch; only that of this combination is restored. report: called with a phrase before each long
     phase. past: texts of earlier conversations, for drafters that look texts up. beside_page: a
     page is drawn on the same processor. replies: of the log, for the tokens that drafts are made
-    of; None for no log.
+    of; None for no log. prefix_folder: keeps what is read of logged chats; None for memory alone.
     """
+    texts = _Texts(past, replies)
     with _set_aside_from_garbage():
-        return _opened(options, state, report, _Texts(past, replies), beside_page)
+        return _opened(options, state, report, texts, beside_page, prefix_folder)
 
 
 @contextmanager
@@ -165,6 +169,7 @@ def _opened(
     report: Report,
     texts: _Texts,
     beside_page: bool,
+    prefix_folder: Path | None,
 ) -> LocalBackend:
     from localspec.engine.engine import Engine
     from localspec.formats.fingerprint import fingerprint
@@ -176,6 +181,8 @@ def _opened(
     found, place, draft = begun.found, begun.place, begun.source.draft
     drafters, statuses = build_drafters(found.parts, report)
     learnt = _learnt(options, begun, drafters, state or {}, torch)
+    kernels = _kernels(options, place)
+    prefixes = keep_texts(begun.source, found.parts, place, kernels, prefix_folder)
     engine = Engine(begun.target, drafters)
     beside, too_many = _beside(options, Slot(engine, learnt.controller), found.parts, place)
     lost = lost_parts(options, found, statuses)
@@ -195,11 +202,12 @@ def _opened(
                 drafters=(*statuses, *found.odd),
                 notices=(*begun.notices, *found.notices, *lost, *learnt.notices, *too_many),
                 fingerprint=fingerprint(begun.source.folder),
-                kernels=_kernels(options, place),
+                kernels=kernels,
             ),
             identity=learnt.identity,
             return_memory=partial(return_memory, place.device),
             joules=energy_counter(place.hardware.gpu.uuid if place.hardware.gpu else None),
+            prefixes=prefixes,
         )
     )
 

@@ -19,6 +19,7 @@ from localspec.core.config import settings_for
 from localspec.core.decoding import AUTO
 from localspec.core.options import LoadOptions, Offer
 from localspec.core.workloads import load_workloads, workload_folders
+from localspec.formats.prefix_files import FOLDER
 from localspec.machine.catalogue import smaller_offer
 from localspec.machine.doctor import version_of
 from localspec.machine.hardware import on_device, probe
@@ -53,6 +54,7 @@ def opened_service(
                 "past": store.conversation_list.earlier_texts(),
                 "replies": store.conversation_list.earlier_replies(),
                 "beside_page": beside_page,
+                "prefix_folder": None if store.path is None else settings.home / FOLDER,
             }
             return ChildBackend.open(Opening(ENGINE, keywords), report)
 

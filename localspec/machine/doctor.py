@@ -20,6 +20,7 @@ from localspec.core.errors import ConfigError, first_line
 from localspec.core.files import free_disk, why_not_writable
 from localspec.core.units import gib
 from localspec.core.workloads import load_workloads, workload_folders
+from localspec.formats.prefix_files import FOLDER, PrefixFiles
 from localspec.machine.hardware import Hardware, confirmed_by_torch, probe
 from localspec.machine.memory import full_precision
 from localspec.machine.nvml import NO_LIBRARY
@@ -198,6 +199,8 @@ def _home(home: Path) -> Iterator[Finding]:
         yield _missing("disk", f"Only {gib(free)} is free at {home}.", "Free at least 1 GiB.")
     else:
         yield _found("disk", f"{gib(free)} free")
+    if kept := PrefixFiles(home / FOLDER).num_bytes:
+        yield _found("chats to reopen", f"{gib(kept)} in {home / FOLDER}")
 
 
 def _demo(project: Path) -> Iterator[Finding]:

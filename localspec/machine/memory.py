@@ -57,6 +57,10 @@ CONTEXT_SMALL = (4_352, 107 * MIB)
 CONTEXT_LARGE = (24_064, 555 * MIB)
 # torch, transformers and the page's libraries in memory, measured on Linux: 0.4 GiB.
 LIBRARIES_BYTES = 400 * MIB
+# The share of the RAM that is free after loading which keeps what was read of chats.
+PREFIX_SHARE = 0.25
+# The most bytes of RAM that keep what was read of chats: 58,000 tokens of Qwen3 8B.
+MOST_PREFIX_BYTES = 8 * GIB
 
 
 # -- the memory to plan for -------------------------------------------------------------------
@@ -278,6 +282,11 @@ def snapshot_bytes(shape: ModelShape, num_tokens: int, full: Precision) -> int:
     windows = 2 * shape.window_kv_width * FULL_BYTES[full] * min(shape.window, num_tokens)
     each = shape.state_bytes + windows
     return min(MOST_SNAPSHOTS * each, max(each, MOST_SNAPSHOT_BYTES))
+
+
+def prefix_bytes(hardware: Hardware) -> int:
+    """Return the bytes of RAM that keep what was read of chats, after everything is loaded."""
+    return min(MOST_PREFIX_BYTES, int(PREFIX_SHARE * hardware.host.ram_available_bytes))
 
 
 def _in_ram(plan: Arrangement, room: Room) -> int:

@@ -76,6 +76,12 @@ def add_hindsight(db: Database) -> None:
         db.conn.execute(statement)
 
 
+@MIGRATIONS(name="m025_tokens_from_disk")
+def add_tokens_from_disk(db: Database) -> None:
+    """Add the column for tokens of a prompt that came from the disk."""
+    db.conn.execute("ALTER TABLE turn ADD COLUMN num_disk_tokens INTEGER")
+
+
 def check_version(db: Database) -> None:
     """Raise NewerLog or OlderLog where `MIGRATIONS` cannot bring this file to its tables."""
     applied = applied_migrations(db)

@@ -156,6 +156,11 @@ class Store:
         rows = self._db.rows("SELECT * FROM conversation WHERE id = ?", conversation_id)
         return self._unlogged.named(conversation_from(rows[0])) if rows else None
 
+    def has_all_texts(self, conversation_id: int) -> bool:
+        """Return whether every text of a conversation is in the log."""
+        sql = "SELECT 1 FROM message WHERE conversation_id = ? AND is_logged = 0 LIMIT 1"
+        return not self._db.rows(sql, conversation_id)
+
     # The tree of messages
 
     def add_message(

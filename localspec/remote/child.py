@@ -193,6 +193,12 @@ class ChildBackend:
         found: tuple[Candidate, ...] = self._ask("candidates", messages, tokens, count)
         return found
 
+    def keep_read(self, disk_bytes: int | None, cancel: threading.Event) -> Iterator[str]:
+        return self._stream("keep_read", cancel, disk_bytes)
+
+    def forget(self, chat: int) -> None:
+        self._ask("forget", chat, limit_s=COUNT_S, silent_s=COUNT_SILENT_S)
+
     def snapshot(self) -> dict[str, Any]:
         found: dict[str, Any] = self._ask("snapshot")
         return found

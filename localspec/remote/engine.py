@@ -32,7 +32,7 @@ from localspec.core.errors import EngineLost, LocalspecError
 from localspec.core.interrupts import ENDINGS
 from localspec.remote import wire
 
-BESIDE = frozenset({"count_tokens", "prompt_tokens"})
+BESIDE = frozenset({"count_tokens", "prompt_tokens", "forget"})
 TOGETHER = frozenset({"generate"})
 BETWEEN = frozenset({"describe", "snapshot"})
 FLUSH_S = 0.04  # a page reads about twelve times a second

@@ -40,7 +40,7 @@ NAME = "server"  # of a draft's maker, as the log has it
 # Unknown when a reply begins. What the first line names no server tells at all.
 OF_DRAFTS = frozenset({"drafter", "draft_share"})  # known as soon as the counts are
 UNTOLD = OF_DRAFTS | {
-    "num_steps", "exact", "token_ids", "thinking_ms",
+    "num_steps", "exact", "token_ids", "thinking_ms", "num_disk_tokens",
     "num_drafts", "num_draft_tokens", "num_checked_tokens", "num_accepted_tokens",
     "num_output_tokens", "num_prompt_tokens", "num_reused_tokens", "num_thinking_tokens",
     "decode_ms",

@@ -134,6 +134,12 @@ class ServerBackend:
     def review(self, request: Request, cancel: threading.Event) -> Iterator[Hindsight]:
         return iter(())
 
+    def keep_read(self, disk_bytes: int | None, cancel: threading.Event) -> Iterator[str]:
+        return iter(())
+
+    def forget(self, chat: int) -> None:
+        """Nothing of it is here."""
+
     def snapshot(self) -> dict[str, Any]:
         return {}
 

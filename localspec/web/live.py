@@ -228,7 +228,7 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
             right = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} right"
         return [("Speed", speed or DASH), ("First token", first), ("Guesses of the server", right)]
     if not stats.num_draft_tokens:
-        return [("Without drafting", speed or DASH), ("First token", first)]
+        return [("Without drafting", speed or DASH), ("First token", first), *_prompt(stats)]
     plain = "not measured yet"
     if stats.least_plain_decode_ms:
         most = rate(1000 * stats.num_output_tokens / stats.least_plain_decode_ms)
@@ -245,7 +245,26 @@ def _speeds(stats: TurnStats, is_remote: bool) -> list[tuple[str, str]]:
         ("Writing", _gain(stats, stats.decode_speedup, stats.least_decode_speedup)),
         ("Whole reply", _gain(stats, stats.speedup, stats.least_speedup)),
         ("First token", first),
+        *_prompt(stats),
     ]
+
+
+def _prompt(stats: TurnStats) -> list[tuple[str, str]]:
+    """Return how much of the prompt was known, and how fast the rest was read."""
+    said = [words] if (words := known_words(stats)) else []
+    num_read = stats.num_prompt_tokens - 1 - stats.num_reused_tokens  # the last one is decoded
+    if num_read > 0 and stats.prefill_ms:
+        speed = rate(1000 * num_read / stats.prefill_ms)
+        said.append(f"{counted(num_read, 'token')} read at {speed} tok/s")
+    return [("Prompt", ", ".join(said))] if said else []
+
+
+def known_words(stats: TurnStats) -> str:
+    """Return what of a prompt did not have to be read; "" for nothing."""
+    if not stats.num_reused_tokens:
+        return ""
+    place = "disk" if stats.num_disk_tokens else "memory"
+    return f"{stats.num_reused_tokens:,} of {stats.num_prompt_tokens:,} tokens from {place}"
 
 
 def credited(drafted_by: Mapping[str, int]) -> str:
@@ -286,10 +305,12 @@ def _reasons_of_reply(stats: TurnStats) -> Iterator[str]:
 
 
 def _read(view: TurnView | None) -> str:
-    """Behind the phase, how far a long prompt has been read."""
+    """Behind the phase, how far a long prompt has been read, and what of it was known."""
     if view is None or view.phase != "prefill" or view.stats is None or not view.num_read_tokens:
         return ""
-    return f" {percent(view.num_read_tokens / view.stats.num_prompt_tokens)}"
+    known = known_words(view.stats)
+    share = percent(view.num_read_tokens / view.stats.num_prompt_tokens)
+    return f" {share}, {known}" if known else f" {share}"
 
 
 def _clock(seconds: float) -> str:

@@ -2,8 +2,8 @@
 of every hidden state that is kept beside the cache.
 
 A case is a row of operations at random: texts that share beginnings, drafts that are rejected
-anywhere, branches, returns to any length, copies held for later, drafts by the first layers in the
-same cache, forwards that fail or that other sequences share.
+anywhere, branches, returns to any length, copies held for later, texts kept and brought back,
+drafts by the first layers in the same cache, forwards that fail or that other sequences share.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from localspec.forward import decoder as decoder_module
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.passes import Rows, forward_together
+from localspec.forward.prefix_store import PrefixStore
+from localspec.forward.prefixes import Prefixes
 from tests.kit.families import SHAPE, small
 from tests.kit.tally import Tally
 from tests.kit.tiny import with_cache
@@ -77,6 +79,7 @@ class Case:
 
     def __init__(self, family: str, dtype: torch.dtype, rng: random.Random) -> None:
         self.model = decoder(family, dtype)
+        self.model.cache.prefixes = Prefixes(PrefixStore(2**26), family)
         self.other = self.model.beside()
         self._fresh: Callable[[], Decoder] = lambda: decoder(family, dtype)
         self._rng = rng
@@ -153,6 +156,13 @@ class Case:
     def hold(self) -> None:
         self.model.cache.hold()
 
+    def keep(self) -> None:
+        """Keep the text, a part of it where a message comes meanwhile."""
+        assert self.model.cache.prefixes is not None
+        for _ in self.model.cache.prefixes.save(self.model.cache):
+            if self._rng.random() < 0.1:
+                break
+
     def scribble(self) -> None:
         """Draft with the first layers, in the same cache."""
         base = self.length
@@ -201,7 +211,7 @@ def _run_short(*_: Any) -> None:
 
 OPERATIONS = (
     Case.read_on, Case.read_on, Case.reject, Case.reject, Case.branch, Case.go_back,
-    Case.another_text, Case.hold, Case.scribble, Case.fail, Case.together,
+    Case.another_text, Case.hold, Case.keep, Case.scribble, Case.fail, Case.together,
 )  # fmt: skip
 
 
@@ -210,6 +220,8 @@ def test_a_text_reads_as_afresh_after_any_operations(
     family: str, dtype: torch.dtype, tally: Tally, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("localspec.forward.cache.SNAPSHOT_EVERY", 20)
+    monkeypatch.setattr("localspec.forward.cache.LEAST_SHARED", 6)
+    monkeypatch.setattr("localspec.forward.prefixes.BLOCK", 16)
     monkeypatch.setattr("localspec.forward.snapshots.MOST_SNAPSHOTS", 3)
     for seed in range(tally.size(2, 200)):
         rng, names = random.Random(seed), list[str]()

@@ -60,7 +60,7 @@ class Script:
 
     reply, round_s: a value, or a function of the request. accepted: accepted tokens of the rounds
     in turn, repeated. plain_ms: one plain step, None before calibration. fail_at_round, fault:
-    raise the fault before that round.
+    raise the fault before that round. keep_s: how long it takes to keep what was read.
     """
 
     reply: str | Callable[[Request], str] = REPLY
@@ -76,6 +76,7 @@ class Script:
     calibration: tuple[str, ...] = ()
     calibration_step_s: float = 0.1
     hindsight: tuple[Hindsight, ...] = ()
+    keep_s: float = 0.0
     context_length: int = 4096
     num_slots: int = 1
     drafters: tuple[DrafterStatus, ...] = (
@@ -115,6 +116,8 @@ class FakeBackend:
     requests: list[Request] = field(default_factory=list)
     num_measured: int = 0
     is_closed: bool = False
+    kept: list[int | None] = field(default_factory=list)
+    forgotten: list[int] = field(default_factory=list)
 
     def describe(self) -> Description:
         return Description(
@@ -277,6 +280,14 @@ class FakeBackend:
         for result in self.script.hindsight:
             if not cancel.is_set():
                 yield result
+
+    def keep_read(self, disk_bytes: int | None, cancel: threading.Event) -> Iterator[str]:
+        self.kept.append(disk_bytes)
+        cancel.wait(self.script.keep_s)
+        yield "keeping what was read"
+
+    def forget(self, chat: int) -> None:
+        self.forgotten.append(chat)
 
     def snapshot(self) -> dict[str, Any]:
         return {"num_rounds": self.num_rounds}

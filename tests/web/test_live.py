@@ -103,6 +103,18 @@ def test_the_popover_has_everything_else() -> None:
     }
 
 
+def test_a_reopened_chat_says_what_was_not_read_again() -> None:
+    read = replace(STATS, num_prompt_tokens=31_260, prefill_ms=100.0)
+    known = replace(read, num_reused_tokens=31_204, num_disk_tokens=31_204)
+    told = "31,204 of 31,260 tokens from disk, 55 tokens read at 550 tok/s"
+    assert facts(stats=known)["Prompt"] == told
+    assert "from memory" in facts(stats=replace(known, num_disk_tokens=0))["Prompt"]
+    reading = view(stats=known, phase="prefill", num_read_tokens=31_240)
+    label = live_state(replace(IDLE, reply=reading))["label"]
+    assert "31,204 of 31,260 tokens from disk" in label
+    assert facts(stats=replace(STATS, prefill_ms=90.0))["Prompt"] == "9 tokens read at 100 tok/s"
+
+
 def test_a_reply_without_a_draft_has_no_gain() -> None:
     none = dict.fromkeys(("num_draft_tokens", "num_drafts", "num_checked_tokens"), 0)
     plain = replace(STATS, drafted_by={}, plain_decode_ms=None, **none)

@@ -122,6 +122,7 @@ document.addEventListener("input", (event) => {
 });
 document.addEventListener("change", (event) => {
   if (event.target.id === "ls-makes-titles") command({ do: "titles", value: event.target.checked });
+  else if (event.target.id === "ls-kept-limit") command({ do: "keep_chats", value: event.target.valueAsNumber });
   else if (event.target.id === "ls-prompts") set(panel.prompts[event.target.value] ?? {});
   else if (event.target.closest?.("#ls-form") && event.target.id !== "ls-form") changed([], true);
 });
@@ -148,6 +149,8 @@ onNews("panel", (told) => {
   byId("ls-defaults-of").textContent = model ? `Defaults of ${model}${panel.has_defaults ? "" : ": as shipped"}` : "";
   byId("ls-makes-titles").closest("label").hidden = panel.makes_titles === null;
   byId("ls-makes-titles").checked = panel.makes_titles;
+  byId("ls-kept-limit").value = panel.kept.limit;
+  byId("ls-kept-now").textContent = `Now ${panel.kept.now}.`;
   draw();
 });
 

@@ -19,6 +19,7 @@ from localspec.chat.attachments import Attachment
 from localspec.chat.service import ChatService, Reply, ReplySettings, ShownMessage, clean
 from localspec.core.decoding import LARGEST_INTEGER
 from localspec.core.errors import LocalspecError, RequestError
+from localspec.core.options import MOST_GB
 from localspec.record.conversations import PROMPT
 from localspec.web.talk.form import Form, panel
 from localspec.web.talk.handlers import Handlers, Shown
@@ -149,6 +150,15 @@ class Command:
         if self.service.titles is not None:
             self.service.titles.switch(self.asked.get("value") is True)
         return Shown()
+
+    def do_keep_chats(self) -> Shown:
+        """How many GB of disk hold what was read of chats."""
+        value = self.asked.get("value")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= float(value or 0) <= MOST_GB:
+            raise RequestError(f"The disk for chats is a number of GB from 0 to {MOST_GB:,}.")
+        self.service.kept_chats.limit(float(value or 0))
+        return self._told()
 
     def do_when_full(self) -> Shown:
         """Says what this chat does when its context is full; with a value, sets it first."""

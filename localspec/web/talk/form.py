@@ -24,7 +24,7 @@ from localspec.core.decoding import AUTO, LARGEST_INTEGER, RANGES, SamplingParam
 from localspec.core.errors import RequestError
 from localspec.core.files import parsed
 from localspec.core.leniency import THRESHOLD
-from localspec.core.units import capital
+from localspec.core.units import capital, gib
 from localspec.core.workloads import AS_SET, EXACT
 from localspec.drafters.registry import REGISTRY
 from localspec.web.markup import macros
@@ -179,6 +179,10 @@ def panel(service: ChatService, model: str | None) -> dict[str, Any]:
         "thinks": loaded is not None and loaded.thinks,
         "kernels": None if loaded is None else loaded.kernels,
         "makes_titles": None if service.titles is None else service.titles.is_on,
+        "kept": {
+            "limit": service.kept_chats.gigabytes,
+            "now": gib(service.kept_chats.num_bytes),
+        },
         "prompts": service.prompts.all(),
         "model": model,
         "defaults": defaults(service, model).data,

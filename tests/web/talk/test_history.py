@@ -239,6 +239,18 @@ def test_who_names_new_chats_is_asked_and_set(tmp_path: Path) -> None:
         assert panel(unnamed, None)["makes_titles"] is None, "there is nothing to switch"
 
 
+def test_the_disk_for_chats_is_asked_and_set(tmp_path: Path) -> None:
+    with closing(Store.open(tmp_path / "localspec.db")) as store:
+        service = ChatService(store, session_info, lambda _: FakeBackend())
+        handlers = Handlers(service)
+        assert panel(service, None)["kept"] == {"limit": 4.0, "now": "0 MiB"}
+        told = answer(handlers, None, do="keep_chats", value=2.5).signal
+        assert told is not None and told["panel"]["kept"]["limit"] == 2.5
+        for value in (-1, None, "many", True):
+            answer(handlers, None, do="keep_chats", value=value)
+        assert ChatService(store, session_info, lambda _: FakeBackend()).kept_chats.gigabytes == 2.5
+
+
 def test_the_gauge_says_what_is_wrong_with_a_file(handlers: Handlers) -> None:
     counted = answer(handlers, None, do="gauge", text="hello").signal
     assert counted is not None and counted["gauge"]["context_length"] == 4096
