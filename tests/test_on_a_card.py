@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from localspec.core.decoding import DraftPlan, Grammar, Growth, SamplingParams, Sequence
-from localspec.drafters import chunk
+from localspec.drafters import chunk, eagle_beams
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import RULED_SIZE
 from localspec.drafters.parts import Parts
@@ -32,7 +32,9 @@ from localspec.engine.engine import Engine
 from localspec.forward import graphs
 from localspec.forward.cache import WIDEST, KVCache, native_cache
 from localspec.forward.decoder import Decoder, kv_shape_of
-from localspec.forward.graphs import CapturedDecoder, Work, buckets, shapes
+from localspec.forward.graphs import CapturedDecoder, Work, shapes
+from localspec.forward.heads.assistant import Assistant
+from localspec.forward.heads.chain_static import ChainHead
 from localspec.forward.load import load_model
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
@@ -82,6 +84,10 @@ AT_FIRST = {"early_exit": 1}  # in a turn's first round: its exits are compared
 # These ask the host about each token of a draft: it reads their text as they go.
 BY_TOKEN = tuple(name for name, info in REGISTRY.items() if info.needs == "foreign")
 DEPTHS = {"early_exit": 2}  # of the target; one layer says all there is to say elsewhere
+
+
+MOST_LAUNCHES = 7  # of a head's draft, beside the graph
+FREE = Growth(lambda confidence: 0.9 * confidence, (0.0,) * 16, 0.0)
 
 
 def target_module() -> Any:
@@ -214,11 +220,9 @@ def test_a_module_that_ships_with_its_target_waits_no_more_than_others(tmp_path:
         parts = Parts(shipped_target(), heads={"mtp": folder}, pool=pool)
         drafter = drafter_on("mtp", parts)
         (captures,) = drafter.captures
-        assert len(list(captures.capture())) == pool.num_captures > 0 and captures.notice is None
-        with patch.object(type(drafter), "build", lambda _: drafter):
-            for _ in rounds_of("mtp", parts, GREEDY, traffic):
-                assert not traffic.uploads
-                assert sum(traffic.reads.values()) <= MOST_GREEDY, traffic.reads
+        with patch.object(ChainHead, "draft_sizes", (1,)):
+            assert len(list(captures.capture())) == pool.num_captures > 0
+        assert captures.notice is None
 
 
 def shipped_target() -> Decoder:
@@ -282,23 +286,45 @@ def test_every_graph_body_stays_on_the_card() -> None:
         assert (logits.shape, logits.dtype, logits.device) == ((3, 64), torch.float32, CUDA)
 
 
+class CountingPool(WatchedPool):
+    """A replay starts no kernel of its own. num_replays: how many there were."""
+
+    num_replays = 0
+
+    def capture(self, work: Work) -> Work:
+        super().capture(work)
+
+        def replay() -> None:
+            self.num_replays += 1
+
+        return replay
+
+
 @pytest.mark.slow
-def test_the_graph_body_of_a_block_stays_on_the_card() -> None:
-    """One graph holds a block with the new rows of its context, whatever their number is."""
-    heads = {"block": head_for("block", target_module)}
-    with fake_card() as traffic:
-        pool = WatchedPool(traffic)
-        parts = Parts(on_card(1), heads=heads, pool=pool)
-        drafter = drafter_on("block", parts)
-        (graphs_of_block,) = drafter.captures
-        assert list(graphs_of_block.capture()) == [], "nothing has run yet"
-        engine = Engine(parts.target, {"block": drafter})
-        sequence = engine.start(PROMPT, GREEDY, 64, frozenset())
+@pytest.mark.parametrize("name", [name for name, info in REGISTRY.items() if info.needs == "head"])
+def test_a_head_drafts_by_one_graph_one_wait_and_few_kernels(name: str) -> None:
+    """Whatever its steps are, and however many pairs or rows of the context are new."""
+    few = patch.object(eagle_beams, "STEPS", (4,)), patch.object(ChainHead, "draft_sizes", (4,))
+    heads = {name: head_for(name, gemma_module if name == "assistant" else target_module)}
+    with few[0], few[1], patch.object(Assistant, "draft_sizes", (4,)), fake_card() as traffic:
+        pool = CountingPool(traffic)
+        target = gemma_on_card() if name == "assistant" else on_card(1)
+        drafter = drafter_on(name, Parts(target, heads=heads, pool=pool))
+        (captures,) = drafter.captures
+        captures.cuts.clear()  # greedy drafts start fewer kernels
+        captures.want(PENALISED)
+        assert len(list(captures.capture())) == pool.num_captures > 0 and captures.notice is None
+        engine, plan = Engine(target, {name: drafter}), DraftPlan(name, 4, growth=FREE)
+        sequence = engine.start(PROMPT, PENALISED, 64, frozenset())
         engine.prefill(sequence, threading.Event())
-        drafter.propose(sequence, DraftPlan("block", LENGTH))
-        num_graphs = len(buckets(drafter._block.cache.num_slots))
-        assert len(list(graphs_of_block.capture())) == num_graphs
-        assert graphs_of_block.notice is None and pool.num_captures == num_graphs
+        drafter.propose(sequence, plan)  # catches up with a prompt
+        traffic.clear()
+        pool.num_replays, launches = 0, Launches()
+        with launches:
+            drafter.propose(sequence, plan)
+        assert pool.num_replays == 1
+        assert not traffic.uploads and sum(traffic.reads.values()) == 1, traffic.reads
+        assert launches.count <= MOST_LAUNCHES
 
 
 def hybrid_on_card(num_layers: int = 4, capacity: int = 96, family: str = "qwen3_5") -> Decoder:

@@ -7,7 +7,7 @@ in the target's cache. Source: forward.heads.assistant.
 from __future__ import annotations
 
 from localspec.core.decoding import Sequence
-from localspec.drafters.head_drafter import ChainDrafter
+from localspec.drafters.head_drafter import ChainDrafter, pool_for
 from localspec.drafters.parts import Parts
 from localspec.forward.decoder import Decoder
 from localspec.forward.heads.assistant import KIND, Assistant, read_assistant
@@ -23,7 +23,8 @@ class AssistantDrafter(ChainDrafter):
             KIND, lambda: read_assistant(folder, parts.target).narrowed(parts.vocabulary)
         )
         assert isinstance(parts.target, Decoder), "`read_assistant` refused other targets"
-        return cls(parts.target, Assistant(assistant, parts.target))
+        head = Assistant(assistant, parts.target)
+        return cls(parts.target, head, pool=pool_for(parts, head.output))
 
     def review(self, sequence: Sequence) -> None:
         """It attends to all that the target has cached, so it cannot stand at an earlier place."""

@@ -14,10 +14,10 @@ from dataclasses import replace
 import torch
 
 from localspec.core.decoding import DraftPlan, Sequence
-from localspec.drafters.drafting import Drafting, DraftSteps
-from localspec.drafters.head_drafter import ChainDrafter
+from localspec.drafters.drafting import DraftSteps
+from localspec.drafters.head_drafter import ChainDrafter, pool_for
 from localspec.drafters.parts import Parts
-from localspec.forward.graphs import Capturing, GraphPool
+from localspec.forward.graphs import GraphPool
 from localspec.forward.heads.block import BlockHead
 from localspec.forward.heads.block_files import read_block
 from localspec.forward.heads.block_layout import KIND
@@ -37,8 +37,8 @@ class BlockDrafter(ChainDrafter):
         reads_once: bool | None = None,
         pool: GraphPool | None = None,
     ) -> None:
-        self._block = BlockHead(parts, target.cache.shape.capacity, pool)
-        super().__init__(target, self._block, reads_once)
+        self._block = BlockHead(parts, target.cache.shape.capacity)
+        super().__init__(target, self._block, reads_once, pool)
         self.block_length = self._block.num_drafts
 
     @classmethod
@@ -47,11 +47,7 @@ class BlockDrafter(ChainDrafter):
         block = parts.once(
             cls.name, lambda: read_block(folder, parts.target).narrowed(parts.vocabulary)
         )
-        return cls(parts.target, block, pool=parts.pool)
-
-    @property
-    def captures(self) -> tuple[Capturing, ...]:
-        return () if self._block.graphs is None else (self._block.graphs,)
+        return cls(parts.target, block, pool=pool_for(parts, block.output))
 
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         proposal = yield from super().steps(sequence, plan.shortened(self._block.num_drafts))
@@ -60,10 +56,6 @@ class BlockDrafter(ChainDrafter):
             return proposal
         return replace(proposal, num_steps=1)
 
-    def num_unread(self, draft: Drafting) -> int:
-        """All of them: they are there once the block has run."""
-        return draft.plan.num_draft_tokens - len(draft.tokens)
-
     def stated(self) -> torch.Tensor | None:
         """See ChainDrafter."""
-        return self._block.confidence()
+        return self._block.stated()

@@ -30,16 +30,11 @@ import torch.nn.functional as F
 from localspec.core.decoding import DraftPlan, Proposal, Sequence, chain
 from localspec.engine.sampling import (
     masked,
-    noise_after,
     peaks,
-    perturbed,
-    repelled,
     scores,
-    warp_of,
 )
 from localspec.forward.model import LanguageModel
 from localspec.forward.passes import Pass, Rows
-from localspec.forward.upload import indices
 
 Level = tuple[list[int], list[float]]  # tokens, chances
 DraftSteps = Generator[Pass, torch.Tensor, Proposal]  # see engine.batch.Stepwise
@@ -142,36 +137,6 @@ def chances(
     `texts`: logits [n, V_draft] -> [n, V]. The peak of a row is the draft's own choice."""
     logits = masked(fitted(logits, vocab_size), sequence, texts)
     return torch.softmax(scores(logits, sequence, texts, share), dim=-1)
-
-
-class Unread:
-    """What may follow drafted tokens that only the device knows, as `chances` says it of tokens
-    that the host knows. Presence and frequency penalties are left to the target. A grammar asks the
-    host about each token, so a turn with one is drafted otherwise."""
-
-    def __init__(self, sequence: Sequence, vocab_size: int, device: torch.device, share: float):
-        self._sequence = sequence
-        self._share = share
-        self._seen: torch.Tensor | None = None  # [n, V], the tokens under a repetition penalty
-        if sequence.sampling.repetition_penalty != 1.0:
-            seen = torch.zeros(1, vocab_size, dtype=torch.bool, device=device)
-            self._seen = seen.index_fill_(1, indices([*{*sequence.tokens}], device), True)
-
-    def chances(self, logits: torch.Tensor, depth: int) -> torch.Tensor:
-        """How likely each token is to be chosen after `depth` drafted ones: [n, V] -> [n, V]."""
-        warp = warp_of(self._sequence.sampling)
-        if self._seen is not None:
-            changed = repelled(logits, self._sequence.sampling.repetition_penalty)
-            logits = torch.where(self._seen, changed, logits)
-        if warp.temperature:
-            noise = noise_after(self._sequence, [depth], logits.device)  # [1, V]
-            logits = perturbed(logits, warp, noise, self._share)
-        return torch.softmax(logits, dim=-1)
-
-    def follow(self, tokens: torch.Tensor, parents: torch.Tensor) -> None:
-        """The next rows come after these tokens [n], each below a row of the last ones [n]."""
-        if self._seen is not None:
-            self._seen = self._seen.index_select(0, parents).scatter(1, tokens[:, None], True)
 
 
 def likeliest(chances: torch.Tensor, count: int) -> list[Level]:

@@ -5,8 +5,7 @@ far get children. What the head wrote for a draft is erased when the draft is do
 are read anew with the target's own states.
 
 Where the host would wait for each step it reads the tree when it is whole: the steps that are
-expected to pay run one after the other, in each of which the WIDTH likeliest texts that end in the
-step before get children (as in EAGLE-2). What of it is worth its place is decided as elsewhere.
+expected to pay run at once (eagle_beams). What of it is worth its place is decided as elsewhere.
 
 Not here: how the head follows the text (head_drafter), which nodes pay (tree_growth).
 Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
@@ -14,45 +13,36 @@ Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
 import torch
 
-from localspec.core.decoding import DraftPlan, Growth, Proposal, Sequence
+from localspec.core.decoding import DraftPlan, Proposal, Sequence
 from localspec.core.hindsight import ReviewSteps
-from localspec.drafters.drafting import (
-    HEAD_SHARE,
-    DraftSteps,
-    Unread,
-    chances,
-    level_of,
-    likeliest,
-)
-from localspec.drafters.head_drafter import HeadDrafter
+from localspec.drafters.drafting import HEAD_SHARE, DraftSteps, chances, likeliest
+from localspec.drafters.eagle_beams import NUM_CHILDREN, STEPS, WIDTH, Beams
+from localspec.drafters.head_drafter import HeadDrafter, pool_for
 from localspec.drafters.parts import Parts
 from localspec.drafters.review import itself
 from localspec.drafters.tree_growth import (
     ROOT,
     SMOOTHING,
     USUAL_TYPICAL,
-    Known,
     Ranked,
     TreeGrowth,
     steps_that_pay,
     usual_growth,
 )
+from localspec.forward.graphs import GraphPool
 from localspec.forward.heads.autoregressive import AutoregressiveHead
+from localspec.forward.heads.chain_static import ChainHead
 from localspec.forward.heads.eagle import KIND
 from localspec.forward.heads.eagle_files import read_eagle
 from localspec.forward.passes import Pass
 from localspec.forward.upload import indices, uploaded
 
-NUM_CHILDREN = 8  # candidates of one node
-WIDTH = 8  # nodes that get children in one step
 USUAL = usual_growth(0.02, 0.05)  # where nothing was measured
 
 
-class EagleDrafter(HeadDrafter[AutoregressiveHead]):
+class EagleDrafter(HeadDrafter[ChainHead, Beams]):
     name = KIND
     shapes_itself = True
     _typical = USUAL_TYPICAL
@@ -60,10 +50,14 @@ class EagleDrafter(HeadDrafter[AutoregressiveHead]):
     @classmethod
     def build(cls, parts: Parts) -> EagleDrafter:
         folder = parts.head(KIND, "EAGLE head")
-        network = parts.once(
-            KIND, lambda: read_eagle(folder, parts.target).narrowed(parts.vocabulary)
-        )
-        return cls(parts.target, AutoregressiveHead(network, parts.target.cache.shape.capacity))
+        head = parts.once(KIND, lambda: read_eagle(folder, parts.target).narrowed(parts.vocabulary))
+        chain = ChainHead(head, parts.target.cache.shape.capacity)
+        pool = pool_for(parts, head.output, head.network.layer.reads_host)
+        return cls(parts.target, chain, pool=pool)
+
+    def _fixed_drafts(self, pool: GraphPool | None) -> Beams:
+        target = self._target
+        return Beams(self._head, self._features, target.vocab_size, target.device, pool)
 
     def review(self, sequence: Sequence) -> ReviewSteps | None:
         """See core.hindsight. The target's states of the reply are still held."""
@@ -75,18 +69,19 @@ class EagleDrafter(HeadDrafter[AutoregressiveHead]):
         tokens = sequence.tokens
         assert self._target.cache.length >= len(tokens) - 1, "the target has read all but the root"
         try:
+            if self._fixed is not None and sequence.grammar is None:
+                if (missing := self._head.missing(tokens, self._features)) is not None:
+                    yield missing
+                return self._whole(sequence, plan, self._fixed)
             root = yield self._head.start(tokens, self._features)  # [1, d]
-            if self._reads_once and sequence.grammar is None:
-                return (yield from self._whole(sequence, plan, root))
             return (yield from _Draft(sequence, plan, self._head, root).grow())
         finally:
             self._head.forget(len(tokens) - 1)
 
-    def _whole(self, sequence: Sequence, plan: DraftPlan, root: torch.Tensor) -> DraftSteps:
-        growth, most = plan.growth_or(USUAL), min(plan.num_draft_tokens, self._head.room // WIDTH)
+    def _whole(self, sequence: Sequence, plan: DraftPlan, beams: Beams) -> Proposal:
+        growth, most = plan.growth_or(USUAL), min(plan.num_draft_tokens, max(STEPS))
         num_steps = steps_that_pay(self._typical, growth, most)
-        steps = yield from _beam(self._head, sequence, root, num_steps)
-        children = _known(steps, growth)
+        children = beams.known(sequence, num_steps, growth)
         tree = TreeGrowth(growth, plan.num_draft_tokens, children, end_ids=sequence.end_ids)
         tree.grow()
         self._typical += SMOOTHING * (tree.typical - self._typical)
@@ -145,52 +140,3 @@ class _Draft:
         levels = likeliest(rows, min(NUM_CHILDREN, self._plan.num_draft_tokens))
         for node, level in zip(nodes, levels, strict=True):
             self._tree.open(node, Ranked(*level, self._growth.chance))
-
-
-Step = list[list[float]]  # rows of tokens, chances, and the candidate of the step before
-
-
-@torch.inference_mode()
-def _beam(
-    head: AutoregressiveHead, sequence: Sequence, root: torch.Tensor, num_steps: int
-) -> Generator[Pass, torch.Tensor, list[Step]]:
-    """The candidates of every step, read at once. root: [1, d]."""
-    unread: Unread | None = None
-    outputs, found, origin = root, list[torch.Tensor](), root.new_zeros(1, dtype=torch.float32)
-    worth, seen = torch.ones(1, device=root.device), None
-    for depth in range(num_steps):
-        logits = yield head.logits(outputs)  # [n, V]
-        unread = unread or Unread(sequence, logits.shape[1], root.device, HEAD_SHARE)
-        best = unread.chances(logits, depth).topk(min(NUM_CHILDREN, logits.shape[1]))  # [n, c]
-        found.append(torch.cat((best.indices.float(), best.values, origin[:, None]), dim=1))
-        if depth + 1 == num_steps:
-            break
-        texts = (best.values * worth[:, None]).flatten()
-        worth, chosen = texts.topk(min(WIDTH, len(texts)))
-        parents = chosen // best.values.shape[1]
-        tokens = best.indices.flatten().index_select(0, chosen)
-        unread.follow(tokens, parents)
-        own = torch.eye(len(chosen), dtype=torch.bool, device=root.device)
-        seen = own if seen is None else torch.cat((seen.index_select(0, parents), own), dim=1)
-        places = [len(sequence.tokens) - 1 + depth] * len(chosen)
-        outputs = yield head.branch(tokens, outputs.index_select(0, parents), places, ~seen)
-        origin = chosen.float()
-    rows = iter(torch.cat(found).tolist())  # the one copy
-    return [[next(rows) for _ in each] for each in found]
-
-
-def _known(steps: list[Step], growth: Growth) -> Known:
-    """What may follow the root, by the candidates of every step."""
-    below = dict[int, Known]()  # of the candidates of a step, those that have children
-    for step in reversed(steps):
-        made, count = dict[int, Known](), len(step[0]) // 2
-        for at, (*row, origin) in enumerate(step):
-            tokens, heights = level_of(row[:count], row[count:])
-            children = {
-                token: below[at * count + place]
-                for place, token in enumerate(tokens)
-                if at * count + place in below
-            }
-            made[int(origin)] = Known(tokens, heights, children, growth.chance)
-        below = made
-    return below[0]

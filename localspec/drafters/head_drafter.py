@@ -10,25 +10,30 @@ taken and when the draft ends is `drafting.Drafting`'s.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Tokens
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from localspec.core.decoding import DraftPlan, Proposal, Sequence
 from localspec.core.hindsight import ReviewSteps
-from localspec.drafters.drafting import HEAD_SHARE, Drafting, DraftSteps, Unread
-from localspec.drafters.parts import DrafterBase
+from localspec.drafters.drafting import HEAD_SHARE, Drafting, DraftSteps
+from localspec.drafters.fixed import FixedDrafts
+from localspec.drafters.head_chunks import HeadChunks
+from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.review import itself
 from localspec.engine.batch import Stepwise
+from localspec.forward.decoder import Decoder
 from localspec.forward.features import Features
+from localspec.forward.graphs import Capturing, GraphPool
+from localspec.forward.heads.fixed import FixedHead
 from localspec.forward.model import LanguageModel
 from localspec.forward.output_head import OutputHead
 from localspec.forward.passes import Pass
 
 
-class DraftingHead(Protocol):
+class DraftingHead(FixedHead, Protocol):
     """A head over one text. What it is asked to run it returns as a pass, which the drafter yields.
     layers: whose hidden states of the target it reads. reads_last_row: whether it reads them of the
     last token alone. output: of its tokens, None where these are chosen anew for each row.
@@ -68,17 +73,35 @@ class DraftingHead(Protocol):
 
 
 Head = TypeVar("Head", bound=DraftingHead)
+Fixed = TypeVar("Fixed", bound=FixedDrafts[Any, Any])
 
 
-class HeadDrafter(Stepwise, DrafterBase, Generic[Head]):
+class HeadDrafter(Stepwise, DrafterBase, ABC, Generic[Head, Fixed]):
     """Drafts with a head on the hidden states of `target`. reads_once: whether the host reads a
-    draft when it is whole, None for where each read would be a wait."""
+    draft when it is whole, None for where each read would be a wait. pool: where such drafts are
+    captured, None where nothing is."""
 
-    def __init__(self, target: LanguageModel, head: Head, reads_once: bool | None = None) -> None:
-        self._reads_once = target.device.type != "cpu" if reads_once is None else reads_once
+    def __init__(
+        self,
+        target: LanguageModel,
+        head: Head,
+        reads_once: bool | None = None,
+        pool: GraphPool | None = None,
+    ) -> None:
         self._target = target
         self._head = head
         self._features = target.follow(head.layers, head.reads_last_row)
+        is_waiting = target.device.type != "cpu" or pool is not None
+        reads_once = is_waiting if reads_once is None else reads_once
+        self._fixed = self._fixed_drafts(pool) if reads_once else None
+
+    @abstractmethod
+    def _fixed_drafts(self, pool: GraphPool | None) -> Fixed:
+        """Return the drafts that are read when they are whole."""
+
+    @property
+    def captures(self) -> tuple[Capturing, ...]:
+        return () if self._fixed is None else (self._fixed,)
 
     @property
     def output(self) -> OutputHead | None:
@@ -86,11 +109,16 @@ class HeadDrafter(Stepwise, DrafterBase, Generic[Head]):
 
     @property
     def memory_bytes(self) -> int:
-        return self._head.memory_bytes + self._features_bytes
+        return self._head.memory_bytes + self._own_bytes
 
     @property
     def beside_bytes(self) -> int:
-        return self._head.kv_bytes + self._features_bytes
+        return self._head.kv_bytes + self._own_bytes
+
+    @property
+    def _own_bytes(self) -> int:
+        buffers = 0 if self._fixed is None else self._fixed.buffer_bytes
+        return self._features_bytes + buffers
 
     @property
     def _features_bytes(self) -> int:
@@ -100,20 +128,20 @@ class HeadDrafter(Stepwise, DrafterBase, Generic[Head]):
         return "head" if len(sequence.tokens) > 1 else None  # the first pair is of two tokens
 
 
-class ChainDrafter(HeadDrafter[DraftingHead]):
+class ChainDrafter(HeadDrafter[DraftingHead, HeadChunks]):
     """Drafts chains with a head."""
 
     name: str
     shapes_itself = False
 
-    def num_unread(self, draft: Drafting) -> int:
-        """Return how many tokens to make before the host reads them."""
-        return draft.num_unread
-
     def stated(self) -> torch.Tensor | None:
         """Return the head's own chance of the newest token, [1] fp32; None where it is the height
         of the token's chance among all."""
         return None
+
+    def _fixed_drafts(self, pool: GraphPool | None) -> HeadChunks:
+        target = self._target
+        return HeadChunks(self._head, self._features, target.vocab_size, target.device, pool)
 
     def review(self, sequence: Sequence) -> ReviewSteps | None:
         """See core.hindsight. The target's states of the reply are still held."""
@@ -125,10 +153,12 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
         if draft.is_full or self.signal(sequence) is None:
             return Proposal()
         try:
-            state = yield self._head.start(sequence.tokens, self._features)  # [1, d]
-            if self._reads_once and sequence.grammar is None:
-                yield from self._draft_unread(draft, state)
+            if self._fixed is not None and sequence.grammar is None:
+                if (missing := self._head.missing(sequence.tokens, self._features)) is not None:
+                    yield missing
+                self._fixed.draft_on(draft)
                 return draft.proposal()
+            state = yield self._head.start(sequence.tokens, self._features)  # [1, d]
             (logits,) = yield self._head.logits(state)
             while draft.take(draft.row(logits), self.stated()):
                 state = yield self._head.extend(draft.tokens[-1], state)
@@ -137,26 +167,9 @@ class ChainDrafter(HeadDrafter[DraftingHead]):
             self._head.forget(len(sequence.tokens) - 1)
         return draft.proposal()
 
-    @torch.inference_mode()
-    def _draft_unread(
-        self, draft: Drafting, state: torch.Tensor
-    ) -> Generator[Pass, torch.Tensor, None]:
-        """Draft until the draft ends, with tokens that the host reads later."""
-        size, device = self._target.vocab_size, self._target.device
-        unread = Unread(draft.sequence, size, device, HEAD_SHARE)
-        same = torch.zeros(1, dtype=torch.int64, device=device)
-        token: torch.Tensor | None = None
-        goes_on = True
-        while goes_on:
-            made = list[torch.Tensor]()
-            for depth in range(len(draft.tokens), len(draft.tokens) + self.num_unread(draft)):
-                if token is not None:
-                    unread.follow(token, same)
-                    state = yield self._head.extend(token, state)
-                logits = yield self._head.logits(state)
-                peak, token = unread.chances(logits, depth).max(dim=-1)
-                stated = self.stated()
-                # A damaged draft ends where its chances are no numbers, whatever it states.
-                confidence = peak if stated is None else torch.where(peak.isnan(), peak, stated)
-                made.append(torch.stack((token.to(confidence.dtype), confidence)))
-            goes_on = draft.take_all(*torch.cat(made, dim=-1).tolist())
+
+def pool_for(parts: Parts, output: OutputHead | None, reads_host: bool = False) -> GraphPool | None:
+    """Return where a head's drafts are captured; None where nothing is, or no graph can hold them.
+    output: of the head. reads_host: whether its layers wait for the device."""
+    reads_host = reads_host or (output is not None and output.layer.reads_host)
+    return parts.pool if isinstance(parts.target, Decoder) and not reads_host else None

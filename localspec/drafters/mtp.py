@@ -9,12 +9,9 @@ Source: multi-token prediction for drafting, DeepSeek-V3 (arXiv 2412.19437, sect
 
 from __future__ import annotations
 
-from localspec.drafters.head_drafter import ChainDrafter
+from localspec.drafters.head_drafter import ChainDrafter, pool_for
 from localspec.drafters.parts import Parts
-from localspec.forward.decoder import Decoder
-from localspec.forward.graphs import Capturing
-from localspec.forward.heads.autoregressive import AutoregressiveHead
-from localspec.forward.heads.chain_static import CapturedHead
+from localspec.forward.heads.chain_static import ChainHead
 from localspec.forward.heads.mtp_files import read_mtp
 
 
@@ -27,13 +24,6 @@ class MtpDrafter(ChainDrafter):
         module = parts.once(
             cls.name, lambda: read_mtp(folder, target, parts.bits).narrowed(parts.vocabulary)
         )
-        capacity, pool = target.cache.shape.capacity, parts.pool
-        can_capture = isinstance(target, Decoder) and not module.output.layer.reads_host
-        if pool is None or not can_capture or module.network.layer.reads_host:
-            return cls(target, AutoregressiveHead(module, capacity))
-        width = target.embed([0]).shape[1]
-        return cls(target, CapturedHead(module, capacity, width, pool))
-
-    @property
-    def captures(self) -> tuple[Capturing, ...]:
-        return (self._head,) if isinstance(self._head, CapturedHead) else ()
+        head = ChainHead(module, target.cache.shape.capacity)
+        pool = pool_for(parts, module.output, module.network.layer.reads_host)
+        return cls(target, head, pool=pool)

@@ -172,9 +172,10 @@ Key = TypeVar("Key")
 
 
 class GraphStore(Generic[Key, Filled]):
-    """Graphs by key. ready: those that can be used. notice: see Capturing."""
+    """Graphs by key. ready: those that can be used. notice: see Capturing. pool: None where nothing
+    is captured."""
 
-    def __init__(self, pool: GraphPool) -> None:
+    def __init__(self, pool: GraphPool | None) -> None:
         self.pool = pool
         self.ready: dict[Key, Recording[Filled]] = {}
         self.notice: str | None = None
@@ -193,7 +194,8 @@ class GraphStore(Generic[Key, Filled]):
 
     def lacks(self, wanted: Iterable[Key]) -> bool:
         """Return True if `fill` would make one of these graphs: nothing stood in its way so far."""
-        return self.notice is None and any(key not in self.ready for key in wanted)
+        is_open = self.pool is not None and self.notice is None
+        return is_open and any(key not in self.ready for key in wanted)
 
     def fill(
         self,
@@ -203,7 +205,7 @@ class GraphStore(Generic[Key, Filled]):
     ) -> Iterator[str]:
         """Make what is missing, as Capturing.capture. make: gives one graph, or several that do the
         same, of which the fastest is kept."""
-        if self._is_closed:
+        if self._is_closed or self.pool is None:
             return
         self.notice = None
         for key in wanted:
@@ -214,17 +216,18 @@ class GraphStore(Generic[Key, Filled]):
                 return
             yield phrase(key)
             try:
-                self.ready[key] = self._fastest(make(key))
+                self.ready[key] = _fastest(make(key), self.pool)
             except (RuntimeError, MemoryError) as error:
                 # A failed capture may leave torch in an unknown state: try no further.
                 self._is_closed = True
                 self.notice = _notice(first_line(error).rstrip("."))
                 return
 
-    def _fastest(self, made: Sequence[Recording[Filled]]) -> Recording[Filled]:
-        if len(made) == 1:  # there is no choice to take the time for
-            return made[0]
-        return min(made, key=lambda each: self.pool.seconds(each.replay))
+
+def _fastest(made: Sequence[Recording[Filled]], pool: GraphPool) -> Recording[Filled]:
+    if len(made) == 1:  # there is no choice to take the time for
+        return made[0]
+    return min(made, key=lambda each: pool.seconds(each.replay))
 
 
 def _notice(reason: str) -> str:
@@ -280,6 +283,7 @@ class CapturedDecoder(Decoder):
     def __init__(self, decoder: Decoder, pool: GraphPool) -> None:
         super().__init__(decoder.weights, decoder.cache, decoder.is_fastest)
         self._store = GraphStore[Shape, StaticForward](pool)
+        self._pool = pool
         self._order = list[Shape]()  # of the ready ones: narrow before wide, then short
         # The ways of attending in a bucket, among which time decides.
         self._windows_of: Callable[[int], tuple[Window, ...]] = cache(partial(windows, self))
@@ -352,7 +356,7 @@ class CapturedDecoder(Decoder):
         static = StaticForward(window, width, out)
         with undisturbed(self.cache, width):
             static.fill(self._probe(width, 1), None, 0)
-            replay = self._store.pool.capture(static)
+            replay = self._pool.capture(static)
             static.fill(self._probe(width, 5), None, 0)  # other tokens than those recorded
             static()
             wanted = out[:width].clone()

@@ -42,7 +42,7 @@ class OneWidthDecoder(CapturedDecoder):
 
     def beside(self) -> Decoder:
         """See Decoder.beside; nothing is captured for it."""
-        return OneWidthDecoder(super().beside(), self._store.pool)
+        return OneWidthDecoder(super().beside(), self._pool)
 
     def _shapes(self) -> tuple[Shape, ...]:
         return tuple((WIDEST, bucket) for bucket in buckets(self.cache.num_slots))

@@ -18,9 +18,10 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from localspec.core import decoding
 from localspec.core.decoding import DraftPlan, Proposal, SamplingParams, Sequence, Step
-from localspec.drafters.chunk import SIZES, ChunkedDraft, Cuts, cuts_of
+from localspec.drafters.chunk import SIZES, ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import Drafting, autoregress
+from localspec.drafters.fixed import Cuts, cuts_of
 from localspec.drafters.parts import Parts
 from localspec.engine.batch import drafted_alone
 from localspec.engine.engine import Engine

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from localspec.core.decoding import DraftPlan, Growth, Proposal, SamplingParams
 from localspec.core.errors import ModelError
@@ -15,10 +15,10 @@ from localspec.drafters.eagle import EagleDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.formats.head_folder import CONFIG
-from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadRows
+from localspec.forward.heads.autoregressive import HeadRows
+from localspec.forward.heads.chain_static import ChainHead
 from localspec.forward.heads.eagle_files import read_eagle
 from localspec.forward.heads.files import WEIGHTS
-from localspec.forward.passes import Ready
 from localspec.forward.tree import depths
 from tests.kit.random_eagle import write_random
 from tests.kit.tiny import GREEDY, Plans, on_transformers, play, tiny_llama, with_cache
@@ -33,7 +33,7 @@ def engine_with_head(
     write_random(folder, target)
     drafter = EagleDrafter(
         target,
-        AutoregressiveHead(read_eagle(folder, target), target.cache.shape.capacity),
+        ChainHead(read_eagle(folder, target), target.cache.shape.capacity),
         reads_once,
     )
     return Engine(target, {"eagle": drafter}), drafter
@@ -195,19 +195,15 @@ def test_the_draft_follows_the_seed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("reads_once", [False, True])
-def test_a_head_that_returns_nan_proposes_nothing(
-    tmp_path: Path, reads_once: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_returns_nan_proposes_nothing(tmp_path: Path, reads_once: bool) -> None:
     engine, drafter = engine_with_head(tmp_path, with_cache, reads_once)
     wanted = play(engine, PROMPT, Plans(("off", 0)), 10).tokens
-    logits = drafter._head.logits
-
-    def damaged(hidden: Tensor) -> Ready:
-        return Ready(logits(hidden).forward() * float("nan"))
-
-    monkeypatch.setattr(drafter._head, "logits", damaged)
-    sequence = play(engine, PROMPT, Plans(("eagle", 4)), 10)
-    assert sequence.tokens == wanted
+    parts = drafter._head._parts
+    damaged: Any = lambda rows: parts.output(rows) * float("nan")  # noqa: E731
+    drafter._head._parts = replace(parts, output=damaged)
+    policy = Plans(("eagle", 4))
+    assert play(engine, PROMPT, policy, 10).tokens == wanted
+    assert not any(step.num_draft_tokens for step in policy.steps)
 
 
 # -- trained, and refused ---------------------------------------------------------------------

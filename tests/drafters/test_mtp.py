@@ -17,6 +17,7 @@ from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
+from localspec.forward.heads.chain_static import ChainHead
 from localspec.forward.heads.mtp_files import read_mtp
 from tests.drafters.stages import assert_chosen
 from tests.kit.mtp import shipped, write
@@ -41,7 +42,7 @@ def built(folder: Path, reads_once: bool = False) -> tuple[MtpDrafter, Decoder]:
     target = with_cache(tiny_llama())
     return MtpDrafter(
         target,
-        AutoregressiveHead(read_mtp(folder, target), target.cache.shape.capacity),
+        ChainHead(read_mtp(folder, target), target.cache.shape.capacity),
         reads_once,
     ), target
 

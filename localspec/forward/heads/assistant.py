@@ -11,7 +11,8 @@ Source: Gemma 4 and its assistants in transformers (`Gemma4AssistantForCausalLM`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,79 +30,32 @@ from localspec.forward.completeness import shape_error, weights_missing
 from localspec.forward.decoder import Decoder, joined
 from localspec.forward.decoder_weights import Weights
 from localspec.forward.features import LAST, Features
+from localspec.forward.graphs import buckets
+from localspec.forward.heads.assistant_parts import AssistantParts, OrderedHead
+from localspec.forward.heads.assistant_static import StaticAssistant
 from localspec.forward.heads.files import HeadSettings
+from localspec.forward.heads.fixed import DRAFT_SIZES
 from localspec.forward.model import LanguageModel
-from localspec.forward.output_head import DraftVocabulary, OutputHead
+from localspec.forward.output_head import OutputHead
 from localspec.forward.passes import Pass, Product
 from localspec.forward.row_attention import Attend
 from localspec.forward.tensor_names import TensorNames
 from localspec.forward.upload import indices
-from localspec.weights.linear import Linear, bytes_of
+from localspec.weights.linear import Linear
 from localspec.weights.precision import Precision, linear_for
 from localspec.weights.source import WeightSource, open_source
 
 KIND = "assistant"
 
 
-@dataclass(frozen=True)
-class OrderedHead:
-    """An output head that multiplies with the likeliest clusters of tokens alone.
-
-    weight: [V, d]. centroids: a product to the scores of all clusters, [n, clusters]. token_ids:
-    of each cluster, [clusters, V / clusters]. num_chosen: clusters of a row."""
-
-    weight: torch.Tensor
-    centroids: Linear
-    token_ids: torch.Tensor
-    num_chosen: int
-
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return logits [n, V] fp32 of rows [n, d]; -inf for the tokens of other clusters."""
-        chosen = self.centroids(rows).topk(self.num_chosen).indices  # [n, k]
-        ids = self.token_ids[chosen].flatten(1)  # [n, k * size]
-        logits = (self.weight[ids] @ rows[:, :, None])[..., 0].float()
-        everything = logits.new_full((rows.shape[0], self.weight.shape[0]), float("-inf"))
-        return everything.scatter_(1, ids, logits)
-
-
-@dataclass(frozen=True)
-class AssistantParts:
-    """An assistant as read from its folder, for one target. layers: its own, whose attention has
-    the key heads of the target. kv_layers: of each, which of the target's cached layers it reads.
-    before: from an embedding and a state of the target to a row. after: from a row to a state."""
-
-    layers: Weights
-    kv_layers: tuple[int, ...]
-    before: Linear
-    after: Linear
-    output: OutputHead | OrderedHead
-
-    def narrowed(self, vocabulary: DraftVocabulary) -> AssistantParts:
-        """Return the same assistant that names the tokens of a vocabulary alone. An ordered head
-        chooses its tokens anew for each row. Nothing else reads the embedding, which is freed."""
-        if isinstance(self.output, OrderedHead):
-            return self
-        embedding = self.layers.embedding
-        output = vocabulary.narrowed(self.output, embedding.device)
-        if output is self.output:
-            return self
-        assert isinstance(embedding, torch.Tensor), "an assistant is not quantised"
-        layers = replace(self.layers, embedding=embedding[:0].clone(), head=output.layer)
-        return replace(self, layers=layers, output=output)
-
-    @property
-    def weight_bytes(self) -> int:
-        parts = self.layers.weight_bytes + self.before.weight_bytes + self.after.weight_bytes
-        if isinstance(self.output, OutputHead):
-            return parts + bytes_of(self.output.ids)
-        return parts + self.output.centroids.weight_bytes + bytes_of(self.output.token_ids)
-
-
 class Assistant:
-    """An assistant over the cache of its target: a `DraftingHead`."""
+    """An assistant over the cache of its target: a `DraftingHead`, and a heads.fixed.FixedHead
+    whose numbers assistant_static names."""
 
     layers = (LAST,)
-    reads_last_row = True
+    reads_last_row = can_resume = True
+    num_numbers = 2
+    draft_sizes = DRAFT_SIZES
 
     def __init__(self, parts: AssistantParts, target: Decoder) -> None:
         self._parts, self._target = parts, target
@@ -133,7 +87,7 @@ class Assistant:
 
     def logits(self, rows: torch.Tensor) -> Pass:
         """Give logits [n, V] fp32 of rows [n, d]."""
-        return Product(("logits", self.sharing_key), self._logits_of, rows)
+        return Product(("logits", self.sharing_key), self._parts.logits, rows)
 
     @property
     def output(self) -> OutputHead | None:
@@ -141,19 +95,57 @@ class Assistant:
         output = self._parts.output
         return output if isinstance(output, OutputHead) else None
 
-    @torch.inference_mode()
-    def _logits_of(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._parts.output(rows)
-
     def forget(self, num_pairs: int) -> None:
         """Do nothing: an assistant writes to no cache."""
+
+    @property
+    def width(self) -> int:
+        """See FixedHead."""
+        return self._parts.layers.embedding.shape[1]
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """See FixedHead."""
+        return self._parts.layers.embedding.dtype
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """See FixedHead."""
+        return buckets(self._target.cache.num_slots)
+
+    def end_of(self, num_tokens: int, num_rows: int) -> int:
+        """See FixedHead."""
+        return num_tokens - 1
+
+    def missing(self, tokens: Sequence[int], features: Features) -> None:
+        """See FixedHead; the target has read all but the root."""
+
+    @contextmanager
+    def begun(self, tokens: Sequence[int]) -> Iterator[list[int]]:
+        """See FixedHead."""
+        yield [self.position, tokens[-1]]
+
+    def steps(self, bucket: int, features: Features) -> StaticAssistant:
+        """See FixedHead."""
+        return StaticAssistant(self._parts, self._target, bucket, features)
+
+    def probe(self, which: int) -> list[int]:
+        """See FixedHead."""
+        return [1 + which, 2 + which]
+
+    def undisturbed(self, num_rows: int) -> AbstractContextManager[None]:
+        """See FixedHead."""
+        return nullcontext()
+
+    def recover(self) -> None:
+        """Do nothing: see `forget`."""
 
     @torch.inference_mode()
     def run(self, rows: Sequence[AssistantRow]) -> list[torch.Tensor]:
         """Return a normalised row [1, d] for each row of assistants with this one's weights."""
         states = joined([row.states for row in rows])
         embedded = self._target.embed(joined([indices(row.tokens, states.device) for row in rows]))
-        entering = self._parts.before(torch.cat((embedded, states.to(embedded.dtype)), -1))
+        entering = self._parts.entered(embedded, states)
         places = [row.head.position for row in rows]
         tables = self._parts.layers.tables_at(
             slice(places[0], places[0] + 1) if len(rows) == 1 else indices(places, states.device)

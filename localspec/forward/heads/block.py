@@ -16,35 +16,38 @@ tokens (block_tail).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 
 from localspec.forward.attention import grouped_attention
 from localspec.forward.cache import KVCache, KVShape, native_cache
 from localspec.forward.features import Features
-from localspec.forward.graphs import GraphPool
+from localspec.forward.graphs import buckets
 from localspec.forward.heads.autoregressive import NO_NAME
 from localspec.forward.heads.block_layout import EMBEDDING
 from localspec.forward.heads.block_parts import BlockParts
-from localspec.forward.heads.block_static import BlockGraphs
+from localspec.forward.heads.block_static import StaticBlock
 from localspec.forward.heads.block_tail import BlockRows
 from localspec.forward.mixer import LayerAttend, Table, halves_swapped
 from localspec.forward.model import PREFILL_CHUNK
 from localspec.forward.output_head import OutputHead
 from localspec.forward.passes import Pass, Ready
+from localspec.forward.static import undisturbed
 from localspec.forward.upload import indices
 
 TOGETHER = 64  # Rows of the context that run with a block; more are read before it.
 
 
 class BlockHead:
-    """One drafter over one text: a drafters.head_drafter.DraftingHead. capacity: of the target."""
+    """One drafter over one text: a drafters.head_drafter.DraftingHead, and a heads.fixed.FixedHead
+    whose numbers block_static names. capacity: of the target."""
 
-    reads_last_row = False
+    reads_last_row = can_resume = False
 
-    def __init__(self, parts: BlockParts, capacity: int, pool: GraphPool | None = None) -> None:
+    def __init__(self, parts: BlockParts, capacity: int) -> None:
         self._parts, self._layout = parts, parts.layout
         attentions = parts.attentions
         sizes = tuple((at.num_kv_heads, at.head_dim) for at in attentions)
@@ -61,7 +64,7 @@ class BlockHead:
         self.cache: KVCache = native_cache(shape, parts.dtype, parts.device)
         self._rows: BlockRows | None = None
         self._masks = parts.mask_ids
-        self.graphs = None if pool is None else BlockGraphs(parts, self.cache, pool)
+        self.num_numbers = self._num_new + 3
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -82,20 +85,18 @@ class BlockHead:
 
     @property
     def kv_bytes(self) -> int:
-        return self.cache.kv_bytes + (0 if self.graphs is None else self.graphs.buffer_bytes)
-
-    @property
-    def most_new(self) -> int:
-        """Rows of the context that run with a block."""
-        return TOGETHER if self.graphs is None else self.graphs.num_new
+        return self.cache.kv_bytes
 
     def start(self, tokens: Sequence[int], features: Features) -> Pass:
         """Run a block after `tokens`, the last of which is the root; the target has read the
         others. Gives the row that predicts the next token, [1, d]."""
+        return BlockRun(self, tokens, features, is_reading=self._num_missing(tokens) > TOGETHER)
+
+    def _num_missing(self, tokens: Sequence[int]) -> int:
+        """Keep the rows of the context that belong to a text; returns how many are missing. At
+        least one is: products of no rows are not to be had everywhere."""
         known = len(tokens) - 1
-        # At least one row is new: products of no rows are not to be had everywhere.
-        first = self.cache.reuse(tokens[: known - 1])
-        return BlockRun(self, tokens, features, is_reading=known - first > self.most_new)
+        return known - self.cache.reuse(tokens[: known - 1])
 
     @torch.inference_mode()
     def read(self, tokens: Sequence[int], features: Features, end: int) -> torch.Tensor:
@@ -109,10 +110,6 @@ class BlockHead:
     def run(self, tokens: Sequence[int], features: Features) -> torch.Tensor:
         """Append the last rows of the context, and run the block: see `start`."""
         first, known = self.cache.length, len(tokens) - 1
-        if self.graphs is not None:
-            run = self.graphs.run(tokens[first:], first, features)
-            self._rows = self._parts.opened(*run)
-            return self._rows.row
         context = self._context(tokens, features, first, known)
         root = indices(tokens[-1:], self._parts.device)
         hidden = self._run(context, tokens[first:known], torch.cat((root, self._masks)), first)
@@ -132,7 +129,7 @@ class BlockHead:
         return Ready(self._begun.logits())
 
     @torch.inference_mode()
-    def confidence(self) -> torch.Tensor | None:
+    def stated(self) -> torch.Tensor | None:
         """Return the chance that the drafter states of the newest row's token, [1]."""
         return self._begun.confidence()
 
@@ -140,6 +137,68 @@ class BlockHead:
         """Erase the rows of the context after so many tokens."""
         self.cache.rollback(min(self.cache.length, num_pairs))
         self._rows = None
+
+    @property
+    def width(self) -> int:
+        """See FixedHead."""
+        return self._layout.settings.hidden_size
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """See FixedHead."""
+        return self._parts.dtype
+
+    @property
+    def draft_sizes(self) -> tuple[int, ...]:
+        """See FixedHead."""
+        return (self.num_drafts,)
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """See FixedHead."""
+        return buckets(self.cache.num_slots)
+
+    @property
+    def _num_new(self) -> int:
+        """Rows of the context that a forward of fixed shape takes."""
+        return self._layout.block_size + 1
+
+    def end_of(self, num_tokens: int, num_rows: int) -> int:
+        """See FixedHead. The rows that fill up the new ones stand behind the block."""
+        return num_tokens - 1 + self._num_new + self._layout.block_size
+
+    def missing(self, tokens: Sequence[int], features: Features) -> Pass | None:
+        """See FixedHead."""
+        if self._num_missing(tokens) <= self._num_new:
+            return None
+        return ContextRows(self, tokens, features, len(tokens) - 2, is_reading=True)
+
+    @contextmanager
+    def begun(self, tokens: Sequence[int]) -> Iterator[list[int]]:
+        """See FixedHead."""
+        first = self.cache.length
+        *new, root = tokens[first:]
+        # A block and rows that fill up stand behind the new rows until the next forward.
+        self.cache.claim(self._num_new + self._layout.block_size)
+        with self.cache.append(new):
+            yield [first, len(new), *new, *[0] * (self._num_new - len(new)), root]
+
+    def steps(self, bucket: int, features: Features) -> StaticBlock:
+        """See FixedHead."""
+        return StaticBlock(self._parts, self.cache, bucket, features)
+
+    def probe(self, which: int) -> list[int]:
+        """See FixedHead."""
+        new = [1, *[3] * which]
+        return [0, len(new), *new, *[0] * (self._num_new - len(new)), 2]
+
+    def undisturbed(self, num_rows: int) -> AbstractContextManager[None]:
+        """See FixedHead."""
+        return undisturbed(self.cache, self._num_new + self._layout.block_size)
+
+    def recover(self) -> None:
+        """See FixedHead."""
+        self.cache.zero_beyond()
 
     @property
     def _begun(self) -> BlockRows:
@@ -236,6 +295,11 @@ class ContextRows(_HeadPass):
         """See Pass."""
         return self.head.read(self.tokens, self.features, self.end)
 
+    def cut(self, most_rows: int) -> tuple[Pass, Pass] | None:
+        """See Pass."""
+        end = self.head.cache.length + most_rows
+        return None if self.end <= end else (replace(self, end=end), self)
+
 
 @dataclass(frozen=True)
 class BlockRun(_HeadPass):
@@ -254,7 +318,7 @@ class BlockRun(_HeadPass):
     def cut(self, most_rows: int) -> tuple[Pass, Pass] | None:
         """See Pass."""
         first, known = self.head.cache.length, len(self.tokens) - 1
-        if known - first <= self.head.most_new:
+        if known - first <= TOGETHER:
             return None
         end = min(first + most_rows, known - 1)
         return ContextRows(self.head, self.tokens, self.features, end, is_reading=True), self

@@ -1,37 +1,35 @@
-"""A step of a head that drafts token after token, with fixed shapes and no work on the host.
+"""The steps of an autoregressive head with fixed shapes and no work on the host.
 
-A step reads the state before it and one token, writes their keys and values into the head's cache,
-and leaves the next state and its logits in buffers. `CapturedHead` captures it for each stretch of
-the cache in idle time; a step without a graph, and the reading of a text, run as they are.
+The first step takes the newest pairs of a text, at most NEW_PAIRS. Rows that only fill up the
+number stand behind them, where the draft writes next. Each further step reads the output before it
+and one token, or several of a tree, and writes their keys and values behind the text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from localspec.forward.attention import grouped_attention, grouped_mask
 from localspec.forward.cache import KVCache
-from localspec.forward.graphs import (
-    GraphPool,
-    GraphStore,
-    Recording,
-    buckets,
-    require_agreement,
-)
-from localspec.forward.heads.autoregressive import NO_NAME, AutoregressiveHead, HeadParts
+from localspec.forward.features import Features
+from localspec.forward.graphs import buckets
+from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadParts
+from localspec.forward.heads.fixed import DRAFT_SIZES
 from localspec.forward.heads.layer import Rotation
-from localspec.forward.passes import Pass, Ready
+from localspec.forward.passes import Pass
 from localspec.forward.static import undisturbed
-from localspec.forward.tree import slot_mask
-from localspec.forward.upload import pinned
+from localspec.forward.tree import block_mask, slot_mask
+
+NEW_PAIRS = 8  # After a round as many as its accepted tokens and one.
 
 
-class StaticStep:
-    """One step within the first `bucket` slots of a cache. state: [1, d], the state that is read
-    and then the one that is made. logits: [1, V] fp32, where its logits are written."""
+class StaticChain:
+    """A head's steps within the first `bucket` slots of its cache: a heads.fixed.FixedSteps."""
 
     def __init__(
         self,
@@ -39,123 +37,153 @@ class StaticStep:
         rotation: Rotation,
         cache: KVCache,
         bucket: int,
-        state: torch.Tensor,
-        logits: torch.Tensor,
+        features: Features,
     ) -> None:
-        self._parts, self._rotation, self._state, self._logits = parts, rotation, state, logits
+        self._parts, self._rotation, self._features = parts, rotation, features
+        self._groups = parts.network.layer.heads.num_groups
         keys, values = cache.slots[0]
         self._keys, self._values = keys[:, :, :bucket], values[:, :, :bucket]
-        device = state.device
-        self._inputs = torch.zeros(2, dtype=torch.int64, device=device)  # the token, its slot
+        device = keys.device
         self._columns = torch.arange(bucket, device=device)
+        self._new = torch.arange(NEW_PAIRS, device=device)
+        self._causal = block_mask(NEW_PAIRS, None, cache.dtype, device)
         self._seen = torch.zeros(1, 1, dtype=cache.dtype, device=device)  # a row sees itself
+        self._end = self._new[:1]  # the first slot behind what was run, [1]
 
-    @torch.inference_mode()
-    def fill(self, token: int | torch.Tensor, slot: int) -> None:
-        """Set what a call runs: a token, [1] where the device alone knows it, and its slot."""
-        values = [0 if isinstance(token, torch.Tensor) else token, slot]
-        self._inputs.copy_(pinned(values, torch.int64, self._inputs.device), non_blocking=True)
-        if isinstance(token, torch.Tensor):
-            self._inputs[:1].copy_(token)
+    def start(self, numbers: torch.Tensor) -> torch.Tensor:
+        """See FixedSteps: the output of the last pair."""
+        first, count, tokens = numbers[:1], numbers[1:2], numbers[2:]
+        slots = first + self._new  # [NEW_PAIRS]
+        rows = self._parts.network.enter(
+            [
+                states.index_select(0, slots.clamp(max=states.shape[0] - 1))
+                for states in map(self._features.slots, self._parts.layers)
+            ]
+        )
+        made = self._run(tokens, rows, slots, slots, self._causal)
+        self._end = first + count
+        return made.index_select(0, count - 1)
 
-    @torch.inference_mode()
-    def __call__(self) -> None:
-        """Write the next state and its logits."""
-        token, slot = self._inputs[:1], self._inputs[1:]
-        network = self._parts.network
-        mask = slot_mask(slot, slot, self._seen, self._columns)
-        attend = partial(self._attend, slot, grouped_mask(mask, network.layer.heads.num_groups))
-        embedded = self._parts.embed(token)
-        cos, sin = self._rotation.at(slot)
-        made = network.step(self._state, embedded, cos, sin, attend)
-        self._logits.copy_(self._parts.output(network.leave(made)))
-        self._state.copy_(made)
+    def resume(self, numbers: torch.Tensor, num_drafted: torch.Tensor) -> None:
+        """See FixedSteps; the newest token was not run."""
+        self._end = numbers[:1] + numbers[1:2] + num_drafted - 1
+
+    def extend(self, token: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """See FixedSteps."""
+        slot, self._end = self._end, self._end + 1
+        return self._run(token, rows, slot, slot, self._seen)
+
+    def branch(
+        self, tokens: torch.Tensor, rows: torch.Tensor, depth: int, seen: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the outputs of tokens [n] of a tree at one depth from 0, [n, d].
+
+        rows: of their parents, [n, d]. seen: which of the rows of the tree, m with these as the
+        last, a row sees, [n, m]."""
+        count, num_rows = seen.shape
+        first = self._end
+        slots = first + torch.arange(num_rows, device=first.device)
+        block = torch.zeros(seen.shape, dtype=self._causal.dtype, device=first.device)
+        block.masked_fill_(~seen, float("-inf"))
+        places = (first + depth).expand(count)
+        return self._run(tokens, rows, places, slots, block, num_written=count)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return logits [n, V] fp32 of outputs [n, d]."""
+        return self._parts.output(self._parts.network.leave(rows))
+
+    def stated(self) -> None:
+        """See FixedSteps."""
+
+    def _run(
+        self,
+        tokens: torch.Tensor,
+        rows: torch.Tensor,
+        places: torch.Tensor,
+        slots: torch.Tensor,
+        block: torch.Tensor,
+        num_written: int | None = None,
+    ) -> torch.Tensor:
+        """Return outputs [n, d]. places: of the rows, [n]. slots: of the rows that `block` [n, m]
+        speaks of, [m], the last `num_written` of which are new; None for all."""
+        mask = grouped_mask(slot_mask(places, slots, block, self._columns), self._groups)
+        own = slots if num_written is None else slots[-num_written:]
+        cos, sin = self._rotation.at(places)
+        attend = partial(self._attend, own, mask)
+        embedded = self._parts.embed(tokens)
+        return self._parts.network.step(rows, embedded, cos, sin, attend)
 
     def _attend(
         self,
-        slot: torch.Tensor,
+        slots: torch.Tensor,
         mask: torch.Tensor | None,
         queries: torch.Tensor,
         keys_values: torch.Tensor,
     ) -> torch.Tensor:
-        rows = keys_values.view(1, 2, -1, queries.shape[-1]).permute(1, 2, 0, 3)
-        rows = rows.to(self._keys.dtype)
-        self._keys.index_copy_(2, slot, rows[:1])
-        self._values.index_copy_(2, slot, rows[1:])
+        count, _, head_dim = queries.shape
+        rows = keys_values.view(count, 2, -1, head_dim).permute(1, 2, 0, 3).to(self._keys.dtype)
+        self._keys.index_copy_(2, slots, rows[:1])
+        self._values.index_copy_(2, slots, rows[1:])
         return grouped_attention(queries, self._keys, self._values, mask)
 
 
-class CapturedHead(AutoregressiveHead):
-    """An AutoregressiveHead whose steps replay graphs where there are any: a graphs.Capturing."""
+class ChainHead(AutoregressiveHead):
+    """An AutoregressiveHead whose drafts may also have fixed shapes: a heads.fixed.FixedHead. The
+    numbers are the first new pair's slot, how many pairs are new, and their second tokens."""
 
-    def __init__(self, parts: HeadParts, capacity: int, width: int, pool: GraphPool) -> None:
-        """width: of a state."""
-        super().__init__(parts, capacity)
-        device = parts.frequencies.device
-        self._store = GraphStore[int, StaticStep](pool)
-        self._state = torch.zeros(1, width, dtype=parts.dtype, device=device)
-        self._logits = torch.zeros(1, parts.output.vocab_size, device=device)
+    num_numbers = 2 + NEW_PAIRS
+    draft_sizes = DRAFT_SIZES
+    can_resume = True
 
     @property
-    def notice(self) -> str | None:
-        """See graphs.Capturing."""
-        return self._store.notice
+    def width(self) -> int:
+        """See FixedHead."""
+        return self._parts.embed([0]).shape[1]
 
     @property
-    def has_missing(self) -> bool:
-        """See graphs.Capturing."""
-        return self._store.lacks(buckets(self.cache.num_slots))
+    def kept_dtype(self) -> torch.dtype:
+        """See FixedHead."""
+        return self._parts.dtype
 
     @property
-    def memory_bytes(self) -> int:
-        return super().memory_bytes + self._state.nbytes + self._logits.nbytes
+    def buckets(self) -> tuple[int, ...]:
+        """See FixedHead."""
+        return buckets(self.cache.num_slots)
 
-    @torch.inference_mode()
-    def extend(self, token: int | torch.Tensor, rows: torch.Tensor) -> Pass:
-        """See AutoregressiveHead. A state that a graph has made holds until the next step."""
-        slot, ready = self.cache.length, self._store.ready
-        bucket = next((each for each in sorted(ready) if slot < each), None)
-        if bucket is None:
-            return super().extend(token, rows)
-        if rows is not self._state:
-            self._state.copy_(rows)
-        with self.cache.append([NO_NAME]):
-            ready[bucket].work.fill(token, slot)
-            ready[bucket].replay()
-        return Ready(self._state)
+    def end_of(self, num_tokens: int, num_rows: int) -> int:
+        """See FixedHead. The rows that fill up the newest pairs stand behind the text too."""
+        return num_tokens - 1 + max(num_rows, NEW_PAIRS)
 
-    @torch.inference_mode()
-    def logits(self, rows: torch.Tensor) -> Pass:
-        """See AutoregressiveHead."""
-        return Ready(self._logits.clone()) if rows is self._state else super().logits(rows)
+    def missing(self, tokens: Sequence[int], features: Features) -> Pass | None:
+        """See FixedHead. The last pair is read again where it is held already."""
+        num_pairs = len(tokens) - 1
+        self.forget(min(self.reuse(tokens), num_pairs - 1))
+        if num_pairs - self.cache.length <= NEW_PAIRS:
+            return None
+        return replace(self.read(tokens[: len(tokens) - NEW_PAIRS], features), is_reading=True)
 
-    def capture(self) -> Iterator[str]:
-        """See graphs.Capturing."""
-        yield from self._store.fill(buckets(self.cache.num_slots), _phrase, self._captured)
+    @contextmanager
+    def begun(self, tokens: Sequence[int]) -> Iterator[list[int]]:
+        """See FixedHead."""
+        first = self.cache.length
+        new = tokens[first + 1 :]
+        with self.cache.append(new):
+            yield [first, len(new), *new, *[0] * (NEW_PAIRS - len(new))]
+        self._num_pairs = len(tokens) - 1
 
-    @torch.inference_mode()
-    def _captured(self, bucket: int) -> list[Recording[StaticStep]]:
-        """Record one graph and compare a replay with the step that was recorded."""
-        step = StaticStep(
-            self._parts, self._rotation, self.cache, bucket, self._state, self._logits
-        )
-        with undisturbed(self.cache, 1):
-            self._probe(step, 1)
-            replay = self._store.pool.capture(step)
-            self._probe(step, 2)  # other inputs than recorded
-            step()
-            wanted = self._logits.clone()
-            self._probe(step, 2)
-            self._logits.zero_()
-            replay()
-            require_agreement(self._logits, wanted, "a head's step")
-        return [Recording(step, replay)]
+    def steps(self, bucket: int, features: Features) -> StaticChain:
+        """See FixedHead."""
+        return StaticChain(self._parts, self._rotation, self.cache, bucket, features)
 
-    def _probe(self, step: StaticStep, token: int) -> None:
-        """Set a token at the first slot, and a state that differs with the token."""
-        self._state.copy_(self._parts.embed([token]))
-        step.fill(token, 0)
+    def probe(self, which: int) -> list[int]:
+        """See FixedHead."""
+        new = [2, 1][: 1 + which]
+        return [0, len(new), *new, *[0] * (NEW_PAIRS - len(new))]
 
+    def undisturbed(self, num_rows: int) -> AbstractContextManager[None]:
+        """See FixedHead."""
+        return undisturbed(self.cache, NEW_PAIRS + num_rows)
 
-def _phrase(bucket: int) -> str:
-    return f"preparing steps of the drafting head within {bucket} tokens of context"
+    def recover(self) -> None:
+        """See FixedHead."""
+        self.cache.zero_beyond()

@@ -17,9 +17,10 @@ import torch
 
 from localspec.forward.cache import KVCache, native_cache
 from localspec.forward.features import Features
-from localspec.forward.graphs import GraphPool
 from localspec.forward.heads.block import BlockHead
 from localspec.forward.heads.block_files import read_block
+from localspec.forward.model import PREFILL_CHUNK
+from localspec.forward.passes import Pass
 from tests.kit.parity import (
     CAPACITY,
     CPU,
@@ -33,34 +34,51 @@ from tests.kit.parity import (
     target_of,
     text,
 )
-from tests.kit.tracing import UncapturedPool
 
 FILES = sorted((Path(__file__).parent / "parity").glob("block_*.safetensors"))
 CASES = {name: case for file in FILES for name, case in cases(file).items()}
 TOLERANCE = 2e-4  # of logits up to 20, in fp32; a wrong row is off by more than 1
 
 
-def head_of(
-    case: Case, folder: Path, pool: GraphPool | None = None
-) -> tuple[BlockHead, MadeUpTarget]:
+def head_of(case: Case, folder: Path) -> tuple[BlockHead, MadeUpTarget]:
     target: Any = target_of(case)
     parts = read_block(case.write(folder, target), target)
-    return BlockHead(parts, CAPACITY, pool), target
+    return BlockHead(parts, CAPACITY), target
+
+
+def opened(
+    head: BlockHead, tokens: list[int], features: Features, is_static: bool
+) -> tuple[Any, torch.Tensor]:
+    """A block after a text: what goes on from its rows, and the first row."""
+    if not is_static:
+        return head, head.start(tokens, features).forward()
+    bucket = next(each for each in head.buckets if each >= head.end_of(len(tokens), 0))
+    if (missing := head.missing(tokens, features)) is not None:
+        while (cut := missing.cut(PREFILL_CHUNK)) is not None:
+            cut[0].forward()
+        missing.forward()
+    with torch.inference_mode(), head.begun(tokens) as numbers:
+        steps = head.steps(bucket, features)
+        return steps, steps.start(torch.tensor(numbers))
+
+
+def made(output: Any) -> torch.Tensor:
+    return output.forward() if isinstance(output, Pass) else output
 
 
 def drafted(
-    head: BlockHead, target: MadeUpTarget, length: int
+    head: BlockHead, target: MadeUpTarget, length: int, is_static: bool = False
 ) -> tuple[torch.Tensor, list[int], torch.Tensor | None]:
     """A greedy draft after so many tokens: logits [k, V], tokens, and stated confidences [k]."""
     tokens = text()[:length]
-    row = head.start(tokens, target.features(head.layers, tokens)).forward()
+    block, row = opened(head, tokens, target.features(head.layers, tokens), is_static)
     logits, found, stated = list[torch.Tensor](), list[int](), list[torch.Tensor]()
     for step in range(head.num_drafts):
         if step:
-            row = head.extend(found[-1], row).forward()
-        logits.append(head.logits(row).forward()[0])
+            row = made(block.extend(torch.tensor([found[-1]]), row))
+        logits.append(made(block.logits(row))[0])
         found.append(int(logits[-1].argmax()))
-        confidence = head.confidence()
+        confidence = block.stated()
         if confidence is not None:
             stated.append(confidence[0])
     head.forget(length - 1)
@@ -74,10 +92,10 @@ def test_a_draft_is_that_of_the_reference_in_every_round(
 ) -> None:
     """With fixed shapes: the forward that a GPU captures."""
     case = CASES[name]
-    head, target = head_of(case, tmp_path, UncapturedPool() if is_static else None)
+    head, target = head_of(case, tmp_path)
     assert {0, 1, 2, 3, head.num_drafts} <= {*case.accepted, head.num_drafts}
     for at, length in enumerate(case.lengths):
-        logits, tokens, confidences = drafted(head, target, length)
+        logits, tokens, confidences = drafted(head, target, length, is_static)
         assert largest_error(logits, case.results["logits"][at]) < TOLERANCE, f"round {at}"
         assert tokens == case.results["tokens"][at].tolist()
         if "confidences" in case.results:
@@ -122,7 +140,7 @@ def test_a_window_takes_a_ring_and_says_the_same(
     target: Any = target_of(case)
     target.cache = KVCache(replace(target.cache.shape, capacity=capacity), torch.float32, CPU)
     parts = read_block(case.write(tmp_path, target), target)
-    head = BlockHead(parts, capacity, UncapturedPool() if is_static else None)
+    head = BlockHead(parts, capacity)
     whole = BlockHead(parts, capacity)
     every_position = replace(whole.cache.shape, windows=())
     whole.cache = native_cache(every_position, torch.float32, CPU)
@@ -137,10 +155,11 @@ def test_a_window_takes_a_ring_and_says_the_same(
             rows[length - 2 :] = made_up(f"states {layer} {at}", rows[length - 2 :].shape)
         features.write(length, {layer: rows[:length] for layer, rows in states.items()})
         whole.cache.rollback(0)
-        logits = [
-            each.logits(each.start(tokens[:length], features).forward()).forward()
-            for each in (head, whole)
-        ]
+        blocks = (
+            opened(head, tokens[:length], features, is_static),
+            opened(whole, tokens[:length], features, False),
+        )
+        logits = [made(block.logits(row)) for block, row in blocks]
         assert largest_error(*logits) < TOLERANCE, f"at {length} tokens"
         for each in (head, whole):
             each.forget(length - 1)
