@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from localspec.core.decoding import DraftPlan, Grammar, Growth, SamplingParams, Sequence
+from localspec.core.decoding import DraftPlan, Growth, SamplingParams, Sequence
+from localspec.core.grammar import Grammar
 from localspec.drafters import chunk, eagle_beams
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import RULED_SIZE

@@ -32,10 +32,18 @@ from localspec.bench.runs import (
 from localspec.cli.flags import MAX_TOKENS, TEMPERATURES, JsonFlag, LimitFlag, run_app
 from localspec.cli.output import finish, to_stderr
 from localspec.controller.policy import policy_of
-from localspec.core.decoding import AUTO, OFF, DraftPlan, Growth, Outcome, Policy
+from localspec.core.decoding import (
+    AUTO,
+    OFF,
+    DraftPlan,
+    Growth,
+    Outcome,
+    Policy,
+)
 from localspec.core.decoding import Sequence as Turn
 from localspec.core.errors import ConfigError
 from localspec.core.files import read_json
+from localspec.core.filling import Filler, Filling
 from localspec.core.flags import Flag, listed_numbers, only, require_temperatures
 from localspec.core.options import LoadOptions
 from localspec.engine.calibrate import calibrate
@@ -43,24 +51,30 @@ from localspec.engine.calibrate import calibrate
 RANDOM = "a random drafter every round"
 EMPTIED_SHARE = 0.3  # of the replies that start from empty caches
 LONGEST_DRAFT = 12
+FILLED_SHARE = 0.5  # of the rounds of a random drafter, in which a lookup may append to its chain
 
 
 class RandomPolicy:
-    """Another drafter, length and stopping rule in every round."""
+    """Another drafter, length and stopping rule in every round. filler: the name of a drafter that
+    may append to chains, None: nothing is appended."""
 
-    def __init__(self, names: Sequence[str], random: Random) -> None:
-        self._names, self._random = names, random
+    def __init__(self, names: Sequence[str], random: Random, filler: str | None = None) -> None:
+        self._names, self._random, self._filler = names, random, filler
 
     def plan(self, sequence: Turn) -> DraftPlan:
         pick = self._random
         bar, price, power = pick.random(), pick.choice((0.0, 0.05, 0.2)), pick.choice((0.3, 1.0))
         prices = tuple(price * place for place in range(1, LONGEST_DRAFT + 1))
         growth = Growth(lambda confidence: confidence**power, prices, price)
+        filling = None
+        if self._filler is not None and pick.random() < FILLED_SHARE:
+            filling = Filling(self._filler, LONGEST_DRAFT, growth.chance, growth)
         return DraftPlan(
             pick.choice(self._names),
             pick.randint(1, LONGEST_DRAFT),
             keep_drafting=pick.choice((None, lambda index, confidence: confidence > bar)),
             growth=pick.choice((None, growth)),
+            filling=filling,
         )
 
     def observe(self, sequence: Turn, outcome: Outcome) -> None:
@@ -153,7 +167,9 @@ def reply(
 
 def _policy(bench: BenchEngine, case: Case, temperature: float, arm: str, pick: Random) -> Policy:
     if arm == RANDOM:
-        return RandomPolicy((OFF, *bench.engine.drafters), pick)
+        drafters = bench.engine.drafters
+        filler = next((name for name, one in drafters.items() if isinstance(one, Filler)), None)
+        return RandomPolicy((OFF, *drafters), pick, filler)
     sampling = case.sampling(temperature)
     return policy_of(own_controller(bench), sampling, arm, None, kind=case.workload)
 

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from localspec.chat.service import ChatService, Reply
 from localspec.core.decoding import FinishReason, Step
+from localspec.core.filling import guesses_of
 from localspec.record.rows import API, PAGE
 
 MODEL = ("model_name", "engine")  # vLLM's labels; one engine runs here
@@ -168,13 +169,13 @@ class Metrics:
                 self._count_draft(step, model)
 
     def _count_draft(self, step: Step, model: str) -> None:
-        accepted = step.num_accepted_tokens
-        rejected = step.num_draft_tokens - accepted
-        drafted = step.num_draft_tokens
-        self._see("localspec:draft_length_tokens", drafted, model, step.drafter)
-        self._add("localspec:accepted_tokens", accepted, model, step.drafter)
-        self._add("localspec:rejected_tokens", rejected, model, step.drafter)
-        for place in range(accepted):
+        self._see("localspec:draft_length_tokens", step.num_draft_tokens, model, step.drafter)
+        for drafter, guesses in guesses_of(step).items():
+            accepted = guesses.num_accepted_tokens
+            self._add("localspec:accepted_tokens", accepted, model, drafter)
+            rejected = guesses.num_draft_tokens - accepted
+            self._add("localspec:rejected_tokens", rejected, model, drafter)
+        for place in range(step.num_accepted_tokens):
             self._add("vllm:spec_decode_num_accepted_tokens_per_pos", 1, model, str(place))
 
     def _add(self, name: str, value: float | None, model: str, *labels: str) -> None:

@@ -23,7 +23,8 @@ from localspec.controller.acceptance import bucket_of
 from localspec.controller.costs import Costs
 from localspec.controller.plain_baseline import PlainBaseline
 from localspec.core.backend import Request
-from localspec.core.decoding import AUTO, OFF, Grammar, SamplingParams, Sequence
+from localspec.core.decoding import AUTO, OFF, SamplingParams, Sequence
+from localspec.core.grammar import Grammar
 from localspec.core.turn_stats import TurnStats
 
 if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 from localspec.chat.journal import PendingTurn
 from localspec.core.backend import Chunk, Description, Message, Request
-from localspec.core.decoding import AUTO, FORCED, OFF, TARGET, FinishReason, SamplingParams, Step
+from localspec.core.decoding import AUTO, FORCED, TARGET, FinishReason, SamplingParams, Step
 from localspec.core.errors import LocalspecError, RequestError
+from localspec.core.filling import guesses_of
 from localspec.core.hindsight import Hindsight
 from localspec.core.leniency import as_data
 from localspec.core.off_code import OffReason
@@ -68,12 +69,12 @@ SHARED = {one.name for one in fields(Request)} & {one.name for one in fields(Rep
 
 @dataclass(frozen=True)
 class ReplyRound:
-    """One round of a reply as shown: its text, and how many of its tokens were drafted."""
+    """One round of a reply as shown: its text, how many of its tokens were drafted, and by whom."""
 
     text: str
     num_tokens: int
     num_drafted: int
-    drafter: str
+    drafters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -266,16 +267,17 @@ class Reply:
 
 def _round(chunk: Chunk) -> ReplyRound:
     num_drafted = sum(name not in (TARGET, FORCED) for name in chunk.provenance)
-    drafter = chunk.step.drafter if num_drafted and chunk.step is not None else OFF
-    return ReplyRound(chunk.thinking + chunk.text, len(chunk.tokens), num_drafted, drafter)
+    made = {} if chunk.step is None else guesses_of(chunk.step)
+    drafters = tuple(name for name, guesses in made.items() if guesses.num_accepted_tokens)
+    return ReplyRound(chunk.thinking + chunk.text, len(chunk.tokens), num_drafted, drafters)
 
 
-def _with_round(
-    guesses: Mapping[str, tuple[int, int]], step: Step
-) -> Mapping[str, tuple[int, int]]:
-    right, checked = guesses.get(step.drafter, (0, 0))
-    mine = right + step.num_accepted_tokens, checked + step.num_checked_tokens
-    return {**guesses, step.drafter: mine}
+def _with_round(known: Mapping[str, tuple[int, int]], step: Step) -> dict[str, tuple[int, int]]:
+    counts = dict(known)
+    for name, made in guesses_of(step).items():
+        right, checked = counts.get(name, (0, 0))
+        counts[name] = right + made.num_accepted_tokens, checked + made.num_checked_tokens
+    return counts
 
 
 # settings and requests

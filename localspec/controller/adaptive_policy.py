@@ -20,7 +20,7 @@ The rule
   times as long as each further one. Between, drafters whose signal varies are asked for it; other
   plain rounds neither ask nor teach.
 - Within a round, a drafter that states confidences goes on while the next token's chance to be
-  reached is worth more than its cost at the going rate.
+  reached is worth more than its cost at the going rate. By the same rule a lookup appends to it.
 
 Not here: what is learnt (controller), what an option is worth (options), drafting.
 Sources: R as a ratio of sums is the renewal-reward rate; Thompson 1933 for the draws; a limit on
@@ -252,16 +252,19 @@ class AdaptivePolicy:
 
     def _drafting(self, option: Option) -> DraftPlan:
         name, length = option.drafter, option.num_draft_tokens
-        shapes_itself, rule, growth = self._shapes_itself(name), None, None
+        shapes_itself, rule, growth, filling = self._shapes_itself(name), None, None, None
         reason = why_drafting(option, shapes_itself, is_chosen=not self._may_be_off)
-        acceptance, bucket = self._controller.acceptance, self._situation.bucket
+        controller, bucket, going = self._controller, self._situation.bucket, self._going_rate
         if shapes_itself:
-            growth = self._growth(option, self._going_rate)
-        elif self._fixed_length is None and acceptance.knows_confidence(name, bucket):
-            # The length is an average: a confident draft goes further, an unsure one stops early.
-            rule = self._marginal_rule(option)
-            length = min(MAX_DRAFT_TOKENS, 2 * length + 2)
-        return DraftPlan(name, length, False, reason, option.signal, rule, growth)
+            growth = self._growth(option, going)
+        elif self._fixed_length is None:
+            if self._may_be_off:  # else a person named what drafts
+                filling = controller.filling(name, self._known_prices, bucket, going)
+            if controller.acceptance.knows_confidence(name, bucket):
+                # The length is a mean: a confident draft goes further, an unsure one stops early.
+                rule = self._marginal_rule(option)
+                length = min(MAX_DRAFT_TOKENS, 2 * length + 2)
+        return DraftPlan(name, length, False, reason, option.signal, rule, growth, filling=filling)
 
     def _shapes_itself(self, drafter: str) -> bool:
         return self._controller.drafters[drafter].shapes_itself

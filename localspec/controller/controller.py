@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from random import Random
 from types import MappingProxyType
@@ -34,6 +35,7 @@ from localspec.core.decoding import (
     Step,
     Verdict,
 )
+from localspec.core.filling import Filler, Filling, own_part
 from localspec.core.precisions import PRECISIONS
 from localspec.core.speculation import Measurement
 
@@ -189,6 +191,19 @@ class Controller:
         chance = partial(self.acceptance.chance, drafter, bucket)
         return Growth(chance, nodes, rate * prices.step_ms[drafter], rate * prices.jump_ms)
 
+    def filling(
+        self, drafter: str, prices: CostSnapshot, bucket: int, rate: float
+    ) -> Filling | None:
+        """What a filler may append to a chain of this drafter; None without a filler that was
+        measured. rate: the going rate, tokens per ms."""
+        fillers = (name for name, each in self.drafters.items() if isinstance(each, Filler))
+        filler = next((name for name in fillers if name in prices.step_ms), None)
+        if filler is None:
+            return None
+        growth = self.growth(filler, prices, bucket, rate)
+        own_chance = partial(self.acceptance.chance, drafter, bucket)
+        return Filling(filler, len(growth.node_prices), own_chance, growth)
+
     def note(self, situation: Situation, sequence: Sequence, lesson: Lesson) -> None:
         """A round of this sequence is finished; `learn` enters it, here once many are noted."""
         num_missed, step = 0, lesson.step
@@ -222,13 +237,27 @@ class Controller:
         if step.num_draft_tokens:
             if not num_missed:
                 costs.observe_draft(plan.drafter, num_steps, step)
-            self.observe_acceptance(
-                situation, step.drafter, step.signal, lesson.proposal, lesson.verdict
-            )
+            self._learn_acceptance(situation, lesson)
         else:  # one token, and the cost of asking
             steps = 1.0 if num_missed else step.draft_ms / usual_ms
             self.acceptance.observe(
                 plan.drafter, plan.signal, situation, 0, 0, num_nodes=0.0, num_steps=steps
+            )
+
+    def _learn_acceptance(self, situation: Situation, lesson: Lesson) -> None:
+        """Learn of the drafter's own tokens as if its draft had ended with them. Where all of them
+        were accepted, what a filler appended is a draft of the filler's from there."""
+        step, verdict, fill = lesson.step, lesson.verdict, lesson.proposal.fill
+        own = own_part(lesson.proposal)
+        num_own = len(own.tokens)
+        own_path = tuple(node for node in verdict.path if node < num_own)
+        self.observe_acceptance(
+            situation, step.drafter, step.signal, own, replace(verdict, path=own_path)
+        )
+        if fill is not None and len(own_path) == num_own:
+            path = tuple(node - num_own for node in verdict.path[num_own:])
+            self.observe_acceptance(
+                situation, fill.drafter, fill.signal, fill.draft, replace(verdict, path=path)
             )
 
     def observe_acceptance(

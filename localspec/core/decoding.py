@@ -21,6 +21,9 @@ from localspec.core.thought import ReplyParts, ThoughtLimit
 if TYPE_CHECKING:
     import torch
 
+    from localspec.core.filling import Fill, Filling
+    from localspec.core.grammar import Grammar
+
 FinishReason = Literal["eos", "stop", "length", "cancelled", "error", "interrupted"]
 
 TARGET = "target"  # provenance of a token the target chose itself
@@ -82,21 +85,6 @@ class Noise(Protocol):
     def rows(self, position: int, count: int) -> torch.Tensor: ...
 
     def on(self, device: torch.device) -> Noise: ...
-
-
-class Grammar(Protocol):
-    """What the reply of one turn may be. A state is named by the tokens of the reply up to it, so
-    nothing is advanced or rolled back by the caller."""
-
-    def masks(self, reply: SequenceOf[int], texts: SequenceOf[SequenceOf[int]]) -> list[bytes]:
-        """Which tokens may follow `reply` and each of the drafted `texts`: one bit a token, the
-        lowest bit of the first byte is token 0. All may follow a text that itself may not be."""
-        ...
-
-    def forced(self, text: SequenceOf[int]) -> tuple[int, ...]:
-        """Tokens that spell all that must follow this beginning of the reply, as texts are usually
-        spelled: a guess, since the target may spell it otherwise. Empty where nothing is forced."""
-        ...
 
 
 class Sequence:
@@ -175,7 +163,7 @@ class Proposal:
     that a token follows its parent, None if it has none. num_steps: how often the drafter ran
     to make it, 0 where a grammar forced all of it, None: once a token, as a chain does. makers
     [n]: the name of the drafter that each token comes from, where one works with others; empty:
-    all are its own.
+    all are its own. fill: what a `Filler` appended; its tokens are the last.
     """
 
     tokens: tuple[int, ...] = ()
@@ -183,6 +171,7 @@ class Proposal:
     confidences: tuple[float, ...] | None = None
     num_steps: int | None = None
     makers: tuple[str, ...] = ()
+    fill: Fill | None = None
 
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents), "one parent for each draft token"
@@ -257,7 +246,7 @@ class DraftPlan:
     confidence in it; False ends the draft after that token. None: always num_draft_tokens.
     growth: prices for a drafter that shapes a tree of at most num_draft_tokens nodes, None when
     none are known: it then makes its usual shape. is_chain: see Growth. off: why the policy decided
-    against drafting; None where it did not."""
+    against drafting; None where it did not. filling: see Filling, None: nothing is appended."""
 
     drafter: str
     num_draft_tokens: int
@@ -268,6 +257,7 @@ class DraftPlan:
     growth: Growth | None = None
     is_chain: bool = False
     off: OffCode | None = None
+    filling: Filling | None = None
 
     def growth_or(self, usual: Growth) -> Growth:
         """Return the prices of this plan, or `usual` where it has none."""
@@ -275,7 +265,11 @@ class DraftPlan:
 
     def shortened(self, limit: int) -> DraftPlan:
         """The same plan with at most `limit` draft tokens."""
-        return self if self.num_draft_tokens <= limit else replace(self, num_draft_tokens=limit)
+        filling = self.filling and self.filling.shortened(limit)
+        length = min(limit, self.num_draft_tokens)
+        if (length, filling) == (self.num_draft_tokens, self.filling):
+            return self
+        return replace(self, num_draft_tokens=length, filling=filling)
 
 
 class Others(NamedTuple):
@@ -298,7 +292,8 @@ class Step:
     (rollback, the target's forward, acceptance). context_length: tokens in the target's cache
     before it. policy_ms: planning, and learning once the engine yields the round; a part of
     verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). plain_ms: plain
-    decoding for the same tokens, known after a turn that drafted. others: in the same forward."""
+    decoding for the same tokens, known after a turn that drafted. others: in the same forward.
+    num_filled_tokens: draft tokens that `filler` appended to the drafter's own."""
 
     drafter: str
     num_draft_tokens: int
@@ -314,6 +309,8 @@ class Step:
     policy_ms: float = 0.0
     plain_ms: float | None = None
     others: Others = ALONE
+    num_filled_tokens: int = 0
+    filler: str | None = None
 
     @property
     def round_ms(self) -> float:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from localspec.core.decoding import OFF, Step
+from localspec.core.filling import guesses_of
 from localspec.core.off_code import OffReason
 from localspec.core.speculation import (
     MIN_COMPARED_TOKENS,
@@ -80,7 +81,8 @@ class TurnStats(DecodeCounts):
         drafted = step.num_draft_tokens
         counts = dict(self.drafted_by)
         if drafted:
-            counts[step.drafter] = counts.get(step.drafter, 0) + drafted
+            for name, guesses in guesses_of(step).items():
+                counts[name] = counts.get(name, 0) + guesses.num_draft_tokens
         return replace(
             self,
             num_output_tokens=self.num_output_tokens + step.num_output_tokens,

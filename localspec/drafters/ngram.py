@@ -6,6 +6,10 @@ prices, else the likeliest chain. Where the text ends in a repetition of itself,
 it. The length of the match, and where it is, is the drafter's `signal`: acceptance is learnt apart
 for each class of lengths. Holds no weights. Where a grammar forces what follows, that is the draft.
 
+It also goes on where the chain of another drafter ends (`fill`): a head's block is short, and a
+few more tokens of text often tell where the copy comes from. A token is appended while the chance
+that it is reached and right is worth its place in the target's forward.
+
 A token that followed a context c of n times has the chance (c - discount) / n. What the discounts
 leave is for tokens that never followed there; it is given to the followers of the next shorter
 context, without those already named.
@@ -19,10 +23,12 @@ occurred once before, 0.38 were followed by the same token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from localspec.core.decoding import DraftPlan, Proposal, Sequence, chain
+from localspec.core.filling import Fill, Filling
 from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.lookup import Lookup, Matches, is_own, length_of
 from localspec.drafters.parts import DrafterBase, Parts
@@ -69,11 +75,7 @@ class NgramDrafter(DrafterBase):
     def signal(self, sequence: Sequence) -> str | None:
         if sequence.forced_after():
             return FORCED
-        place = self._lookup.follow(sequence.tokens, sequence.prediction)
-        length = length_of(place)
-        if not length:
-            return None
-        return match_class(length) if is_own(place) else f"past {match_class(length)}"
+        return signal_at(self._lookup.follow(sequence.tokens, sequence.prediction))
 
     def review(self, sequence: Sequence) -> ReviewSteps | None:
         """See core.hindsight. The index of the reply stays as it is, so another one is made."""
@@ -97,19 +99,45 @@ class NgramDrafter(DrafterBase):
         tree.grow()
         return tree.proposal(num_steps=1)
 
+    def fill(self, sequence: Sequence, proposal: Proposal, filling: Filling) -> Fill:
+        """See Filler."""
+        end_ids = sequence.end_ids
+        if proposal.tokens[-1] in end_ids:
+            return Fill(self.name, None, Proposal())
+        place = self._lookup.follow(sequence.tokens, sequence.prediction)
+        for token in proposal.tokens:
+            place = self._lookup.after(place, token)
+        followers = likeliest_followers(self._lookup, place, end_ids)
+        return Fill(self.name, signal_at(place), filling.paid(proposal, followers))
+
+
+def signal_at(place: Matches) -> str | None:
+    """Return the class of the match in use, and whether it is in the past; None without a match."""
+    length = length_of(place)
+    if not length:
+        return None
+    return match_class(length) if is_own(place) else f"past {match_class(length)}"
+
 
 def best_chain(lookup: Lookup, place: Matches, size: int, end_ids: frozenset[int]) -> Proposal:
     """At most `size` tokens up to the end of the text, each the likeliest after those before it."""
-    tokens, confidences = list[int](), list[float]()
-    while len(tokens) < size and (followers := lookup.followers(place)):
+    followers = [*islice(likeliest_followers(lookup, place, end_ids), size)]
+    tokens = tuple(token for token, _ in followers)
+    return chain(tokens, confidences=tuple(confidence for _, confidence in followers))
+
+
+def likeliest_followers(
+    lookup: Lookup, place: Matches, end_ids: frozenset[int]
+) -> Iterator[tuple[int, float]]:
+    """Yield tokens up to the end of the text, each the likeliest after the tokens before it, with
+    their confidences."""
+    while followers := lookup.followers(place):
         count, _, token = followers[0]
         total = count if len(followers) == 1 else sum(each[0] for each in followers)
-        tokens.append(token)
-        confidences.append((count - discount_of(length_of(place), len(followers))) / total)
+        yield token, (count - discount_of(length_of(place), len(followers))) / total
         if token in end_ids:
-            break
+            return
         place = lookup.after(place, token)
-    return chain(tuple(tokens), confidences=tuple(confidences))
 
 
 class Continuations:

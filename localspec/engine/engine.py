@@ -29,7 +29,6 @@ from localspec.core.decoding import (
     TARGET,
     Drafter,
     DraftPlan,
-    Grammar,
     Outcome,
     Policy,
     Proposal,
@@ -41,6 +40,8 @@ from localspec.core.decoding import (
     Verdict,
 )
 from localspec.core.errors import NumericsError
+from localspec.core.filling import Filler, filled
+from localspec.core.grammar import Grammar
 from localspec.core.speculation import num_checked
 from localspec.core.thought import ThoughtLimit
 from localspec.engine.batch import Forwarded, Stepwise, alone, with_waits
@@ -228,17 +229,28 @@ class Engine:
         than the cache can take back."""
         cache = self.target.cache
         room = min(cache.shape.capacity - len(sequence.tokens), cache.most_rows - 1)
-        limit = max(0, min(plan.num_draft_tokens, sequence.num_remaining - 1, room))
+        limit = max(0, min(sequence.num_remaining - 1, room))
         return replace(plan, is_chain=cache.prefers_chains).shortened(limit)
 
     def _propose(
         self, sequence: Sequence, plan: DraftPlan
     ) -> Generator[Pass, Forwarded, tuple[Proposal, float]]:
         """The proposal, and the ms in which others drafted."""
-        drafter = self.drafters[plan.drafter]
-        if not isinstance(drafter, Stepwise):
-            return drafter.propose(sequence, plan), 0.0
-        return (yield from with_waits(drafter.steps(sequence, plan)))
+        drafter, waited_ms = self.drafters[plan.drafter], 0.0
+        if isinstance(drafter, Stepwise):
+            proposal, waited_ms = yield from with_waits(drafter.steps(sequence, plan))
+        else:
+            proposal = drafter.propose(sequence, plan)
+        return self._filled(sequence, plan, proposal), waited_ms
+
+    def _filled(self, sequence: Sequence, plan: DraftPlan, proposal: Proposal) -> Proposal:
+        """The proposal with what the plan lets a filler append to a chain."""
+        filling = plan.filling
+        if filling is None or not proposal.is_chain or not proposal.confidences:
+            return proposal
+        filler = self.drafters[filling.drafter]
+        assert isinstance(filler, Filler), "a plan names a filler"
+        return filled(proposal, plan.drafter, filler.fill(sequence, proposal, filling))
 
     def _rows(self, sequence: Sequence, proposal: Proposal) -> Rows:
         """The root and each draft token."""
@@ -286,7 +298,7 @@ def _measured(
     plan: DraftPlan, proposal: Proposal, verdict: Verdict, kept: list[int], times: _Times, base: int
 ) -> Step:
     plan_ms = 1000.0 * (times.planned - times.started)
-    num_accepted = min(verdict.accepted_length, len(kept))
+    num_accepted, fill = min(verdict.accepted_length, len(kept)), proposal.fill
     return Step(
         drafter=plan.drafter if proposal.tokens else OFF,
         num_draft_tokens=len(proposal.tokens),
@@ -300,6 +312,8 @@ def _measured(
         num_lenient_tokens=sum(place < len(kept) for place in verdict.lenient),
         num_checked_tokens=num_checked(proposal.parents, verdict.path, num_accepted),
         policy_ms=plan_ms,
+        num_filled_tokens=0 if fill is None else len(fill.draft.tokens),
+        filler=None if fill is None else fill.drafter,
     )
 
 

@@ -90,8 +90,8 @@ def live_state(
     if rounds_from is not None and view is not None:
         state["reply"] = f"{view.started_s:.6f}"
         state["rounds"] = [
-            [round_.text, round_.num_tokens, round_.num_drafted, label_of(round_.drafter)]
-            for round_ in view.rounds[rounds_from:]
+            [one.text, one.num_tokens, one.num_drafted, " and ".join(map(label_of, one.drafters))]
+            for one in view.rounds[rounds_from:]
         ]
         state["num_rounds"] = len(view.rounds)
         state["num_checks"] = stats.num_steps if stats else 0

@@ -9,28 +9,38 @@ from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.titles import title_of
 from localspec.chat.turn import Reply, ReplySettings, ShownMessage, prompt_messages
 from localspec.core.backend import Chunk
-from localspec.core.decoding import OFF, TARGET, Step
+from localspec.core.decoding import TARGET, Step
 from localspec.core.turn_stats import TurnStats
 
 
 @pytest.mark.parametrize(
-    ("sources", "drafter", "shown"),
+    ("sources", "drafter", "num_filled", "shown"),
     [
-        (("eagle", TARGET), "eagle", "eagle"),
-        (("ngram", "draft_model", TARGET), "chained", "chained"),
-        ((TARGET,), "chained", OFF),
+        (("eagle", TARGET), "eagle", 0, ("eagle",)),
+        (("ngram", "draft_model", TARGET), "chained", 0, ("chained",)),
+        (("mtp", "ngram", TARGET), "mtp", 3, ("mtp", "ngram")),
+        (("mtp", TARGET), "mtp", 3, ("mtp",)),
+        ((TARGET,), "chained", 0, ()),
     ],
 )
-def test_a_round_was_drafted_by_the_one_that_was_asked(
-    sources: tuple[str, ...], drafter: str, shown: str
+def test_round_names_the_drafters_of_its_accepted_tokens(
+    sources: tuple[str, ...], drafter: str, num_filled: int, shown: tuple[str, ...]
 ) -> None:
     reply = Reply(PendingTurn(OpenConversation(-1, "one"), "hello"), ReplySettings())
     num_accepted = len(sources) - 1
-    step = Step(drafter, 4, num_accepted, len(sources), 1.0, 2.0, 10)
+    filler = "ngram" if num_filled else None
+    step = Step(
+        drafter, 4, num_accepted, len(sources), 1.0, 2.0, 10,
+        num_checked_tokens=num_accepted + 1, num_filled_tokens=num_filled, filler=filler,
+    )  # fmt: skip
     tokens = tuple(range(len(sources)))
     reply.add(Chunk("decode", TurnStats(3).plus(step), "text", tokens, sources, step))
     (found,) = reply.view.rounds
-    assert (found.num_drafted, found.drafter) == (num_accepted, shown)
+    assert (found.num_drafted, found.drafters) == (num_accepted, shown)
+    if num_filled:  # the guesses of each drafter are its own
+        assert reply.view.stats is not None
+        assert reply.view.stats.drafted_by == {"mtp": 1, "ngram": 3}
+        assert reply.view.guesses == {"mtp": (1, 1), "ngram": (num_accepted - 1, num_accepted)}
     reply.end("eos")
     assert reply.pending.end is not None and reply.pending.end.provenance == list(sources)
 

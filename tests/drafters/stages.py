@@ -156,10 +156,11 @@ def assert_chosen(
 
 
 class RandomPlans(RandomPolicy):
-    """Random drafters, lengths, stop rules and prices, with the rounds that came of them."""
+    """Random drafters, lengths, stop rules, prices and fillings, with the rounds that came of
+    them."""
 
     def __init__(self, names: tuple[str, ...], seed: int) -> None:
-        super().__init__(names, random.Random(seed))
+        super().__init__(names, random.Random(seed), "ngram" if "ngram" in names else None)
         self.steps = list[Step]()
 
     def observe(self, sequence: decoding.Sequence, outcome: Outcome) -> None:

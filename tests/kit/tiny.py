@@ -25,7 +25,15 @@ from transformers import (
 )
 
 from localspec.core import decoding
-from localspec.core.decoding import DraftPlan, Outcome, Policy, Proposal, SamplingParams, Step
+from localspec.core.decoding import (
+    DraftPlan,
+    Outcome,
+    Policy,
+    Proposal,
+    SamplingParams,
+    Step,
+)
+from localspec.core.filling import Filling
 from localspec.engine.engine import Engine
 from localspec.engine.noise import GumbelNoise
 from localspec.forward.cache import KVCache, KVShape, native_cache
@@ -209,16 +217,17 @@ def turn_of(
 
 
 class Plans:
-    """A policy that plans (drafter, length) in turn, over and over."""
+    """A policy that plans (drafter, length) in turn, over and over. filling: of every round."""
 
-    def __init__(self, *plans: tuple[str, int]) -> None:
+    def __init__(self, *plans: tuple[str, int], filling: Filling | None = None) -> None:
         self._plans = plans
+        self._filling = filling
         self.steps: list[Step] = []
         self.proposals: list[Proposal] = []
 
     def plan(self, sequence: decoding.Sequence) -> DraftPlan:
         drafter, length = self._plans[len(self.steps) % len(self._plans)]
-        return DraftPlan(drafter, length)
+        return DraftPlan(drafter, length, filling=self._filling)
 
     def observe(self, sequence: decoding.Sequence, outcome: Outcome) -> None:
         self.steps.append(outcome.step)

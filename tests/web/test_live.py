@@ -59,7 +59,7 @@ def facts(**changes: Any) -> dict[str, str]:
 
 def test_a_pass_without_text_is_a_check_too() -> None:
     """As the last one is, where it only finds the end of the text."""
-    shown = (ReplyRound("Hello", 2, 1, "draft_model"), ReplyRound(".", 1, 0, "off"))
+    shown = (ReplyRound("Hello", 2, 1, ("draft_model",)), ReplyRound(".", 1, 0))
     state = live_state(replace(IDLE, reply=view(rounds=shown)), rounds_from=1)
     assert (len(state["rounds"]), state["num_rounds"]) == (1, 2)
     assert state["num_checks"] == STATS.num_steps > 2

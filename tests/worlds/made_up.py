@@ -16,6 +16,8 @@ from random import Random
 from typing import Any
 
 from localspec.controller.acceptance import Acceptance, Situation, temperature_bucket
+from localspec.drafters.lookup import MIN_MATCH
+from localspec.drafters.ngram import discount_of, match_class
 from tests.worlds.world import Stretch, Track, World
 
 NUM_TOKENS = 12_000
@@ -120,6 +122,31 @@ def adversarial(price: str, seed: int) -> World:
     """Drafters that are nearly always wrong."""
     kind = {MODEL: Voice(0.05), LOOKUP: Voice(0.05, "2", 0.5, False)}
     return made_up(f"{price}, always wrong", lambda _: kind, PRICES[price], seed)
+
+
+def copying(
+    price: str, seed: int, copied: float = 0.5, num_tokens: int = NUM_TOKENS, fills: bool = True
+) -> World:
+    """Passages of 6 to 40 tokens, of which a share is copied from earlier text. The lookup knows a
+    copy after two tokens of it and is then right at 0.95; elsewhere it has nothing to propose.
+    fills: the lookup may append to the chains of the draft model."""
+    random = Random(f"copying/{price}/{seed}")
+    signals, is_right, said = list[Hashable](), list[bool](), list[float]()
+    while len(signals) < num_tokens:
+        is_copy = random.random() < copied
+        for place in range(random.randint(6, 40)):
+            is_known = is_copy and place >= MIN_MATCH
+            signals.append(match_class(place) if is_known else None)
+            is_right.append(is_known and random.random() < 0.95)
+            said.append(1.0 - discount_of(place, 1) if is_known else 0.0)
+    columns = (tuple(column[:num_tokens]) for column in (signals, is_right, said))
+    made = made_up("", lambda _: {MODEL: Voice(0.8)}, PRICES[price], seed, num_tokens)
+    return replace(
+        made,
+        name=f"{price}, {copied:g} of the text copied",
+        tracks={**made.tracks, LOOKUP: Track(*columns)},
+        lookups=frozenset({LOOKUP} if fills else ()),
+    )
 
 
 def turning(price: str, seed: int) -> World:
@@ -273,7 +300,7 @@ def contest_worlds(seed: int) -> tuple[World, ...]:
 def all_worlds(seed: int) -> tuple[World, ...]:
     """Return every world: steady and changing texts, the contest's, long prompts and two tasks."""
     steady = [stationary(price, rate, seed) for price in PRICES for rate in RATES]
-    changing = [make(price, seed) for price in PRICES for make in (alternating, turning)]
+    changing = [make(price, seed) for price in PRICES for make in (alternating, turning, copying)]
     hostile = [adversarial(price, seed) for price in PRICES]
     believed_wrong = [misjudged(price, 0.7, seed) for price in PRICES]
     long = [summaries(seed, price) for price in ("one thread", "flat", "two threads")]

@@ -23,7 +23,7 @@ import torch
 
 from localspec.controller.acceptance import Acceptance
 from localspec.controller.controller import Controller
-from localspec.controller.costs import Costs
+from localspec.controller.costs import MAX_DRAFT_TOKENS, Costs
 from localspec.controller.policy import policy_of
 from localspec.core.decoding import (
     OFF,
@@ -38,6 +38,7 @@ from localspec.core.decoding import (
     Verdict,
     chain,
 )
+from localspec.core.filling import Fill, Filler, Filling, filled
 from localspec.engine.noise import GumbelNoise
 from tests.worlds.world import Stretch, Track, World
 
@@ -115,6 +116,18 @@ class WorldDrafter:
         return tuple(RIGHT if each else WRONG for each in self._track.is_right[start:end])
 
 
+class WorldLookup(WorldDrafter):
+    """A lookup of the world, which may go on where the chain of another drafter ends."""
+
+    def fill(self, sequence: Sequence, proposal: Proposal, filling: Filling) -> Fill:
+        track, start = self._track, self._place(sequence) + len(proposal.tokens)
+        end = min(self._end, start + MAX_DRAFT_TOKENS)
+        if start >= end or track.signals[start] is None or track.confidences is None:
+            return Fill(self.name, None, Proposal())
+        followers = zip(self._guess(start, end), track.confidences[start:end], strict=True)
+        return Fill(self.name, track.signals[start], filling.paid(proposal, followers))
+
+
 class FixedArm:
     """One drafter at one length, with nothing to learn."""
 
@@ -130,7 +143,10 @@ class FixedArm:
 
 def readers_of(world: World) -> dict[str, WorldDrafter]:
     """The world's drafters that have a price."""
-    return {name: WorldDrafter(name, world.tracks[name]) for name in world.priced}
+    return {
+        name: (WorldLookup if name in world.lookups else WorldDrafter)(name, world.tracks[name])
+        for name in world.priced
+    }
 
 
 def controller_of(world: World, readers: Mapping[str, WorldDrafter]) -> Controller:
@@ -246,6 +262,11 @@ class Game:
         proposal = Proposal()
         if plan.drafter != OFF and plan.num_draft_tokens > 0:
             proposal = self._drafters[plan.drafter].propose(sequence, plan)
+        filling = plan.filling
+        if filling is not None and proposal.confidences:
+            lookup = self._drafters[filling.drafter]
+            assert isinstance(lookup, Filler)
+            proposal = filled(proposal, plan.drafter, lookup.fill(sequence, proposal, filling))
         tokens = proposal.tokens
         accepted = next((i for i, token in enumerate(tokens) if token == WRONG), len(tokens))
         is_whole = self._place + accepted + 1 >= self._end
@@ -267,7 +288,8 @@ class Game:
     ) -> Step:  # fmt: skip
         count = len(proposal.tokens)
         verify_ms = self._truth.verify_ms(count + 1, context)
-        draft_ms = self._draft_ms(plan.drafter, count, context) if count else 0.0
+        num_steps = proposal.num_draft_steps
+        draft_ms = self._draft_ms(plan.drafter, num_steps, context) if count else 0.0
         assert verify_ms is not None and draft_ms is not None, "every reader has a price"
         slowness = self._world.slowness(self._place)
         verify_ms, draft_ms = verify_ms * slowness, draft_ms * slowness
@@ -285,11 +307,11 @@ class Game:
             policy_ms=plan_ms,
         )
 
-    def _draft_ms(self, drafter: str, count: int, context: int) -> float | None:
+    def _draft_ms(self, drafter: str, num_steps: int, context: int) -> float | None:
         """With reading the tokens since the drafter drafted last."""
         num_missed = context + 1 - self._read.get(drafter, 0)
         self._read[drafter] = context + 1
-        return self._truth.draft_ms(drafter, count + self._world.catch_up * num_missed, context)
+        return self._truth.draft_ms(drafter, num_steps + self._world.catch_up * num_missed, context)
 
     def _disturbed(self, ms: float, index: int) -> float:
         """Return the time as measured: every policy meets the same disturbance at a place."""

@@ -52,7 +52,8 @@ class World:
     starts from, None for the same. slow: (first place, last place, times as slow) where the
     machine is busy with something else. shipped: a snapshot of the acceptance that comes with the
     models, measured on other texts. catch_up: of a drafter's step, for each token that it has to
-    read before it drafts again. max_tokens: that a reply may have, None: as many as it has."""
+    read before it drafts again. max_tokens: that a reply may have, None: as many as it has.
+    lookups: names of drafters that may append to the chains of others."""
 
     name: str
     tracks: Mapping[str, Track]
@@ -64,6 +65,7 @@ class World:
     shipped: Mapping[str, Any] | None = None
     catch_up: float = 0.0
     max_tokens: int | None = None
+    lookups: frozenset[str] = frozenset()
 
     def slowness(self, place: int) -> float:
         if self.slow is None:
