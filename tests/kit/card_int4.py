@@ -35,7 +35,7 @@ def _tile(numbers: torch.Tensor, tiles: int) -> torch.Tensor:
 
 
 def _order(tiles: int) -> torch.Tensor:
-    return nibble_order(lambda tile: _tile(tile, tiles), tiles)
+    return nibble_order(lambda tile: _tile(tile, tiles), (TILE_ROWS, TILE * tiles))
 
 
 def _product(
