@@ -37,6 +37,15 @@ END
 # first and last id of a turn
 ROWS = "SELECT * FROM hindsight WHERE turn_id BETWEEN ? AND ? ORDER BY turn_id, rowid"
 
+# name of a model, how many → the newest rows of its turns
+OF_MODEL = """
+SELECT hindsight.* FROM hindsight JOIN turn ON turn.id = turn_id
+JOIN conversation ON conversation.id = turn.conversation_id
+WHERE turn.model = ? AND conversation.deleted_at_utc IS NULL
+ORDER BY turn_id DESC LIMIT ?
+"""
+MOST_OF_MODEL = 500  # Rows that are read for one model: some 50 replies with ten drafters.
+
 
 class HindsightTable:
     """The rows of one log."""
@@ -58,3 +67,7 @@ class HindsightTable:
             return []
         known, rows = set(turn_ids), self._db.rows(ROWS, min(turn_ids), max(turn_ids))
         return [row for row in rows if row["turn_id"] in known]
+
+    def of_model(self, model: str) -> list[dict[str, Any]]:
+        """Return the newest rows of this model's turns."""
+        return self._db.rows(OF_MODEL, model, MOST_OF_MODEL)

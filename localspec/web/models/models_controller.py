@@ -22,7 +22,7 @@ from localspec.chat.tune_up import TEMPERATURES, TuneUp, in_words, tune_up
 from localspec.core.backend import Backend, Description
 from localspec.core.config import settings_for
 from localspec.core.decoding import OFF
-from localspec.core.errors import RequestError
+from localspec.core.errors import RequestError, StoreError
 from localspec.core.options import LoadOptions, RemoteServer
 from localspec.drafters.registry import REGISTRY
 from localspec.machine import downloads
@@ -37,6 +37,7 @@ from localspec.record.api_keys import MOST_CHARACTERS
 from localspec.record.rows import RecentGain
 from localspec.web.live import precision_words, short
 from localspec.web.markup import macros
+from localspec.web.stats import hindsight
 
 READ_AGAIN_S = 15.0
 MAX_WORDS = 100  # characters of a search
@@ -163,10 +164,22 @@ class ModelsController:
             "tune": PAGE.tune(
                 self.tuning,
                 status.description is not None and status.description.server is None,
+                hindsight.COLUMNS,
+                self._judged(status.description),
             ),
         }
         made = {name: part.strip() for name, part in parts.items()}
         return {"parts": made, "ready": self._ready(status.description)}
+
+    def _judged(self, loaded: Description | None) -> list[tuple[str, ...]]:
+        """What the drafters would have gained in the chats with this model; empty if unknown."""
+        if loaded is None:
+            return []
+        usable = [each.name for each in loaded.drafters if each.is_available]
+        try:
+            return hindsight.lines(self._service.store.hindsight.of_model(loaded.target), usable)
+        except StoreError:  # Stats says why the log cannot be read.
+            return []
 
     def _ready(self, loaded: Description | None) -> list[dict[str, Any]]:
         """The models that are whole on this machine, each as it would be loaded, and the server

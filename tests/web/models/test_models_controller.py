@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
+from localspec.chat.service import ReplySettings
 from localspec.core.config import settings_for
 from localspec.core.errors import ConfigError, RequestError
+from localspec.core.hindsight import Hindsight
 from localspec.core.units import gain_words, gib
 from localspec.machine.catalogue import Catalogue, CatalogueState
 from localspec.machine.hardware import TorchBuild, probe
@@ -556,3 +558,19 @@ def test_a_server_that_is_not_there_is_said_and_frees_nothing(
         "nothing is loaded again"
     )
     assert address not in [entry["id"] for entry in controller.view()["ready"]]
+
+
+def test_chats_tell_of_the_drafters_without_a_tune_up(
+    controller: ModelsController, fresh_models_site: ModelsSite
+) -> None:
+    service, script = fresh_models_site.service, fresh_models_site.backend.script
+    script.hindsight = (Hindsight("ngram", 40, 10, 40, 30, 100.0, 200.0),)
+    service.start()
+    wait(lambda: service.status().phase == "ready")
+    assert "Your chats" not in parts(controller)["tune"]
+    service.submit(None, "hi", ReplySettings())
+    wait(lambda: service.hindsight(service.turn_rows()))
+    shown = " ".join(parts(controller)["tune"].split())
+    assert "Your chats with this model tell it without more replies." in shown
+    assert "<th>word lookup</th><td>2.0x faster</td><td>4.00</td>" in shown
+    assert "Start the tune-up" in shown, "nothing was run for it"
