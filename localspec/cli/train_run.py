@@ -199,7 +199,7 @@ def _in_use(request: TrainRequest, source: Model) -> tuple[Path, ...]:
     of that kind. Heads that cannot be read are among them, so that the summary names them."""
     if request.kind == DRAFT:
         usual = resolve(replace(request.load, draft=None, fetches=False))
-        for draft in (draft for draft in usual.drafts if draft.fault):
+        for draft in (each for each in usual.drafts if each.fault and each.head is None):
             to_stderr(f"The draft in use so far cannot be compared: {draft.fault}")
         return tuple(draft.path for draft in usual.drafts if draft.path is not None)
     native = (source.folder,) if request.kind == "mtp" and ships_mtp(source.folder) else ()

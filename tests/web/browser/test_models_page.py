@@ -12,7 +12,7 @@ from tests.kit.fakes import Script
 from tests.kit.own_cookie import TOKEN
 from tests.web.browser.tabs import new_tab
 from tests.web.browser.visits import WAIT_MS
-from tests.web.models_site import DRAFT, TARGET, ModelsSite, models_site
+from tests.web.models_site import DRAFT, HEAD, TARGET, ModelsSite, models_site
 from tests.web.site import serve_page
 
 # Whether no line lies over the form that asked.
@@ -174,6 +174,23 @@ def test_a_download_runs_pauses_goes_on_and_is_loaded(
         TARGET,
         DRAFT,
     )
+
+
+def test_a_published_head_is_fetched_and_loaded_with_its_target_by_two_clicks(
+    models_page: Any, shared_models_site: ModelsSite
+) -> None:
+    """After the target, which the test above has fetched."""
+    about = models_page.locator(f'#ls-models [data-key="about-{TARGET}"]').first
+    about.locator("summary").first.click()
+    offered = about.locator(".ls-moffers li").filter(has_text=HEAD)
+    offered.get_by_role("button", name=re.compile(r"Fetch 131 kB")).click()
+    load = offered.get_by_role("button", name="Load with it")
+    load.wait_for(timeout=WAIT_MS)
+    num_opened = len(shared_models_site.opened)
+    load.click()
+    wait_until(models_page, lambda: len(shared_models_site.opened) > num_opened)
+    assert shared_models_site.opened[-1].draft == HEAD
+    about.locator("summary").first.click()
 
 
 def test_a_key_for_a_program_is_made_shown_once_copied_and_revoked(
