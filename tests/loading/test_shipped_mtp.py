@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from localspec.loading import drafters as guesses
 from localspec.loading import fitting
 from localspec.loading.local_backend import open_local_backend
 from tests.kit.model_folders import save_tokenizer
+from tests.kit.through_app import RunningApp, check_head, states_one_off, through_app
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_home")]
 TRAINED = Path(__file__).parent / "trained_qwen"
@@ -67,48 +67,31 @@ def states_before_the_norm(patch: pytest.MonkeyPatch, backend: Any) -> None:
     patch.setattr(Features, "rows", lambda *asked: rows(*asked) / weight)
 
 
-def states_one_off(patch: pytest.MonkeyPatch, backend: Any) -> None:
-    rows = Features.rows
-
-    def earlier(self: Features, layer: int, start: int, end: int) -> torch.Tensor:
-        return rows(self, layer, max(0, start - 1), end - 1 if start else end)
-
-    patch.setattr(Features, "rows", earlier)
-
-
-def as_it_is(patch: pytest.MonkeyPatch, backend: Any) -> None:
-    """Nothing is planted."""
-
-
-WRONG: tuple[Callable[[pytest.MonkeyPatch, Any], None], ...] = (
-    states_before_the_norm,
-    states_one_off,
-)
-
-
-def test_the_module_drafts_and_every_wrong_variant_is_accepted_less(
-    trained_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_module_drafts_in_the_app_and_every_wrong_variant_is_accepted_less(
+    trained_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = opened(trained_folder)
-    status = next(each for each in backend.describe().drafters if each.name == "mtp")
-    assert status.is_available and status.memory_bytes
-    turn = Sequence((1,) * 200, SamplingParams(), 8, frozenset(), torch.Generator())
-    missed = backend.loaded.controller.catch_up.num_missed("mtp", turn, 199)
-    assert missed == 200, "it is charged for a prompt that it reads"
-    greedy = SamplingParams()
-    texts, right = replies(backend, "mtp", greedy)
-    assert "quick brown fox" in texts[0] and texts == replies(backend, "off", greedy)[0]
-    assert right > 0.6
-    for plant in WRONG:
-        with monkeypatch.context() as patch:
-            plant(patch, backend)
-            same, wrong = replies(backend, "mtp", greedy)
-        assert same == texts and wrong <= right - MARGIN, (plant.__name__, wrong, right)
+    """No flag names it."""
+    flags = ["--model", str(trained_folder), "--context", "256", "--dtype", "float32"]
+    shares = dict[str, float]()
+
+    def use(running: RunningApp) -> None:
+        turn = Sequence((1,) * 200, SamplingParams(), 8, frozenset(), torch.Generator())
+        missed = running.backend.loaded.controller.catch_up.num_missed("mtp", turn, 199)
+        assert missed == 200, "it is charged for a prompt that it reads"
+        wrong = [states_before_the_norm, states_one_off]
+        texts, shares["right"] = check_head(running, "mtp", ASKED, wrong, MARGIN)
+        assert "quick brown fox" in texts[0]
+
+    through_app(tmp_path / "right", flags, use)
     known = mtp_files.LAYOUTS
     swapped = {name: replace(each, is_hidden_first=True) for name, each in known.items()}
     monkeypatch.setattr(mtp_files, "LAYOUTS", swapped)
-    same, wrong = replies(opened(trained_folder), "mtp", greedy)
-    assert same == texts and wrong <= right - MARGIN
+
+    def use_swapped(running: RunningApp) -> None:
+        shares["swapped"] = running.replies(ASKED, "mtp")[1]
+
+    through_app(tmp_path / "swapped", flags, use_swapped)
+    assert shares["swapped"] <= shares["right"] - MARGIN
 
 
 def test_sampled_replies_are_the_same_with_the_module(trained_folder: Path) -> None:
