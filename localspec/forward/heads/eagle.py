@@ -32,8 +32,6 @@ from localspec.forward.heads.layer import (
 )
 
 KIND = "eagle"
-# What a Llama's rotation is where its config says nothing.
-OF_A_LLAMA = {"rope_theta": 10000.0, "max_position_embeddings": 2048}
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 NORMS = ("embedding_norm", "hidden_norm", "input_norm", "final_norm")
 
@@ -139,3 +137,20 @@ def read_shape(settings: HeadSettings, sizes: TargetSizes) -> HeadShape:
     if unknown := sorted(settings.values.keys() - settings_of(shape).keys()):
         raise settings.unfit(f"its setting {unknown[0]} is not known")
     return shape
+
+
+def third_layers(config: HeadSettings, sizes: TargetSizes) -> tuple[int, ...]:
+    """Return the blocks whose output an EAGLE-3 reads: those its config names, else its authors'
+    choice, the inputs of blocks 2, n / 2 and n - 3. Raises ModelError."""
+    number = sizes.num_layers
+    made_for = config.values.get("num_target_layers", number)
+    if made_for != number:
+        raise config.unfit(f"it was made for a target of {made_for} layers; this one has {number}")
+    nested = config.values.get("eagle_config") or {}
+    places = (nested if isinstance(nested, dict) else {}, config.values)
+    found = (place.get(name) for place in places for name in (LAYER_IDS, "target_layer_ids"))
+    named = next((each for each in found if each), None)
+    layers = named or [1, number // 2 - 1, number - 4]
+    if not isinstance(layers, list) or not all(type(i) is int and 0 <= i < number for i in layers):
+        raise config.unfit(f"it reads the layers {layers} of a target that has {number} layers")
+    return tuple(layers)

@@ -7,7 +7,7 @@ which reads and predicts what the target's own head reads. An embedding or outpu
 is used only where it differs from the target's. A config in the layout of speculators nests the
 layer's, counts layers by their input and says which norms there are. In the layouts of SafeAILab
 and DeepSpec the files say it: norms of queries and keys, and of what is read. The layer of
-DeepSpec's EAGLE-3 for Gemma 4 is Gemma 4's.
+DeepSpec's EAGLE-3 for Gemma 4 is Gemma 4's (eagle_gemma).
 
 Layouts as in SafeAILab/EAGLE model/cnets.py and cnets1.py, vllm-project/speculators models/eagle3
 and deepseek-ai/DeepSpec modeling/eagle3; layer indices as vLLM and SGLang read them.
@@ -24,22 +24,22 @@ import torch
 from localspec.core.errors import first_line
 from localspec.formats.head_folder import PUBLISHED_CONFIG, architectures, is_published
 from localspec.formats.rotation_settings import Incomplete, NotNative, rotation_of
-from localspec.forward.builder import Builder
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import HeadParts, Network
-from localspec.forward.heads.block_layout import OF_DRAFTERS, drafter_settings
 from localspec.forward.heads.eagle import (
     KIND,
+    LAYER_IDS,
     FirstNetwork,
     OwnNetwork,
     ThirdNetwork,
     read_shape,
     tensor_shapes,
+    third_layers,
 )
+from localspec.forward.heads.eagle_gemma import read_gemma
 from localspec.forward.heads.ends import embedding_of, output_of, output_of_target, target_ids
 from localspec.forward.heads.files import (
     HeadSettings,
-    Shapes,
     TargetSizes,
     TensorLayout,
     published_tensors,
@@ -49,7 +49,6 @@ from localspec.forward.heads.files import (
     take_published,
 )
 from localspec.forward.heads.layer import (
-    BlockLayer,
     DecoderLayer,
     LayerShape,
     llama_layout,
@@ -58,14 +57,10 @@ from localspec.forward.heads.layer import (
 )
 from localspec.forward.model import LanguageModel
 from localspec.forward.rotation import frequencies_of
-from localspec.forward.tensor_names import TensorNames, qkv_sizes
 from localspec.weights.dense import dense_linear
-from localspec.weights.precision import Precision
-from localspec.weights.source import HeldTensors
 
 # What a Llama's rotation is where its config says nothing.
 OF_A_LLAMA = {"rope_theta": 10000.0, "max_position_embeddings": 2048}
-LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 # Norms of what an EAGLE-3 reads, and the settings of speculators that say which it has.
 READ_NORMS = {"input_norm.weight": "norm_before_fc", "fc_norm.0.weight": "fc_norm"}
 
@@ -89,14 +84,14 @@ def _published(folder: Path, target: LanguageModel) -> HeadParts:
     sizes, dtype = TargetSizes.of(target), target.embed([0]).dtype
     given = read_published(folder, KIND)
     if "Gemma4Eagle3Model" in architectures(given.values):
-        return _of_gemma(given, folder, target)
+        return read_gemma(given, folder, target)
     config = _unnested(given)
     tensors = {_plain_name(name): tensor for name, tensor in published_tensors(folder).items()}
     offsets, _ = tensors.pop("d2t", None), tensors.pop("t2d", None)
     is_third = "hidden_norm.weight" in tensors
     layer = _layer_shape(config, sizes, is_third)
     require_whole_context(config, target.cache.shape.capacity)
-    layers = _third_layers(config, sizes) if is_third else (LAST,)
+    layers = third_layers(config, sizes) if is_third else (LAST,)
     draft_vocab_size = config.whole("draft_vocab_size", sizes.vocab_size)
     if is_third:
         layout = _third_layout(config, layer, len(layers), draft_vocab_size, tensors)
@@ -179,23 +174,6 @@ def _layer_shape(config: HeadSettings, sizes: TargetSizes, is_third: bool) -> La
     return LayerShape.published(config, width, 2 * width if is_third else width)
 
 
-def _third_layers(config: HeadSettings, sizes: TargetSizes) -> tuple[int, ...]:
-    """The blocks whose output an EAGLE-3 reads: those its config names, else its authors' choice,
-    the inputs of blocks 2, n / 2 and n - 3."""
-    number = sizes.num_layers
-    made_for = config.values.get("num_target_layers", number)
-    if made_for != number:
-        raise config.unfit(f"it was made for a target of {made_for} layers; this one has {number}")
-    nested = config.values.get("eagle_config") or {}
-    places = (nested if isinstance(nested, dict) else {}, config.values)
-    found = (place.get(name) for place in places for name in (LAYER_IDS, "target_layer_ids"))
-    named = next((each for each in found if each), None)
-    layers = named or [1, number // 2 - 1, number - 4]
-    if not isinstance(layers, list) or not all(type(i) is int and 0 <= i < number for i in layers):
-        raise config.unfit(f"it reads the layers {layers} of a target that has {number} layers")
-    return tuple(layers)
-
-
 def _first_layout(layer: LayerShape, tensors: Mapping[str, torch.Tensor]) -> TensorLayout:
     width = layer.hidden_size
     layout = llama_layout(layer, has_bias="self_attn.q_proj.bias" in tensors)
@@ -245,69 +223,6 @@ def _third_layout(
         if any(name in tensors for name in names) if said is None else said:
             layout |= norms
     return layout
-
-
-def _of_gemma(config: HeadSettings, folder: Path, target: LanguageModel) -> HeadParts:
-    """The head in DeepSpec's layout for Gemma 4, whose layer is the native decoder's. Raises
-    ModelError."""
-    sizes, dtype = TargetSizes.of(target), target.embed([0]).dtype
-    config.require("num_hidden_layers", 1)
-    family = str(config.values.get("model_type"))
-    settings = drafter_settings(config, family, OF_DRAFTERS)
-    width, made_for = settings.hidden_size, (settings.hidden_size, settings.vocab_size)
-    if made_for != (sizes.hidden_size, sizes.vocab_size):
-        raise config.unfit(
-            f"it was made for a target {width} wide with {settings.vocab_size} tokens; this one is "
-            f"{sizes.hidden_size} wide with {sizes.vocab_size}"
-        )
-    layers = _third_layers(config, sizes)
-    tensors = {
-        name.removeprefix("model."): each for name, each in published_tensors(folder).items()
-    }
-    others: Shapes = {
-        "fc.weight": (width, len(layers) * width),
-        "layers.0.hidden_norm.weight": (width,),
-        "norm.weight": (width,),
-        "lm_head.weight": (sizes.vocab_size, width),
-        "embed_tokens.weight": (sizes.vocab_size, width),
-    }
-    actual = {name: name for name in tensors}
-    names = TensorNames.of_layers(settings, actual, others, folder.name)
-    shapes = dict(names.shapes)
-    for part in qkv_sizes(settings, 0):  # which read the embedding and the state side by side
-        path = f"layers.0.self_attn.{part}.weight"
-        shapes[path] = (shapes[path][0], 2 * width)
-    held = take(tensors, shapes, folder.name, dtype, target.device)
-    precision, capacity = Precision(dtype, target.device), target.cache.shape.capacity
-    source = HeldTensors(held)
-    builder = Builder(settings, source, replace(names, shapes=shapes), precision, capacity)
-    block = builder.block(0)
-    assert block.attention_norm is not None, "this family has a norm before attention"
-    norms = {
-        "embedding_norm": block.attention_norm,
-        "hidden_norm": builder.norm("layers.0.hidden_norm"),
-        "final_norm": builder.norm("norm"),
-    }
-    fuse = builder.product("fc")
-    embed, embedding_bytes = embedding_of(
-        held["embed_tokens.weight"], target, settings.embedding_scale
-    )
-    own = builder.product("lm_head")
-    output = output_of(own, None, target, settings.logit_cap)
-    frequencies, rope_scale = frequencies_of(settings.rotations[0])
-    parts = {**norms, "fuse": fuse}
-    return HeadParts(
-        layers=layers,
-        network=ThirdNetwork(BlockLayer(block), parts, norms_stream=False, norms_output=False),
-        output=output,
-        embed=embed,
-        frequencies=frequencies.to(target.device),
-        rope_scale=rope_scale,
-        dtype=dtype,
-        body_bytes=embedding_bytes
-        + block.weight_bytes
-        + sum(part.weight_bytes for part in (fuse, norms["hidden_norm"], norms["final_norm"])),
-    )
 
 
 def _rotation(
