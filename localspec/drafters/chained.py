@@ -19,7 +19,7 @@ import torch
 from localspec.core.decoding import DraftPlan, Sequence
 from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import Drafting, DraftSteps, catch_up, fitted, room_of
+from localspec.drafters.drafting import Drafting, DraftSteps, catch_up, fitted
 from localspec.drafters.ngram import NgramDrafter
 from localspec.drafters.parts import DrafterBase, Parts
 from localspec.drafters.review import itself
@@ -65,23 +65,24 @@ class ChainedDrafter(Stepwise, DrafterBase):
         return itself(ChainedDrafter(self._lookup.beside(), self._drafting))
 
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
-        plan = plan.shortened(room_of(self.model, sequence))
+        drafting = self._drafting
+        plan, text = plan.shortened(drafting.room_after(sequence)), drafting.text_of(sequence)
         copied = self._lookup.propose(sequence, plan).tokens
         if not copied:
-            alone = yield from self._drafting.steps(sequence, plan)
-            return replace(alone, makers=(self._drafting.name,) * len(alone.tokens))
-        yield from catch_up(self.model, sequence.tokens)
-        draft = Drafting(sequence, plan, self._drafting.target_vocab_size)
-        pending = sequence.tokens[self.model.cache.length :]
+            alone = yield from drafting.steps(sequence, plan)
+            return replace(alone, makers=(drafting.name,) * len(alone.tokens))
+        yield from catch_up(self.model, text)
+        draft = Drafting(sequence, plan, drafting.target_vocab_size, text=text)
+        pending = text[self.model.cache.length :]
         read = [*pending, *copied]
         logits = yield Rows(self.model, read, num_logits=len(copied) + 1)  # [g + 1, V]
         goes_on, num_agreed = _copy(draft, copied, logits)
         num_copied = len(draft.tokens)
-        self.model.cache.rollback(len(sequence.tokens) + num_agreed)
+        self.model.cache.rollback(len(text) + num_agreed)
         if goes_on:
-            yield from self._drafting.go_on(draft, logits[num_agreed])
+            yield from drafting.go_on(draft, logits[num_agreed])
         num_drafted = len(draft.tokens) - num_copied
-        makers = (self._lookup.name,) * num_copied + (self._drafting.name,) * num_drafted
+        makers = (self._lookup.name,) * num_copied + (drafting.name,) * num_drafted
         # The step that checked the copy also gives the first token behind it.
         return replace(draft.proposal(), makers=makers, num_steps=max(1, num_drafted))
 

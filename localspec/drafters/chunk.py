@@ -166,7 +166,7 @@ class ChunkedDraft(FixedDrafts[_Key, StaticChunk]):
         """Whether a window holds the whole draft, the cache takes all its rows back, and no grammar
         asks the host about each token."""
         num_tokens, cache = draft.plan.num_draft_tokens, self.model.cache
-        end = len(draft.sequence.tokens) + num_tokens
+        end = len(draft.text) + num_tokens
         is_held = end <= cache.shape.capacity and num_tokens < cache.most_rows
         return draft.sequence.grammar is None and is_held
 
@@ -190,7 +190,7 @@ class ChunkedDraft(FixedDrafts[_Key, StaticChunk]):
         """The tokens that the first step reads."""
         self.want(draft.sequence.sampling)
         self.model.catch_up()
-        pending = [*draft.sequence.tokens, *draft.tokens][self.model.cache.length :]
+        pending = [*draft.text, *draft.tokens][self.model.cache.length :]
         if len(pending) > FIRST_WIDTH:
             prefill(self.model, pending[:-1])
             pending = pending[-1:]
@@ -233,7 +233,7 @@ class ChunkedDraft(FixedDrafts[_Key, StaticChunk]):
 
     def _bucket(self, draft: Drafting) -> int:
         """The shortest window that holds the whole draft."""
-        end = len(draft.sequence.tokens) + draft.plan.num_draft_tokens
+        end = len(draft.text) + draft.plan.num_draft_tokens
         return next(each for each in buckets(self.model.cache.shape.capacity) if each >= end)
 
 

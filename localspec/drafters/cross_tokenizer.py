@@ -35,6 +35,7 @@ from itertools import pairwise
 import torch
 
 from localspec.core.decoding import DraftPlan, Proposal, SamplingParams, Sequence, chain
+from localspec.core.draft_window import num_read, read_part
 from localspec.core.errors import ModelError
 from localspec.drafters.drafting import Drafting, DraftSteps, catch_up
 from localspec.drafters.parts import DrafterBase, Parts
@@ -111,9 +112,10 @@ class CrossTokenizerDrafter(Stepwise, DrafterBase):
         way = self._way(sequence)
         if way is None or plan.num_draft_tokens == 0:
             return Proposal()
-        yield from catch_up(self.model, self._text.ids)
+        text = read_part(self._text.ids, self.model.cache.shape.capacity)
+        yield from catch_up(self.model, text)
         temperature = sequence.sampling.temperature
-        pending = self._text.ids[self.model.cache.length :]
+        pending = text[self.model.cache.length :]
         (logits,) = yield Rows(self.model, pending, num_logits=1)  # [V_draft]
         if way == TRANSLATED and self._shared.mass(logits, temperature) >= ENOUGH_SHARED:
             return (yield from self._translated(sequence, plan.shortened(self._room), logits))
@@ -121,7 +123,8 @@ class CrossTokenizerDrafter(Stepwise, DrafterBase):
 
     @property
     def _room(self) -> int:
-        return self.model.cache.shape.capacity - len(self._text.ids)
+        capacity = self.model.cache.shape.capacity
+        return capacity - num_read(len(self._text.ids), capacity)
 
     def _way(self, sequence: Sequence) -> str | None:
         if self._room <= 0 or not self._text.ids:

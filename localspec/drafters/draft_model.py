@@ -1,8 +1,8 @@
 """A smaller model of the same family drafts, token by token, in a cache of its own.
 
 Contract: catches up with the sequence by its cache's longest common prefix, then drafts one token
-after the other, in chunks on a device that captures. Drafts nothing beyond the context that the
-model knows, which may be shorter than the target's.
+after the other, in chunks on a device that captures. Of a text that is longer than its cache it
+reads the first tokens and the latest (draft_window).
 
 Not here: taking a token from its row (drafting).
 """
@@ -10,11 +10,13 @@ Not here: taking a token from its row (drafting).
 from __future__ import annotations
 
 from collections.abc import Generator
+from collections.abc import Sequence as Several
 from typing import Self
 
 import torch
 
 from localspec.core.decoding import DraftPlan, Proposal, Sequence
+from localspec.core.draft_window import num_read, read_part
 from localspec.core.hindsight import ReviewSteps
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import (
@@ -76,14 +78,23 @@ class DraftModelDrafter(Stepwise, DrafterBase):
         return step if self.chunks is None else (self.chunks, *step)
 
     def signal(self, sequence: Sequence) -> str | None:
-        return "model" if room_of(self.model, sequence) else None
+        return "model" if self.room_after(sequence) else None
+
+    def room_after(self, sequence: Sequence) -> int:
+        """Return how many tokens may be drafted after the sequence."""
+        capacity = self.model.cache.shape.capacity
+        return room_of(self.model, num_read(len(sequence.tokens), capacity))
+
+    def text_of(self, sequence: Sequence) -> Several[int]:
+        """Return what the model reads of the sequence."""
+        return read_part(sequence.tokens, self.model.cache.shape.capacity)
 
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
-        plan = plan.shortened(room_of(self.model, sequence))
-        draft = Drafting(sequence, plan, self.target_vocab_size, self.share)
+        plan, text = plan.shortened(self.room_after(sequence)), self.text_of(sequence)
+        draft = Drafting(sequence, plan, self.target_vocab_size, self.share, text)
         if draft.is_full:
             return Proposal()
-        yield from catch_up(self.model, sequence.tokens)
+        yield from catch_up(self.model, text)
         if self.chunks is None or not self.chunks.serves(draft):
             return (yield from autoregress(self.model, draft))
         self.chunks.draft_on(draft)

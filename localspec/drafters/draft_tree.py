@@ -36,7 +36,6 @@ from localspec.drafters.drafting import (
     catch_up,
     chances,
     likeliest,
-    room_of,
 )
 from localspec.drafters.parts import Parts
 from localspec.drafters.review import itself
@@ -86,26 +85,33 @@ class DraftTreeDrafter(DraftModelDrafter):
         return itself(self)
 
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
-        size = plan.shortened(room_of(self.model, sequence)).num_draft_tokens
+        size = plan.shortened(self.room_after(sequence)).num_draft_tokens
         if size == 0:
             return Proposal()
-        yield from catch_up(self.model, sequence.tokens)
+        text = self.text_of(sequence)
+        yield from catch_up(self.model, text)
         growth = plan.growth_or(USUAL)
         if self.chunks is not None and sequence.grammar is None:
-            return self._beside_a_chain(sequence, growth, size, self.chunks)
+            return self._beside_a_chain(sequence, text, growth, size, self.chunks)
         ends, forced = sequence.end_ids, sequence.forced_after
         tree = TreeGrowth(growth, size, end_ids=ends, forced=forced)
-        steps = _Steps(self.model, sequence, tree)
+        steps = _Steps(self.model, text, tree)
         try:
             return (yield from self._grown(sequence, tree, steps))
         finally:
             steps.keep_a_path()
 
     def _beside_a_chain(
-        self, sequence: Sequence, growth: Growth, size: int, chunks: ChunkedDraft
+        self,
+        sequence: Sequence,
+        text: Several[int],
+        growth: Growth,
+        size: int,
+        chunks: ChunkedDraft,
     ) -> Proposal:
         num_steps = steps_that_pay(self._typical, growth, size)
-        draft = Drafting(sequence, DraftPlan(self.name, num_steps), self.target_vocab_size)
+        plan = DraftPlan(self.name, num_steps)
+        draft = Drafting(sequence, plan, self.target_vocab_size, text=text)
         tree = TreeGrowth(
             growth, size, _chained(chunks.levels(draft), growth), end_ids=sequence.end_ids
         )
@@ -138,19 +144,20 @@ def _chained(levels: Several[Level], growth: Growth) -> Known:
 class _Steps:
     """The model's forwards over nodes of a tree, with its cache kept in order."""
 
-    def __init__(self, model: LanguageModel, sequence: Sequence, tree: TreeGrowth) -> None:
+    def __init__(self, model: LanguageModel, text: Several[int], tree: TreeGrowth) -> None:
+        """text: what the model reads of the sequence."""
         self._model = model
-        self._sequence = sequence
+        self._text = text
         self._tree = tree
-        self._base = len(sequence.tokens)
-        self._held = list[int]()  # nodes in the slots after the sequence, in slot order
+        self._base = len(text)
+        self._held = list[int]()  # nodes in the slots after the text, in slot order
 
     def run(self, wanted: Several[int]) -> Generator[Pass, torch.Tensor, torch.Tensor]:
         """Logits after each wanted node, [w, V_draft]; the first one is wanted alone."""
         if self._model.cache.length < self._base:
             (first,) = wanted
             self._held = self._tree.path(first)
-            text = [*self._sequence.tokens, *self._tree.text(first)]
+            text = [*self._text, *self._tree.text(first)]
             return (yield Rows(self._model, text[self._model.cache.length :], num_logits=1))
         paths = [self._tree.path(node) for node in wanted]
         self._keep(_common(paths, self._held))

@@ -48,14 +48,21 @@ class Drafting:
     the end of the text.
 
     vocab_size: of the target. Families pad their vocabularies differently, and an id that the
-    target does not have can never be named. share: of the noise.
+    target does not have can never be named. share: of the noise. text: what the model reads of the
+    sequence (draft_window); all of it by default.
     """
 
     def __init__(
-        self, sequence: Sequence, plan: DraftPlan, vocab_size: int, share: float = 1.0
+        self,
+        sequence: Sequence,
+        plan: DraftPlan,
+        vocab_size: int,
+        share: float = 1.0,
+        text: Several[int] | None = None,
     ) -> None:
         self.tokens = list[int]()
         self.sequence = sequence
+        self.text = sequence.tokens if text is None else text
         self.plan = plan
         self._vocab_size = vocab_size
         self.share = share
@@ -162,12 +169,12 @@ def fitted(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return logits[..., :vocab_size]
 
 
-def room_of(model: LanguageModel, sequence: Sequence) -> int:
-    """Tokens that may be drafted after `sequence` within the model's context."""
-    return max(0, model.cache.shape.capacity - len(sequence.tokens))
+def room_of(model: LanguageModel, num_tokens: int) -> int:
+    """Return how many tokens may be drafted after so many within the model's cache."""
+    return max(0, model.cache.shape.capacity - num_tokens)
 
 
-def catch_up(model: LanguageModel, tokens: list[int]) -> Generator[Pass, torch.Tensor]:
+def catch_up(model: LanguageModel, tokens: Several[int]) -> Generator[Pass, torch.Tensor]:
     """Read all of `tokens` but the last few, which the first draft step takes along."""
     wanted = tokens[:-1]
     missing = wanted[model.cache.reuse(wanted) :]
@@ -178,7 +185,7 @@ def catch_up(model: LanguageModel, tokens: list[int]) -> Generator[Pass, torch.T
 def autoregress(model: LanguageModel, draft: Drafting) -> DraftSteps:
     """Draft until the draft ends, from where the model's cache stands."""
     if not draft.is_full and draft.take_forced():
-        pending = [*draft.sequence.tokens, *draft.tokens][model.cache.length :]
+        pending = [*draft.text, *draft.tokens][model.cache.length :]
         logits = yield Rows(model, pending, num_logits=1)  # [1, V_draft]
         yield from draft_on(model, draft, logits[0])
     return draft.proposal()

@@ -107,7 +107,15 @@ class EarlyExitDrafter(DraftModelDrafter):
         return 0 if self.chunks is None else self.chunks.buffer_bytes
 
     def signal(self, sequence: Sequence) -> str | None:
-        return f"exit {self.depth}" if room_of(self.model, sequence) else None
+        return f"exit {self.depth}" if self.room_after(sequence) else None
+
+    def room_after(self, sequence: Sequence) -> int:
+        """See DraftModelDrafter."""
+        return room_of(self.model, len(sequence.tokens))
+
+    def text_of(self, sequence: Sequence) -> Several[int]:
+        """Return the whole sequence, which the target's cache holds."""
+        return sequence.tokens
 
     def review(self, sequence: Sequence) -> None:
         """It drafts in the target's cache, which must keep what the target wrote there."""

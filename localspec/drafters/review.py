@@ -9,18 +9,19 @@ asked at each place as it stands.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Generator, Hashable
 from collections.abc import Sequence as Several
 
 import torch
 
 from localspec.core.decoding import Drafter, DraftPlan, Proposal, Sequence
+from localspec.core.draft_window import read_part, start_of
 from localspec.core.hindsight import ReviewSteps, beginning_of
 from localspec.drafters.drafting import Drafting, chances
 from localspec.drafters.parts import DrafterBase
 from localspec.engine.sampling import peaks
 from localspec.forward.model import PREFILL_CHUNK, LanguageModel
-from localspec.forward.passes import Rows
+from localspec.forward.passes import Pass, Rows
 
 # Rows of the reply in one forward: few, since each needs logits over all tokens, and a message that
 # comes meanwhile waits for the forward.
@@ -75,20 +76,16 @@ def itself(drafter: Drafter) -> ReviewSteps:
 def teacher_forced(
     drafter: Drafter, model: LanguageModel, sequence: Sequence, vocab_size: int, share: float
 ) -> ReviewSteps:
-    """Read the reply with the draft model. Its cache then holds the whole text, for the next turn.
+    """Read the reply with the draft model, whose cache is then ready for the next turn.
+
     vocab_size: of the target. share: of the noise (drafting)."""
     tokens, start = sequence.tokens, sequence.prompt_length
-    end = min(len(tokens) - 1, model.cache.shape.capacity)
+    asked, end = beginning_of(sequence), len(tokens) - 1
     choices, confidences = list[int](), list[float]()
-    before = tokens[: min(start - 1, end)]
-    place = model.cache.reuse(before)
-    while place < len(before):
-        until = model.cache.piece_end(place, min(place + PREFILL_CHUNK, len(before)))
-        yield Rows(model, before[place:until], num_logits=1)
-        place = until
-    asked = beginning_of(sequence)
+    place = start - 1
     while place < end:
-        until = min(place + READ_ROWS, end)
+        until = _end_of_piece(place, min(place + READ_ROWS, end), model.cache.shape.capacity)
+        yield from _read(model, read_part(tokens[: place + 1], model.cache.shape.capacity)[:-1])
         logits = yield Rows(model, tokens[place:until])  # [n, V_draft]
         texts = [tokens[start : at + 1] for at in range(place, until)]
         heights, best = _chosen(logits, vocab_size, asked, texts, share)
@@ -96,6 +93,22 @@ def teacher_forced(
         confidences += heights
         place = until
     return ChainReview(drafter, start, vocab_size, choices, confidences)
+
+
+def _end_of_piece(place: int, most: int, capacity: int) -> int:
+    """Return up to which token the model reads behind the same beginning as at `place`."""
+    start = start_of(place + 1, capacity)
+    ends = range(place + 1, most + 1)
+    return next((end - 1 for end in ends if start_of(end, capacity) != start), most)
+
+
+def _read(model: LanguageModel, text: Several[int]) -> Generator[Pass, torch.Tensor]:
+    """Let the model's cache hold the text, in pieces of one forward."""
+    place = model.cache.reuse(text)
+    while place < len(text):
+        until = model.cache.piece_end(place, min(place + PREFILL_CHUNK, len(text)))
+        yield Rows(model, text[place:until], num_logits=1)
+        place = until
 
 
 def _chosen(

@@ -14,12 +14,13 @@ its quantised cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Several
 from typing import Self
 
 from localspec.core.decoding import DraftPlan, Sequence
 from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
-from localspec.drafters.drafting import DraftSteps
+from localspec.drafters.drafting import DraftSteps, room_of
 from localspec.drafters.parts import Parts
 from localspec.forward.decoder import Decoder
 from localspec.forward.model import LanguageModel
@@ -52,6 +53,14 @@ class SelfQuantDrafter(DraftModelDrafter):
     @property
     def memory_bytes(self) -> int:
         return self._weight_bytes + (0 if self.chunks is None else self.chunks.buffer_bytes)
+
+    def room_after(self, sequence: Sequence) -> int:
+        """See DraftModelDrafter."""
+        return room_of(self.model, len(sequence.tokens))
+
+    def text_of(self, sequence: Sequence) -> Several[int]:
+        """Return the whole sequence, which the target's cache holds."""
+        return sequence.tokens
 
     def review(self, sequence: Sequence) -> None:
         """It drafts in the target's cache, which must keep what the target wrote there."""

@@ -22,6 +22,7 @@ from localspec.chat.slots import Slot
 from localspec.chat.template import ChatTemplate
 from localspec.core.backend import DrafterStatus, Report
 from localspec.core.decoding import Drafter
+from localspec.core.draft_window import draft_context
 from localspec.core.errors import (
     DraftMismatch,
     LocalspecError,
@@ -292,10 +293,12 @@ def _load_draft(folder: Path, target: LanguageModel, places: Sequence[Place]) ->
     from localspec.forward.load import require_rollback
 
     require_rollback(folder)
-    place, why = _with_room(folder, places)
     longest = longest_of(check_folder(folder).config)
-    context = min(place.context_length, longest or place.context_length)
-    there = replace(place, context_length=context)
+    shorter = [
+        replace(place, context_length=draft_context(place.context_length, longest))
+        for place in places
+    ]
+    there, why = _with_room(folder, shorter)
     if there.device == target.device:
         return _Draft(load_at(folder, there, is_fastest=True).model, there, None)
     keep_out_of_ram(there)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from localspec.core.decoding import OFF
+from localspec.core.draft_window import draft_context
 from localspec.core.errors import ConfigError
 from localspec.core.precisions import FULL_BYTES, PRECISIONS, Precision
 from localspec.formats.attention import MOST_SNAPSHOT_BYTES, MOST_SNAPSHOTS
@@ -225,8 +226,8 @@ def bytes_of(plan: Arrangement, room: Room) -> PlanBytes:
         cache += 0 if room.is_loading else copies
     draft_weights, draft_cache = 0, 0
     if draft is not None:
-        sizes = draft.loaded_bytes(full, full, plan.context_length, room.device)
-        draft_weights, draft_cache = sizes
+        context = draft_context(plan.context_length, draft.context_length)
+        draft_weights, draft_cache = draft.loaded_bytes(full, full, context, room.device)
     if beside is not None and beside.head is not None:
         sizes = beside.head.held_bytes(plan.context_length, FULL_BYTES[full])
         draft_weights, draft_cache = sizes
@@ -306,7 +307,8 @@ def draft_bytes_of(plan: Arrangement) -> PlanBytes | None:
     draft, other = plan.draft, plan.draft_on
     if draft is None or other is None:
         return None
-    alone = bytes_of(Arrangement(draft, other.full, plan.context_length, other.full), other.room)
+    context = draft_context(plan.context_length)
+    alone = bytes_of(Arrangement(draft, other.full, context, other.full), other.room)
     return replace(
         alone,
         target_weights=0,

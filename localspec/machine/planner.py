@@ -172,11 +172,6 @@ def _draft_objection(request: PlanRequest, draft: Model) -> str | None:
             f"{target.name} ({billions(num_of_target)}), so it cannot save time. A smaller "
             "draft would."
         )
-    if draft.shape.context_length < request.wanted_context:
-        return (
-            f"{draft.name} holds {draft.shape.context_length} tokens, {request.wanted_context} are "
-            f"wanted: context {draft.shape.context_length} would do."
-        )
     return None
 
 

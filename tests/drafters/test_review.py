@@ -11,10 +11,11 @@ import torch
 from localspec.controller.hindsight import foretold
 from localspec.core.decoding import Drafter, DraftPlan, Noise, SamplingParams, Sequence
 from localspec.core.hindsight import Reviewing
+from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.review import ChainReview
 from localspec.engine.engine import Engine
 from tests.drafters.stages import NAMES, PROMPT, Stage, stage
-from tests.kit.tiny import Plans, play
+from tests.kit.tiny import Plans, agreeing_draft, play, tiny_llama, with_cache
 
 UNTOLD = ("lookahead", "self_quant", "early_exit", "cross_tokenizer")
 REVIEWED = tuple(name for name in NAMES if name not in UNTOLD)
@@ -90,6 +91,22 @@ def test_rounds_foretold_are_the_rounds_run(name: str, turn: str) -> None:
         assert told(set_up.engine, drafter, Plans((name, length)), sequence) == real(policy)
         accepted += sum(step.num_accepted_tokens for step in policy.steps)
     assert accepted > 0 or (name == "ngram" and turn != "greedy")  # random text repeats nothing
+
+
+def test_rounds_of_a_draft_that_reads_a_part_of_the_text_are_foretold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.drafters.test_review.LENGTH", 90)
+    module = tiny_llama()
+    target, draft = with_cache(module), with_cache(agreeing_draft(module), capacity=48)
+    drafter = DraftModelDrafter(draft, 64)
+    set_up = Stage(Engine(target, {"draft_model": drafter}), {"draft_model": drafter})
+    policy = Plans(("draft_model", 1))
+    sequence = run(set_up, policy, TURNS["1"])
+    foretold_rounds = told(
+        set_up.engine, reviewed(drafter, sequence), Plans(("draft_model", 1)), sequence
+    )
+    assert foretold_rounds == real(policy)
 
 
 @pytest.mark.parametrize("name", [name for name in REVIEWED if name not in ("draft_tree", "eagle")])

@@ -26,7 +26,7 @@ PROFILES = load_profiles((SHIPPED_PROFILES,))
 # Linux and, where the desktop takes more of it, on Windows. None: a smaller model.
 Q4, Q8, Q14 = "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-14B"
 L8, G4, G12 = "meta-llama/Llama-3.1-8B-Instruct", "google/gemma-3-4b-it", "google/gemma-3-12b-it"
-PAIR, ALONE, BLOCK, EAGLE = "draft_model", "ngram", "block", "eagle"
+PAIR, ALONE = "draft_model", "ngram"
 Choice = tuple[str, str, int] | None
 TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
     (6, Q4): (("4-bit", ALONE, 6144), ("4-bit", ALONE, 4096)),
@@ -35,7 +35,7 @@ TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
     (6, L8): (None, None),
     (6, G4): (("4-bit", ALONE, 8192), ("4-bit", ALONE, 8192)),
     (6, G12): (None, None),
-    (8, Q4): (("4-bit", BLOCK, 8192), ("4-bit", BLOCK, 8192)),
+    (8, Q4): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (8, Q8): (None, None),
     (8, Q14): (None, None),
     (8, L8): (None, None),
@@ -44,12 +44,12 @@ TAKEN: dict[tuple[int, str], tuple[Choice, Choice]] = {
     (12, Q4): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (12, Q8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (12, Q14): (None, None),
-    (12, L8): (("4-bit", PAIR, 8192), ("4-bit", ALONE, 8192)),
+    (12, L8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (12, G4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
     (12, G12): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (16, Q4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
     (16, Q8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
-    (16, Q14): (("4-bit", PAIR, 8192), ("4-bit", EAGLE, 8192)),
+    (16, Q14): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (16, L8): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),
     (16, G4): (("bf16", PAIR, 8192), ("bf16", PAIR, 8192)),
     (16, G12): (("4-bit", PAIR, 8192), ("4-bit", PAIR, 8192)),

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from localspec.core.config import SHIPPED_PROFILES
+from localspec.core.draft_window import DRAFT_CONTEXT
 from localspec.core.speculation import Measurement
 from localspec.machine.compatibility import Compatibility
 from localspec.machine.memory import (
@@ -127,11 +128,11 @@ def test_the_parts_of_llama_8b_with_a_1b_draft() -> None:
     target = MODELS["meta-llama/Llama-3.1-8B-Instruct"]
     draft = MODELS["meta-llama/Llama-3.2-1B-Instruct"]
     needed = bytes_of(Arrangement(target, "bf16", 8192, draft=draft), gpu(24))
-    angles = 8192 * 4  # cosines and sines, of 2 bytes each, for every number of a head
-    assert needed.target_weights == 2 * 8_030_261_248 + 128 * angles
-    assert needed.draft_weights == 2 * 1_235_814_400 + 64 * angles
+    angle = 4  # a cosine and a sine, of 2 bytes each, for every number of a head
+    assert needed.target_weights == 2 * 8_030_261_248 + 128 * 8192 * angle
+    assert needed.draft_weights == 2 * 1_235_814_400 + 64 * DRAFT_CONTEXT * angle
     assert needed.target_kv == 8192 * 128 * 1024 == GIB
-    assert needed.draft_kv == 8192 * 32 * 1024 == 256 * MIB
+    assert needed.draft_kv == DRAFT_CONTEXT * 32 * 1024 == 96 * MIB
     assert needed.logits == 16 * 128_256 * 4 * 6
     assert needed.margin == int(0.04 * 24 * GIB)
     parts = needed.as_dict()
@@ -191,7 +192,7 @@ def test_a_refusal_gives_need_free_memory_and_what_would_fit() -> None:
     ).total
     shown = float(reason.split("needs ")[1].split(" GiB")[0])
     assert needed / GIB <= shown < needed / GIB + 0.1001
-    assert "22.0 GiB is free: context 12288 or 4-bit would fit." in reason
+    assert "22.0 GiB is free: context 24576 or 4-bit would fit." in reason
 
 
 def test_the_remedy_of_a_refusal_really_fits() -> None:
@@ -240,10 +241,16 @@ def test_a_draft_as_large_as_its_target_is_refused() -> None:
     assert "not smaller" in refusals(plan(replace(asked, target=same)), "draft_model")[0]
 
 
-def test_a_draft_with_a_shorter_context_is_refused_beyond_it() -> None:
+def test_a_draft_takes_no_more_memory_for_a_longer_context() -> None:
+    """It reads the first tokens and the latest, also beyond the context that it was made for."""
     target = with_draft("Qwen/Qwen3-4B-Instruct-2507", "Qwen/Qwen3-0.6B")
-    report = plan(PlanRequest(target, gpu(80), 65536))
-    assert "context 40960 would do" in refusals(report, "draft_model")[0]
+    sizes = [
+        each.bytes.draft_kv
+        for context in (4096, 65536)
+        for each in plan(PlanRequest(target, gpu(80), context)).plans
+        if (each.precision, each.drafter) == ("bf16", "draft_model")
+    ]
+    assert len(sizes) == 2 and sizes[0] == sizes[1] > 0
 
 
 def test_a_draft_beyond_a_tenth_of_its_target_says_so() -> None:
@@ -297,11 +304,16 @@ def test_a_context_beyond_the_models_own_is_said() -> None:
 
 
 def test_a_pair_comes_first_then_precision_then_context() -> None:
-    report = plan(request("Qwen/Qwen3-8B", gpu(24), context=32768))
-    order = [(each.precision, each.context_length, each.drafter) for each in report.plans]
-    assert order[0] == ("4-bit", 32768, "draft_model"), "in bf16 it would take half the context"
-    assert order.index(("bf16", 32768, "off")) < order.index(("bf16", 16384, "self_quant"))
-    assert order.index(("bf16", 16384, "self_quant")) < order.index(("4-bit", 32768, "off"))
+    def order(free_gib: float) -> list[tuple[str, int, str]]:
+        report = plan(request("Qwen/Qwen3-8B", gpu(free_gib), context=32768))
+        return [(each.precision, each.context_length, each.drafter) for each in report.plans]
+
+    first = order(22)[0]
+    assert first == ("4-bit", 32768, "draft_model"), "in bf16 it would take some of the context"
+    plans = order(24)
+    assert plans[0] == ("bf16", 32768, "draft_model")
+    assert plans.index(("bf16", 32768, "off")) < plans.index(("bf16", 16384, "self_quant"))
+    assert plans.index(("bf16", 16384, "self_quant")) < plans.index(("4-bit", 32768, "off"))
 
 
 def test_less_than_half_the_context_comes_after_lower_precision() -> None:
