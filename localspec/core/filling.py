@@ -111,10 +111,15 @@ class Guesses(NamedTuple):
 
 def guesses_of(step: Step) -> Mapping[str, Guesses]:
     """Return the draft tokens of the round by the drafter that they come from."""
-    counts = (step.num_draft_tokens, step.num_checked_tokens, step.num_accepted_tokens)
+    whole = Guesses(step.num_draft_tokens, step.num_checked_tokens, step.num_accepted_tokens)
     if step.filler is None:
-        return {step.drafter: Guesses(*counts)}
-    num_own = step.num_draft_tokens - step.num_filled_tokens  # the filler's follow in a chain
-    own = Guesses(*(min(count, num_own) for count in counts))
-    filler = Guesses(*(max(0, count - num_own) for count in counts))
-    return {step.drafter: own, step.filler: filler}
+        return {step.drafter: whole}
+    own, filled = parted(whole, step.num_filled_tokens)
+    return {step.drafter: own, step.filler: filled}
+
+
+def parted(whole: Guesses, num_filled_tokens: int) -> tuple[Guesses, Guesses]:
+    """Return the drafter's own part of a chain, and the filler's part behind it."""
+    num_own = whole.num_draft_tokens - num_filled_tokens
+    own = Guesses(*(min(count, num_own) for count in whole))
+    return own, Guesses(*(max(0, count - num_own) for count in whole))

@@ -40,7 +40,7 @@ STATE_AFTER: Mapping[str, MessageState] = {
 STEP_COLUMNS = (
     "drafter", "num_draft_tokens", "num_accepted_tokens", "num_output_tokens", "draft_ms",
     "verify_ms", "context_length", "is_probe", "signal", "num_lenient_tokens", "plain_ms",
-    "num_checked_tokens",
+    "num_checked_tokens", "num_filled_tokens", "filler",
 )  # fmt: skip
 LEFT_OUT_OF_MESSAGES = ("text_exact", "deleted_at_utc", "children_ids")
 LEFT_OUT_OF_TURNS = ("id", "token_ids", "provenance", "drafted", "is_copy")

@@ -82,6 +82,13 @@ def add_tokens_from_disk(db: Database) -> None:
     db.conn.execute("ALTER TABLE turn ADD COLUMN num_disk_tokens INTEGER")
 
 
+@MIGRATIONS(name="m026_filled_drafts")
+def add_filled_drafts(db: Database) -> None:
+    """Add the columns for draft tokens that another drafter appended, and for its name."""
+    db.conn.execute("ALTER TABLE step ADD COLUMN num_filled_tokens INTEGER")
+    db.conn.execute("ALTER TABLE step ADD COLUMN filler TEXT")
+
+
 def check_version(db: Database) -> None:
     """Raise NewerLog or OlderLog where `MIGRATIONS` cannot bring this file to its tables."""
     applied = applied_migrations(db)

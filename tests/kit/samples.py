@@ -73,6 +73,7 @@ def finish(
     text: str = "hello",
     finish_reason: str = "eos",
     stats: TurnStats = STATS,
+    steps: tuple[Step, ...] = STEPS,
 ) -> None:
     store.finish_turn(
         turn,
@@ -81,7 +82,7 @@ def finish(
             token_ids=TOKEN_IDS,
             provenance=PROVENANCE,
             stats=stats,
-            steps=STEPS,
+            steps=steps,
             finish_reason=finish_reason,
             error=None,
         ),

@@ -127,9 +127,13 @@ def test_turn_row_has_all_settings_and_numbers_by_name(store: Store) -> None:
 
 def test_tokens_provenance_and_steps_are_kept(store: Store) -> None:
     turn = begin(store)
-    finish(store, turn)
+    first, *others = STEPS
+    filled = replace(first, num_filled_tokens=3, filler="lookahead")
+    finish(store, turn, steps=(filled, *others))
     assert store.reply_tokens(turn.message_id) == (list(TOKEN_IDS), list(PROVENANCE))
     steps = store.step_rows(turn.turn_id)
+    assert [step["filler"] for step in steps] == ["lookahead", None, None]
+    assert [step["num_filled_tokens"] for step in steps] == [3, 0, 0]
     assert [step["n"] for step in steps] == [0, 1, 2]
     assert [step["drafter"] for step in steps] == [step.drafter for step in STEPS]
     assert [step["verify_ms"] for step in steps] == [10.0, 9.5, 8.0]

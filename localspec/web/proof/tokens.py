@@ -176,8 +176,9 @@ def _round(
     """One check by the model: how many guesses, its time in words, "" where that is not known, and
     the guesses that were refused. not_reached: guesses behind a wrong one."""
     times = (step["draft_ms"], step["verify_ms"])
+    drafters = [name for name in (step["drafter"], step["filler"]) if name is not None]
     return {
-        "drafter": label_of(step["drafter"]) if step["num_draft_tokens"] else DASH,
+        "drafter": " and ".join(map(label_of, drafters)) if step["num_draft_tokens"] else DASH,
         "drafted": step["num_draft_tokens"],
         "accepted": step["num_accepted_tokens"],
         "time": "" if None in times else took(sum(times)),

@@ -9,12 +9,13 @@ wait 0 ms; `between_updates` are the times of the rounds themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any
 
 from localspec.core.arithmetic import percentile, ratio
+from localspec.core.filling import Guesses, parted
 from localspec.core.speculation import (
     MIN_COMPARED_TOKENS,
     DecodeCounts,
@@ -98,19 +99,40 @@ def summarise(rows: Sequence[Row], rounds: Sequence[Row] = ()) -> Summary:
 
 def by_drafter(rows: Sequence[Row], rounds: Sequence[Row]) -> dict[str, Summary]:
     """The rounds of each drafter taken together, lenient ones apart; those without a draft have no
-    speedup. rounds: of these turns."""
+    speedup. rounds: of these turns. Guesses that another drafter appended count as that one's."""
     lenient = {row["turn_id"] for row in rows if row["exact"] is False}
-    groups: dict[tuple[str, bool], list[Row]] = {}
-    for one in sorted(rounds, key=lambda one: str(one["drafter"])):
-        groups.setdefault((one["drafter"], one["turn_id"] in lenient), []).append(one)
+    groups, guesses = _by_maker(rounds, lenient), _by_maker(_parts(rounds), lenient)
     return {
-        label_of(drafter) + (" (lenient)" if is_lenient else ""): _of_rounds(members)
-        for (drafter, is_lenient), members in groups.items()
+        label_of(drafter) + (" (lenient)" if is_lenient else ""): _of_rounds(
+            groups.get((drafter, is_lenient), ()), guesses[drafter, is_lenient]
+        )
+        for drafter, is_lenient in guesses
     }
 
 
-def _of_rounds(rounds: Sequence[Row]) -> Summary:
-    """Rounds as if they were a turn. A whole reply is of no single drafter."""
+def _by_maker(rounds: Iterable[Row], lenient: Set[int]) -> dict[tuple[str, bool], list[Row]]:
+    """Rounds by their drafter and whether they are of a lenient turn."""
+    groups: dict[tuple[str, bool], list[Row]] = {}
+    for one in sorted(rounds, key=lambda one: str(one["drafter"])):
+        groups.setdefault((one["drafter"], one["turn_id"] in lenient), []).append(one)
+    return groups
+
+
+def _parts(rounds: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rounds, and those with appended guesses as one round of each of the drafters."""
+    for one in rounds:
+        if not one["filler"]:
+            yield one
+            continue
+        whole = Guesses(*(one[name] for name in Guesses._fields))
+        own, filled = parted(whole, one["num_filled_tokens"])
+        yield {**one, **own._asdict()}
+        yield {**one, **filled._asdict(), "drafter": one["filler"]}
+
+
+def _of_rounds(rounds: Sequence[Row], guesses: Sequence[Row]) -> Summary:
+    """Rounds as if they were a turn. A whole reply is of no single drafter. guesses: rounds with
+    the counts of this drafter's own guesses alone."""
     drafted = [one for one in rounds if one["num_draft_tokens"]]
     turns = {one["turn_id"] for one in rounds}
     as_turn = {
@@ -130,8 +152,9 @@ def _of_rounds(rounds: Sequence[Row]) -> Summary:
     return replace(
         summarise([as_turn], rounds),
         num_turns=len(turns),
+        acceptance_rate=_both(guesses, "num_accepted_tokens", "num_draft_tokens").acceptance_rate,
         checked_acceptance_rate=_both(
-            drafted, "num_accepted_tokens", "num_checked_tokens"
+            guesses, "num_accepted_tokens", "num_checked_tokens"
         ).checked_acceptance_rate,
         decode_speedup=_gain(compared, "plain_ms", "round_ms"),
     )

@@ -24,6 +24,7 @@ def step(drafted: int, accepted: int, tokens: int, drafter: str = "draft_model")
         "verify_ms": 2.0,
         "context_length": 9,
         "is_probe": 0,
+        "filler": None,
     }
 
 
@@ -70,6 +71,13 @@ def test_a_refused_guess_says_what_stands_instead() -> None:
     rounds = found()["rounds"]
     assert rounds[0]["missed"] == [{"text": " dog", "instead": " cat", "confidence": 0.9}]
     assert [one["not_reached"] for one in rounds] == [1, 0, 0]
+
+
+def test_round_names_the_lookup_that_went_on_behind_a_draft() -> None:
+    steps = [step(3, 1, 2, "mtp") | {"filler": "ngram"}, *STEPS[1:]]
+    rounds = provenance_of(TEXT, SOURCES, steps, TokenRecord(LENGTHS, ROUNDS))["rounds"]
+    names = ["multi-token prediction and word lookup", "word lookup"]
+    assert [one["drafter"] for one in rounds[:2]] == names
 
 
 def test_a_refused_sibling_gave_way_to_the_one_taken() -> None:

@@ -158,6 +158,19 @@ def test_guesses_are_the_drafters_that_made_them() -> None:
     }
 
 
+def test_appended_guesses_are_counted_for_the_lookup_that_appended_them() -> None:
+    """Of eight guesses of a chain the first three are the module's; a wrong one ended the copy."""
+    filled = step(1, "mtp", 8, 6, round_ms=50.0, plain_ms=100.0)
+    alone = step(1, "mtp", 3, 1, round_ms=50.0, plain_ms=100.0)
+    rounds = [filled | {"filler": "ngram", "num_filled_tokens": 5}, alone]
+    found = stats.by_drafter([ROW], rounds)
+    module, lookup = found["multi-token prediction"], found["word lookup"]
+    assert (module.acceptance_rate, module.checked_acceptance_rate) == (4 / 6, 4 / 5)
+    assert (lookup.acceptance_rate, lookup.checked_acceptance_rate) == (3 / 5, 3 / 4)
+    assert (module.decode_speedup, lookup.decode_speedup) == (2.0, None), "rounds of the module"
+    assert module.num_output_tokens == 9
+
+
 def step(
     turn: int, drafter: str, drafted: int, accepted: int, round_ms: float, plain_ms: float | None
 ) -> dict[str, Any]:
@@ -171,6 +184,7 @@ def step(
         "draft_ms": round_ms / 2,
         "verify_ms": round_ms / 2,
         "plain_ms": plain_ms,
+        "filler": None,
     }
 
 

@@ -73,7 +73,7 @@ def test_axes_of_time_are_in_seconds_beyond_a_second(round_ms: float, unit: str)
     counts = {"num_draft_tokens": 2, "num_accepted_tokens": 1, "num_output_tokens": 2}
     counts["num_checked_tokens"] = 2
     times = {"draft_ms": 0.0, "verify_ms": round_ms, "plain_ms": None}
-    slow = {"turn_id": 1, "drafter": "ngram", **counts, **times}
+    slow = {"turn_id": 1, "drafter": "ngram", "filler": None, **counts, **times}
     (waits,) = (plot.svg for plot in make_plots(rows, [slow], None) if plot.name == "waits")
     assert f">{unit}</text>" in waits
     assert f"P99, with drafting: {round_ms * 0.99 if unit == 'ms' else 2.376:.4g}" in waits
