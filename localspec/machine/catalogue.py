@@ -97,6 +97,7 @@ class Catalogue:
             )
             known = _without_memory(hardware)
         room = room_for(known)
+        models = with_heads_of_originals(models)
         snapshot = Snapshot(
             room=replace(room, free_bytes=room.free_bytes + freed_bytes),
             full=full_precision(None, hardware),
@@ -218,8 +219,43 @@ def _is_named(model: Model, name: str | None) -> bool:
     """True if a name that a head gives is a model's: its id, or the last part of a path."""
     if not name:
         return False
-    last = name.rstrip("/").rpartition("/")[2].lower()
-    return name.lower() == model.id.lower() or last == model.id.rpartition("/")[2].lower()
+    return name.lower() == model.id.lower() or _last_part(name) == _last_part(model.id)
+
+
+def with_heads_of_originals(models: Sequence[Model]) -> list[Model]:
+    """Return the models, and those that no profile knows with the published heads of the profile's
+    model that they are a copy of, by name and sizes."""
+    known = [model for model in models if model.license is not None]
+    return [model if model.license is not None else _as_copy(model, known) for model in models]
+
+
+def _as_copy(model: Model, known: Iterable[Model]) -> Model:
+    """Return a model with the heads of the known model whose name its own name begins with. A name
+    that goes on, as that of a quantised copy does, may begin with several: the longest counts."""
+    originals = {_last_part(each.id): each for each in known if _is_alike(model, each)}
+    name = _last_part(model.title or model.id)
+    originals = {begin: each for begin, each in originals.items() if name.startswith(begin)}
+    if not originals:
+        return model
+    original = originals[max(originals, key=len)]
+    heads = [draft for draft in original.drafts if draft.head is not None]
+    more = tuple(each for each in heads if each.id not in {draft.id for draft in model.drafts})
+    if not more:
+        return model
+    note = f"Its name and sizes are those of {original.id}, whose published drafters are offered."
+    return replace(model, drafts=(*model.drafts, *more), note=note)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].lower()
+
+
+def _is_alike(model: Model, other: Model) -> bool:
+    """True if both are known to have the same number of layers, width and tokens."""
+    if model.known_shape is None or other.known_shape is None:
+        return False
+    sizes = [(s.num_layers, s.hidden_size, s.vocab_size) for s in (model.shape, other.shape)]
+    return sizes[0] == sizes[1]
 
 
 def folder_model(folder: Path, title: str = "", home: Path | None = None) -> Model:

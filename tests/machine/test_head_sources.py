@@ -15,10 +15,15 @@ import torch
 from safetensors.torch import save_file
 
 from localspec.core.backend import Message, Request
-from localspec.core.config import settings_for
+from localspec.core.config import SHIPPED_PROFILES, settings_for
 from localspec.core.options import LoadOptions
 from localspec.loading.local_backend import open_local_backend
-from localspec.machine.catalogue import Catalogue, with_own_heads
+from localspec.machine.catalogue import (
+    Catalogue,
+    profile_models,
+    with_heads_of_originals,
+    with_own_heads,
+)
 from localspec.machine.model import Model
 from localspec.machine.profiles import load_profiles
 from localspec.machine.sources import resolve, usual_drafts
@@ -172,6 +177,33 @@ def test_a_head_is_offered_with_the_target_that_it_names(
     head = Model("maker/block", path=write_block(tmp_path / "block", config))
     target, other = with_own_heads([Model(TARGET), Model("someone/draft")], [head])
     assert target.drafts == ((head,) if is_offered else ()) and other.drafts == ()
+
+
+def test_a_copy_of_a_known_model_is_offered_its_heads() -> None:
+    """By name and sizes: as other publishers and other programs call it."""
+    known = profile_models(load_profiles((SHIPPED_PROFILES,)), [])
+    gemma, qwen, newer = (
+        next(each for each in known if each.id == id)
+        for id in ("google/gemma-4-12B-it", "Qwen/Qwen3-4B", "Qwen/Qwen3-4B-Instruct-2507")
+    )
+
+    def offered(name: str, like: Model, **sizes: int) -> set[str]:
+        shape = replace(like.shape, **sizes)
+        model = Model("/files/model", name, known_shape=shape)
+        *_, found = with_heads_of_originals([*known, model])
+        assert (like.id in found.note) == bool(found.drafts)
+        assert all(draft.head is not None for draft in found.drafts)
+        return {draft.id for draft in found.drafts}
+
+    heads = {draft.id for draft in gemma.drafts}
+    assert offered("unsloth/gemma-4-12b-it-Q4_K_M", gemma) == heads
+    assert offered("/my/gemma-4-12B-it", gemma) == heads
+    assert offered("gemma-4-12b-it", gemma, num_layers=47) == set()
+    assert offered("someone/other", gemma) == set()
+    assert len(offered("Qwen3-4B-GPTQ", qwen)) == 2
+    assert offered("Qwen3-4B-Instruct-2507-GGUF", newer) == set(), "of another model of its sizes"
+    same = with_heads_of_originals(known)
+    assert same == known
 
 
 @pytest.mark.slow
