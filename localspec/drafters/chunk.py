@@ -29,7 +29,8 @@ from localspec.drafters.fixed import Buffers, Cuts, FixedDrafts, FixedWork, cuts
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import GraphPool, buckets
 from localspec.forward.model import prefill
-from localspec.forward.static import Window, undisturbed, windows
+from localspec.forward.restoring import undisturbed
+from localspec.forward.static import Window, windows
 
 SIZES = (1, 2, 4, 8)  # any length is a sum of these
 FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to read

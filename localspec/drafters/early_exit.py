@@ -207,17 +207,16 @@ class Exits:
     def score(self) -> None:
         """Count how often the exits agree on the newest cached tokens, which are run again."""
         cache = self._target.cache
-        tokens = cache.tokens[max(cache.earliest, cache.length - SCORED_TOKENS) :]
-        if len(tokens) < FEWEST_TOKENS:
+        num_tokens = min(cache.length - cache.earliest, SCORED_TOKENS)
+        if num_tokens < FEWEST_TOKENS:
             return
-        cache.rollback(cache.length - len(tokens))
-        output = self._target.run(tokens, keep=[depth - 1 for depth in self.tallies])
+        output = self._target.look_back(num_tokens, [depth - 1 for depth in self.tallies])
         own = output.logits.argmax(dim=-1)  # [n]
         for depth, tally in self.tallies.items():
             rows = self._target.weights.final_norm(output.hidden[depth - 1])  # [n, d]
             same = self._target.head(rows).argmax(dim=-1) == own
             tally.agreed = FADE * tally.agreed + float(same.sum())
-            tally.tried = FADE * tally.tried + len(tokens)
+            tally.tried = FADE * tally.tried + num_tokens
 
     def best(self, current: int | None = None) -> int:
         """The depth to draft with; `current` unless another is clearly better."""

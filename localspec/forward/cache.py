@@ -1,12 +1,11 @@
 """A preallocated KV cache addressed by absolute lengths.
 
-`tokens` mirrors on the host what the slots hold. `reuse` (longest common prefix)
-serves rejection, cancel, edit, regenerate and the next turn alike; `rollback` shortens;
-`keep` compacts the accepted path of a tree. Layers that see everything can return to every length.
-Rings (`rings`) and states (`states`) can return to a few last lengths, and to those of which `hold`
-took a snapshot; tokens behind these are read again (`unread`). `reuse` also brings back what any
-cache of the model has read (`prefixes`). `append` is the context of one forward, which writes to
-`key_values` or by the methods that transformers calls.
+`tokens` mirrors on the host what the slots hold. `reuse` (longest common prefix) serves rejection,
+cancel, edit, regenerate and the next turn alike; `rollback` shortens; `keep` compacts the accepted
+path of a tree. Layers that see everything can return to every length. Rings and states can return
+to a few last lengths, and to those of which `hold` took a snapshot; tokens behind these are read
+again (`unread`). `reuse` also brings back what any cache of the model has read (`prefixes`).
+`append` is the context of one forward, which writes to `key_values` or as transformers does.
 """
 
 from __future__ import annotations
@@ -97,6 +96,7 @@ class KVCache:
         self._branch: int | None = None  # where the text that is read leaves the one before
         self.prefixes: Prefixes | None = None
         self.num_from_disk = 0  # tokens that the last `reuse` brought from the disk
+        self.is_rerun = False  # while tokens run once more (`restoring`)
 
     @property
     def length(self) -> int:
@@ -209,7 +209,7 @@ class KVCache:
 
     def hold(self) -> None:
         """Hold what later texts may go on from: copies of what exists at few lengths only."""
-        if self.tokens and self._memories and self.length in self._reach:
+        if self.tokens and self._memories and not self.is_rerun and self.length in self._reach:
             copies = [memory.saved(self.length) for memory in self._memories]
             self._snapshots.add(self.tokens, copies)
 

@@ -2,9 +2,10 @@
 
 Contract: the same as `model.CausalLM` (and its reference): `forward` appends n slots to the cache
 and returns fp32 logits. One product for query, key and value, one for gate and up; keys and
-values are written into the preallocated cache and read from it in place. `run` also returns hidden
-states of the layers that are asked for. `run_together` runs rows of several sequences, each a
-decoder with a cache of its own over the same weights, and reads the weights once.
+values are written into the preallocated cache and read from it in place. `look_back` runs tokens
+that are cached once more, for hidden states, and leaves the cache as it was. `run_together` runs
+rows of several sequences, each a decoder with a cache of its own over the same weights, and reads
+the weights once.
 
 Not here: what a layer holds (block), making blocks of files (builder), captured graphs
 (graphs).
@@ -28,9 +29,10 @@ from localspec.forward.decoder_weights import Weights
 from localspec.forward.delta_net import DeltaNet
 from localspec.forward.features import LAST, Features
 from localspec.forward.mixer import LayerAttend, Table
-from localspec.forward.model import PREFILL_CHUNK, LanguageModel
+from localspec.forward.model import PREFILL_CHUNK, LanguageModel, prefill
 from localspec.forward.output_head import DraftVocabulary
 from localspec.forward.passes import Rows
+from localspec.forward.restoring import looking_back
 from localspec.forward.row_attention import Attend
 from localspec.forward.states import StateRows
 from localspec.forward.tree import depths
@@ -144,25 +146,20 @@ class Decoder:
         num_logits: int | None = None,
     ) -> torch.Tensor:
         """See CausalLM.forward: [num_logits, V] fp32. Raises CacheError at the context's end."""
-        return self.run(tokens, parents, num_logits).logits
+        return run_together([Rows(self, tokens, parents, num_logits)])[0].logits
 
     @torch.inference_mode()
-    def run(
-        self,
-        tokens: Sequence[int],
-        parents: Sequence[int] | None = None,
-        num_logits: int | None = None,
-        keep: Sequence[int] = (),
-    ) -> Output:
-        """As `forward`, with hidden states. keep: layers whose hidden states are returned, beside
-        those that are followed."""
-        return run_together([Rows(self, tokens, parents, num_logits)], keep)[0]
+    def look_back(self, num_tokens: int, keep: Sequence[int]) -> Output:
+        """Run the last cached tokens once more, for logits and for hidden states of the layers in
+        `keep`. The cache is left as it was: only `forward` puts rows into it, so that a decoder
+        that fixes how it runs them need not be asked here."""
+        with looking_back(self.cache, self.cache.length - num_tokens) as tokens:
+            return run_together([Rows(self, tokens)], keep)[0]
 
     def catch_up(self) -> None:
         """Read the tokens again that no state has read, after a rollback behind them."""
-        missing = self.cache.unread()
-        for first in range(0, len(missing), PREFILL_CHUNK):
-            self._reader.run(missing[first : first + PREFILL_CHUNK], num_logits=1)
+        if missing := self.cache.unread():
+            prefill(self._reader, missing)
 
     def wanted_layers(self, keep: Sequence[int]) -> frozenset[int]:
         """Those of `keep` and those that are followed."""
@@ -332,8 +329,8 @@ def kv_shape_of(weights: Weights, capacity: int) -> KVShape:
 
 @torch.inference_mode()
 def run_together(parts: Sequence[Rows], keep: Sequence[int] = ()) -> list[Output]:
-    """`Decoder.run` of each part. parts: of Decoders that share their weights, each with a cache of
-    its own."""
+    """Return the logits of each part, and hidden states of the layers in `keep` and of those that
+    are followed. parts: of Decoders that share their weights, each with a cache of its own."""
     models = [part.model for part in parts if isinstance(part.model, Decoder)]
     for model in models:
         model.catch_up()

@@ -11,7 +11,7 @@ takes the narrowest captured width that holds the tokens and the shortest captur
 that holds the sequence; rows that are left over write beyond its end, where nothing is held.
 What has no graph yet runs uncaptured, so that nothing waits for a capture. `capture` makes the
 graphs one by one in idle time; each is used only once a replay has given the logits of the
-uncaptured forward. `run` (hidden states) is never captured. One thread at a time, captures
+uncaptured forward. `look_back` (hidden states) is never captured. One thread at a time, captures
 included.
 
 The capture itself has never run on CUDA hardware: no GPU was available. All else is tested on a CPU
@@ -33,7 +33,8 @@ import torch
 from localspec.core.errors import first_line
 from localspec.forward.cache import WIDEST
 from localspec.forward.decoder import Decoder
-from localspec.forward.static import StaticForward, Window, undisturbed, windows
+from localspec.forward.restoring import undisturbed
+from localspec.forward.static import StaticForward, Window, windows
 
 Work = Callable[[], None]
 Filled = TypeVar("Filled", bound=Work)

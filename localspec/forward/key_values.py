@@ -150,6 +150,17 @@ class KeyValues:
             place = slice(start, start + copied.shape[4])
             part.slots[:, :, :, :, place].copy_(copied, non_blocking=True)
 
+    def copied(self, start: int, end: int) -> list[torch.Tensor]:
+        """Return copies on the device of some positions of all layers, for `put_back`."""
+        places = indices(range(start, end), self._device)
+        return [part.slots.index_select(4, places % part.num_slots) for part in self._parts]
+
+    def put_back(self, start: int, end: int, copies: Sequence[torch.Tensor]) -> None:
+        """Write what was copied to its positions."""
+        places = indices(range(start, end), self._device)
+        for part, rows in zip(self._parts, copies, strict=True):
+            part.slots.index_copy_(4, places % part.num_slots, rows)
+
     @property
     def _whole_parts(self) -> tuple[_Part, ...]:
         return tuple(part for part in self._parts if part.num_slots == self.num_slots)

@@ -17,8 +17,7 @@ Not here: choosing widths and buckets, capturing (graphs), the cache's bookkeepi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -30,30 +29,11 @@ from localspec.forward.attention import (
     parts_of,
     split_attention,
 )
-from localspec.forward.cache import KVCache
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
 from localspec.forward.row_attention import Attend
 from localspec.forward.tree import block_mask, depths, slot_mask
 from localspec.forward.upload import pinned
-
-
-@contextmanager
-def undisturbed(cache: KVCache, num_slots: int) -> Iterator[None]:
-    """Restore the first `num_slots` slots and features afterwards, and the ingredients of as many
-    tokens after the settled states, whatever was written inside."""
-    held = [part[:, :, :num_slots] for pair in cache.slots for part in pair]
-    if cache.states is not None:
-        held += cache.states.held(num_slots)
-    if cache.features is not None:
-        features = cache.features
-        held += [features.rows(layer, 0, num_slots) for layer in features.layers]
-    copies = [part.clone() for part in held]
-    try:
-        yield
-    finally:
-        for part, old in zip(held, copies, strict=True):
-            part.copy_(old)
 
 
 class Window:

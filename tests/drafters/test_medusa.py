@@ -17,9 +17,10 @@ from localspec.drafters.parts import Parts
 from localspec.drafters.tree_growth import usual_growth
 from localspec.engine.engine import Engine
 from localspec.engine.sampling import choices, scores
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, run_together
 from localspec.forward.features import LAST
 from localspec.forward.heads.medusa import MedusaHeads
+from localspec.forward.passes import Rows
 from localspec.forward.tree import depths
 from tests.kit.random_medusa import write_random
 from tests.kit.tiny import HIDDEN_SIZE, tiny_llama, turn_of, with_cache, with_plain_cache
@@ -155,7 +156,7 @@ def test_after_a_tree_was_judged_the_state_is_that_of_the_kept_path(tmp_path: Pa
     held = target.cache.length
     kept = target.follow([LAST]).rows(LAST, 0, held).clone()
     fresh = with_cache(tiny_llama())
-    made = fresh.run(sequence.tokens[:held], keep=[LAST])
+    (made,) = run_together([Rows(fresh, sequence.tokens[:held])], [LAST])
     assert torch.allclose(kept, made.hidden[LAST], atol=1e-4)
 
 

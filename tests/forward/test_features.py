@@ -10,7 +10,7 @@ import torch
 from localspec.core.errors import ModelError
 from localspec.forward.features import LAST, Features
 from localspec.forward.graphs import CapturedDecoder
-from localspec.forward.static import undisturbed
+from localspec.forward.restoring import undisturbed
 from tests.kit.tiny import on_transformers, tiny_llama, with_plain_cache
 from tests.kit.tracing import UncapturedPool
 

@@ -23,11 +23,12 @@ from localspec.engine.engine import Engine
 from localspec.forward import attention
 from localspec.forward.block import FeedForward
 from localspec.forward.cache import KVCache
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, run_together
 from localspec.forward.features import LAST
 from localspec.forward.graphs import CapturedDecoder
 from localspec.forward.load import load_model
 from localspec.forward.model import kv_shape
+from localspec.forward.passes import Rows
 from localspec.forward.row_check import has_invariant_rows
 from tests.kit.decoders import decoder_of
 from tests.kit.fake_card import CUDA, fake_card, fake_module
@@ -226,9 +227,10 @@ def test_of_a_prompt_layers_without_keys_compute_the_end_alone() -> None:
 def test_a_followed_layer_without_keys_computes_every_row_of_a_prompt() -> None:
     model, tokens = decoder(SHARED), text(60)
     model.cache.rollback(0)
-    wanted = model.run(tokens, keep=(4,)).hidden[4]
+    (wanted,) = run_together([Rows(model, tokens)], keep=(4,))
     model.cache.rollback(0)
-    assert torch.equal(model.run(tokens, num_logits=1, keep=(4,)).hidden[4], wanted)
+    (found,) = run_together([Rows(model, tokens, num_logits=1)], keep=(4,))
+    assert torch.equal(found.hidden[4], wanted.hidden[4])
 
 
 def test_the_load_sees_the_same_bits_in_layers_of_every_kind() -> None:

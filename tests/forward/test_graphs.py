@@ -175,7 +175,7 @@ def test_hidden_states_are_those_of_the_decoder() -> None:
     decoder, reference = captured(num_graphs=3), with_plain_cache(tiny_llama(), CAPACITY)
     for model in (decoder, reference):
         model.forward(text(12))
-    outputs = [model.run([3, 4], keep=(0,)) for model in (decoder, reference)]
+    outputs = [model.look_back(2, keep=(0,)) for model in (decoder, reference)]
     assert_close(outputs[0].logits, outputs[1].logits)
     assert_close(outputs[0].hidden[0], outputs[1].hidden[0])
 

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from localspec.core.decoding import OFF, SamplingParams
 from localspec.core.errors import CacheError, ConfigError
 from localspec.drafters.parts import Parts
-from localspec.drafters.registry import drafter_class
+from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.engine.engine import Engine
 from localspec.forward.cache import STRETCH, WIDEST, KVCache
 from localspec.forward.decoder import Decoder
@@ -30,8 +30,11 @@ from localspec.forward.passes import Rows, forward_together
 from localspec.loading.capture import capturable
 from localspec.loading.drafters import build_drafters
 from tests.kit.decoders import decoder_of
+from tests.kit.foreign_tiny import foreign_to
 from tests.kit.hybrids import module as hybrid_module
-from tests.kit.tiny import CPU, Plans, play, with_plain_cache
+from tests.kit.random_heads import KINDS as HEADS
+from tests.kit.random_heads import head_for
+from tests.kit.tiny import CPU, Plans, play, tiny_llama, with_plain_cache
 from tests.kit.tracing import TracingPool
 
 CAPACITY = 700
@@ -137,37 +140,64 @@ def held(cache: KVCache) -> torch.Tensor:
     return torch.stack(parts)
 
 
-@pytest.fixture
-def engine() -> Engine:
-    target = decoder()
-    parts = Parts(target, with_plain_cache(module(0.1), CAPACITY))
-    return Engine(target, {"draft_model": drafter_class("draft_model").build(parts)})
+class RoundedByWidth(OneWidthDecoder):
+    """As on a card: whatever does not run at the one width has other bits at every width."""
+
+    def layers(self, rows: torch.Tensor, *rest: Any) -> Any:
+        return super().layers(rows + 1e-4 * len(rows), *rest)
+
+
+def engine_with(name: str) -> Engine:
+    target = decoder(RoundedByWidth)
+    heads = {kind: head_for(kind, module) for kind in HEADS}
+    foreign = foreign_to(tiny_llama(vocab_size=VOCAB_SIZE), CAPACITY)
+    parts = Parts(target, with_plain_cache(module(0.1), CAPACITY), heads=heads, foreign=foreign)
+    return Engine(target, {name: drafter_class(name).build(parts)})
+
+
+@remembered
+def turns_of(name: str, length: int, temperature: float) -> list[tuple[list[int], torch.Tensor]]:
+    """Return the text, and what is cached of the prompt, of a turn that goes on with a reply and of
+    one with another prompt, after turns with other texts. name: of a drafter, or OFF."""
+    engine = engine_with(name) if name != OFF else Engine(decoder(RoundedByWidth), {})
+    prompt, sampling, plans = tuple(text(length)), SamplingParams(temperature, seed=3), (name, 5)
+    other = (*prompt[: length // 2], *text(length // 2 + 10, seed=5))
+    play(engine, other, Plans(plans), 4, sampling)
+    before = play(engine, prompt[: length - 20], Plans(plans), 16, sampling)
+    turns = list[tuple[list[int], torch.Tensor]]()
+    for asked, count in ((*before.tokens, 4), 16), (prompt, 24):
+        turn = play(engine, asked, Plans(plans), count, sampling)
+        turns.append((turn.tokens, held(engine.target.cache)[..., :length, :]))
+    return turns
+
+
+# All but those that draft trees alone, and the drafters of Gemma 4.
+DRAFTERS = sorted({*REGISTRY} - {"lookahead", "draft_tree", "assistant"})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("length", "temperature"), [(30, 0.0), (PREFILL_CHUNK - 12, 0.9), (PREFILL_CHUNK + 90, 0.9)]
+    ("name", "length", "temperature"),
+    [
+        ("draft_model", 30, 0.0),
+        ("draft_model", PREFILL_CHUNK - 12, 0.9),
+        *((name, PREFILL_CHUNK + 90, 0.9) for name in DRAFTERS),
+    ],
 )
 def test_a_reply_and_its_cache_are_the_same_after_other_turns_and_with_drafts(
-    engine: Engine, length: int, temperature: float
+    name: str, length: int, temperature: float
 ) -> None:
     """Also where a chat goes on, whose replies were decoded and are read as a prompt now."""
-    prompt, sampling = tuple(text(length)), SamplingParams(temperature, seed=3)
-    turns = list[tuple[list[int], torch.Tensor]]()
-    for drafter in (OFF, "draft_model"):
-        other = (*prompt[: length // 2], *text(length // 2 + 10, seed=5))
-        play(engine, other, Plans((drafter, 5)), 4, sampling)
-        before = play(engine, prompt[: length - 20], Plans((drafter, 5)), 16, sampling)
-        again = play(engine, (*before.tokens, 4), Plans((drafter, 5)), 16, sampling)
-        found = play(engine, prompt, Plans((drafter, 5)), 24, sampling)
-        for turn in (again, found):
-            turns.append((turn.tokens, held(engine.target.cache)[..., : len(prompt), :]))
-        engine.target.cache.rollback(0)
-    assert turns[0][0] == turns[2][0] and turns[1][0] == turns[3][0]
-    fresh = Engine(decoder(), {})
-    wanted = play(fresh, prompt, Plans((OFF, 0)), 24, sampling)
-    assert wanted.tokens == turns[3][0]
-    assert torch.equal(held(fresh.target.cache)[..., : len(prompt), :], turns[3][1])
+    wanted, prompt = turns_of(OFF, length, temperature), tuple(text(length))
+    for (tokens, rows), (own, own_rows) in zip(
+        turns_of(name, length, temperature), wanted, strict=True
+    ):
+        assert tokens == own
+        assert torch.equal(rows, own_rows)
+    fresh = Engine(decoder(RoundedByWidth), {})
+    alone = play(fresh, prompt, Plans((OFF, 0)), 24, SamplingParams(temperature, seed=3))
+    assert alone.tokens == wanted[1][0]
+    assert torch.equal(held(fresh.target.cache)[..., :length, :], wanted[1][1])
 
 
 def test_sequences_beside_each_other_have_the_bits_that_they_have_alone() -> None:

@@ -15,7 +15,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from localspec.forward import row_attention
 from localspec.forward.cache import KVCache, KVShape
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, run_together
 from localspec.forward.passes import Rows, forward_together
 from localspec.weights.dense import PackedLinear
 from localspec.weights.linear import ROW_MULTIPLE, filled
@@ -261,7 +261,7 @@ def test_only_the_last_logits_are_the_same(target: Decoder) -> None:
 
 
 def test_a_head_alone_has_the_bits_of_the_forward(target: Decoder) -> None:
-    output = target.run(text(12), keep=(-1,))
+    (output,) = run_together([Rows(target, text(12))], keep=(-1,))
     rows = output.hidden[-1]
     alone = torch.cat([target.head(row[None]) for row in rows])
     assert torch.equal(alone, output.logits)

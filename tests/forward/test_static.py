@@ -18,7 +18,8 @@ from localspec.forward.attention import (
 )
 from localspec.forward.cache import WIDEST
 from localspec.forward.decoder import Decoder
-from localspec.forward.static import StaticForward, Window, undisturbed
+from localspec.forward.restoring import undisturbed
+from localspec.forward.static import StaticForward, Window
 from localspec.forward.tree import additive_mask
 from tests.kit.families import ATTENTION_ALONE, SETTINGS, assert_close, small
 from tests.kit.tiny import CPU, with_plain_cache

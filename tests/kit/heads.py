@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localspec.formats.head_folder import CONFIG
-from localspec.forward.decoder import Decoder
+from localspec.forward.decoder import Decoder, run_together
 from localspec.forward.features import LAST
 from localspec.forward.heads.files import TargetSizes
 from localspec.forward.passes import Rows, forward_together
@@ -66,7 +66,7 @@ def batch_of(target: Decoder, texts: Sequence[Sequence[int]]) -> TaughtBatch:
     states = []
     for text in texts:
         target.cache.rollback(0)
-        made = target.run(text[:-1], num_logits=1, keep=[LAST])
+        (made,) = run_together([Rows(target, text[:-1])], [LAST])
         states.append(made.hidden[LAST].tolist())  # an inference tensor cannot be learnt from
         target.cache.rollback(0)
     tokens = torch.tensor(texts)

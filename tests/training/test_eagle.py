@@ -12,10 +12,12 @@ from localspec.core.decoding import SamplingParams
 from localspec.drafters.eagle import EagleDrafter
 from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
+from localspec.forward.decoder import run_together
 from localspec.forward.features import LAST
 from localspec.forward.heads.autoregressive import AutoregressiveHead
 from localspec.forward.heads.eagle_files import read_eagle
 from localspec.forward.heads.files import TargetSizes
+from localspec.forward.passes import Rows
 from localspec.training.eagle import read_layers
 from localspec.training.recipe import HeadRecipe, make_recipe
 from localspec.training.target import TaughtBatch, Teacher
@@ -32,7 +34,7 @@ def target_and_batch(seed: int = 1, count: int = 4, num_layers: int = 4) -> tupl
     texts, layers = written_by(target, seed, count, LENGTH), read_layers(num_layers)
     found: dict[int, list[Any]] = {layer: [] for layer in layers}
     for text in texts:
-        made = target.run(text[:-1], num_logits=1, keep=layers)
+        (made,) = run_together([Rows(target, text[:-1])], layers)
         target.cache.rollback(0)
         for layer in layers:
             found[layer].append(made.hidden[layer].tolist())

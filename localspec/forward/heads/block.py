@@ -35,7 +35,7 @@ from localspec.forward.mixer import LayerAttend, Table, halves_swapped
 from localspec.forward.model import PREFILL_CHUNK
 from localspec.forward.output_head import OutputHead
 from localspec.forward.passes import Pass, Ready
-from localspec.forward.static import undisturbed
+from localspec.forward.restoring import undisturbed
 from localspec.forward.upload import indices
 
 TOGETHER = 64  # Rows of the context that run with a block; more are read before it.

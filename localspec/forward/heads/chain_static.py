@@ -22,7 +22,7 @@ from localspec.forward.heads.autoregressive import AutoregressiveHead, HeadParts
 from localspec.forward.heads.fixed import DRAFT_SIZES
 from localspec.forward.heads.layer import Rotation
 from localspec.forward.passes import Pass
-from localspec.forward.static import undisturbed
+from localspec.forward.restoring import undisturbed
 from localspec.forward.tree import block_mask, slot_mask
 
 NEW_PAIRS = 8  # After a round as many as its accepted tokens and one.
