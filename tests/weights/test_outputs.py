@@ -17,6 +17,7 @@ from localspec.weights.nf4 import BLOCK, Nf4Linear, UnpackedLinear
 from localspec.weights.precision import Precision, linear_for
 from localspec.weights.stored import INT4_ROWS, Grouped, Int8, Mxfp4, Nf4
 from localspec.weights.tiles import rows_of_blocks
+from tests.kit.card_int4 import imitate_card
 from tests.kit.tiny import NEEDS_BF16
 
 NUM_OUT, NUM_IN = 320, 128
@@ -83,6 +84,18 @@ def test_some_outputs_have_the_bits_of_the_whole_layer(name: str) -> None:
         rows = noise(width, NUM_IN, seed=4)
         assert torch.equal(part(rows), layer(rows)[:, places])
     assert part.weight_bytes * NUM_OUT == layer.weight_bytes * len(places)
+
+
+@torch.inference_mode()
+def test_some_outputs_of_a_gpus_layout_are_those_of_the_whole_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    imitate_card(monkeypatch)
+    kind, make = LAYERS["groups"]
+    layer, places, rows = make(), some_outputs(), noise(3, NUM_IN, seed=4)
+    part = layer.of_outputs(places)
+    assert isinstance(part, kind)
+    torch.testing.assert_close(part(rows), layer(rows)[:, places])
 
 
 @NEEDS_BF16
