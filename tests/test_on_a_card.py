@@ -39,6 +39,7 @@ from localspec.forward.heads.chain_static import ChainHead
 from localspec.forward.load import load_model
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
+from localspec.forward.output_head import DraftVocabulary
 from localspec.machine.config_shapes import shape_from_config
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
@@ -302,15 +303,27 @@ class CountingPool(WatchedPool):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, info in REGISTRY.items() if info.needs == "head"])
-def test_a_head_drafts_by_one_graph_one_wait_and_few_kernels(name: str) -> None:
-    """Whatever its steps are, and however many pairs or rows of the context are new."""
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [
+        *((name, ()) for name, info in REGISTRY.items() if info.needs == "head"),
+        *((name, range(VOCAB_SIZE // 2)) for name in ("mtp", "block")),
+    ],
+)
+def test_a_head_drafts_by_one_graph_one_wait_and_few_kernels(
+    name: str, ids: range | tuple[()]
+) -> None:
+    """Whatever its steps are, and however many pairs or rows of the context are new. ids: of the
+    tokens that it knows, none for all."""
     few = patch.object(eagle_beams, "STEPS", (4,)), patch.object(ChainHead, "draft_sizes", (4,))
     heads = {name: head_for(name, gemma_module if name == "assistant" else target_module)}
     with few[0], few[1], patch.object(Assistant, "draft_sizes", (4,)), fake_card() as traffic:
         pool = CountingPool(traffic)
         target = gemma_on_card() if name == "assistant" else on_card(1)
-        drafter = drafter_on(name, Parts(target, heads=heads, pool=pool))
+        vocabulary = DraftVocabulary(ids)
+        parts = Parts(target, heads=heads, pool=pool, vocabulary=vocabulary)
+        drafter = drafter_on(name, parts)
+        assert not ids or len(drafter.output.ids) == len(ids)
         (captures,) = drafter.captures
         captures.cuts.clear()  # greedy drafts start fewer kernels
         captures.want(PENALISED)
