@@ -3,7 +3,8 @@
 `Reviews` holds the reply until its drafters are judged or another message comes, and no longer. A
 review works in pieces of at most one forward or one round's draft, and no longer than its share of
 the time that the reply took. No reply depends on it: it writes to caches of drafters alone, and
-what it has read of the text is what the next turn would read.
+what it has read of the text is what the next turn would read. The controller learns from it what
+drafters would have got right (controller.hindsight).
 """
 
 from __future__ import annotations
@@ -13,21 +14,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import psutil
 
 from localspec.chat.slots import RunningTurn, Slot
-from localspec.controller.acceptance import bucket_of
-from localspec.controller.hindsight import ForetoldRound, foretold
-from localspec.controller.policy import policy_of
+from localspec.controller.hindsight import WrittenReply, judge
 from localspec.core.backend import Request
 from localspec.core.decoding import Drafter, Sequence
 from localspec.core.hindsight import Hindsight, Reviewing, ReviewSteps
 from localspec.core.speculation import MIN_COMPARED_TOKENS
-
-if TYPE_CHECKING:  # the engine brings torch, which the page must not wait for
-    from localspec.controller.controller import Controller
 
 # The share of a reply's time that judging it may take.
 SHARE = 0.1
@@ -117,15 +112,15 @@ def _judged(reply: _Finished, drafter: Drafter, goes_on: Callable[[], bool]) -> 
     ready = None if steps is None else _read(steps, goes_on)
     if ready is None:
         return None
-    controller = reply.slot.controller.beside({ready.name: ready})
-    sampling = reply.sequence.sampling
-    policy = policy_of(controller, sampling, ready.name, None, kind=reply.turn.request.workload)
-    tally = _Tally(controller, reply)
-    for each in foretold(policy, ready, reply.sequence, reply.slot.engine.within_reach):
-        tally.add(each)
-        if not goes_on():
-            break
-    return tally.result(ready.name)
+    turn, slot = reply.turn, reply.slot
+    written = WrittenReply(
+        reply.sequence,
+        turn.request.workload,
+        slot.engine.within_reach,
+        turn.rounds_at,
+        turn.stats.num_reused_tokens,
+    )
+    return judge(slot.controller, ready, written, goes_on)
 
 
 def _read(steps: ReviewSteps, goes_on: Callable[[], bool]) -> Drafter | None:
@@ -139,63 +134,3 @@ def _read(steps: ReviewSteps, goes_on: Callable[[], bool]) -> Drafter | None:
         return ready
     steps.close()
     return None
-
-
-class _Tally:
-    """The sums over rounds that were foretold. controller: of the drafter alone."""
-
-    def __init__(self, controller: Controller, reply: _Finished) -> None:
-        self._catch_up = controller.catch_up
-        self._costs = controller.costs_at(bucket_of(reply.sequence.sampling))
-        self._num_known = reply.turn.stats.num_reused_tokens
-        self._num_tokens = self._num_drafts = self._num_drafted = self._num_accepted = 0
-        self._decode_ms: float | None = 0.0
-        self._plain_ms: float | None = 0.0
-
-    def add(self, one: ForetoldRound) -> None:
-        num_drafted = len(one.proposal.tokens)
-        self._num_tokens += one.num_output_tokens
-        self._num_drafts += num_drafted > 0
-        self._num_drafted += num_drafted
-        self._num_accepted += one.num_accepted_tokens
-        # Plain decoding needs a round for the end of the text too, which is no output.
-        is_end = one.sequence.finish_reason == "eos"
-        plain_ms = self._costs.plain_ms(one.context_length)
-        num_rounds = one.num_output_tokens + is_end
-        self._plain_ms = _sum(self._plain_ms, plain_ms and num_rounds * plain_ms)
-        self._decode_ms = _sum(self._decode_ms, self._round_ms(one))
-
-    def _round_ms(self, one: ForetoldRound) -> float | None:
-        """Return the cost of a round, with the tokens that the drafter reads before it drafts."""
-        num_drafted, context = len(one.proposal.tokens), one.context_length
-        verify_ms = self._costs.verify_ms(1 + num_drafted, context)
-        if not num_drafted:
-            return verify_ms
-        name, num_steps = one.plan.drafter, one.proposal.num_draft_steps
-        step_ms = self._costs.draft_ms(name, 1, context)
-        if step_ms is None:
-            return None
-        if self._num_known:  # what it held of earlier turns
-            self._catch_up.read(name, one.sequence, self._num_known - 1)
-            self._num_known = 0
-        num_missed = self._catch_up.read(name, one.sequence, context)
-        missed_ms = self._catch_up.ms(name, num_missed, step_ms)
-        return _sum(verify_ms, num_steps * step_ms + missed_ms)
-
-    def result(self, drafter: str) -> Hindsight | None:
-        if not self._num_tokens:
-            return None
-        is_known = self._decode_ms is not None and self._plain_ms is not None
-        return Hindsight(
-            drafter=drafter,
-            num_output_tokens=self._num_tokens,
-            num_drafts=self._num_drafts,
-            num_draft_tokens=self._num_drafted,
-            num_accepted_tokens=self._num_accepted,
-            decode_ms=self._decode_ms if is_known else None,
-            plain_decode_ms=self._plain_ms if is_known else None,
-        )
-
-
-def _sum(total: float | None, added: float | None) -> float | None:
-    return None if total is None or added is None else total + added

@@ -317,6 +317,7 @@ class LocalBackend:
     ) -> Chunk:
         """What a round gave, as text; counts it."""
         reply, stats = turn.text, turn.stats
+        turn.rounds_at[found.step.drafter].add(found.step.context_length)
         num_forced = found.provenance.count(FORCED)
         said = reply.push(found.tokens, num_forced)
         cut = shortened(found, len(said.lengths))

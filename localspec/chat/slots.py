@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
@@ -106,7 +107,8 @@ def best_slot(slots: Several[Slot], drafter: str, prompt: Several[int]) -> Slot 
 @dataclass(eq=False)
 class RunningTurn:
     """One reply under way. asked: the request as it came, which `request` completes. stats: of what
-    was decoded so far."""
+    was decoded so far. rounds_at: by drafter, OFF for plain
+    ones, the context lengths of its rounds."""
 
     asked: Request
     request: Request
@@ -116,6 +118,7 @@ class RunningTurn:
     started_s: float
     cancel: threading.Event
     stats: TurnStats
+    rounds_at: defaultdict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
 
     @property
     def passed_ms(self) -> float:

@@ -263,6 +263,13 @@ class Acceptance:
                 cell[0] = cell[0] * BIN_DISCOUNT + 1.0
                 cell[1] = cell[1] * BIN_DISCOUNT + was_taken
 
+    def cap(self, drafter: str, situation: Situation, num_rounds: float) -> None:
+        """Let what is known of this drafter there be worth at most so many rounds."""
+        for key, counts in self._counts.items():
+            if key.drafter == drafter and key.situation in (situation, Situation(situation.bucket)):
+                counts.cap(num_rounds)
+        self.revisions[drafter] += 1
+
     def is_known(self, bucket: int) -> bool:
         """Whether any counts exist for such temperatures."""
         return any(key.situation.bucket == bucket for key in self._counts)

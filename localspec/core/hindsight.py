@@ -61,3 +61,10 @@ class Hindsight:
     num_accepted_tokens: int
     decode_ms: float | None
     plain_decode_ms: float | None
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether plain decoding would have been faster; False if that is not known."""
+        if self.decode_ms is None or self.plain_decode_ms is None:
+            return False
+        return self.decode_ms > self.plain_decode_ms

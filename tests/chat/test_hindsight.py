@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from localspec.chat.local import LocalBackend
+from localspec.controller.hindsight import MOST_TAUGHT
 from localspec.core.backend import Request
 from localspec.core.decoding import OFF, SamplingParams
 from localspec.core.hindsight import Hindsight
@@ -168,6 +169,31 @@ def test_a_reply_that_tells_nothing_exactly_is_not_judged_by(facts: dict[str, An
     of = backend()
     reply(of, request(**facts))
     assert not judged(of, request(**facts))
+
+
+def test_a_reply_teaches_what_drafters_would_have_got_right_and_no_costs() -> None:
+    of = backend()
+    controller = of.loaded.controller
+    reply(of, request())
+    before = controller.snapshot()
+    told = judged(of, request())["draft_model"]
+    after = controller.snapshot()
+    assert {**after, "acceptance": before["acceptance"]} == before, "acceptance alone was learnt"
+    records = [row for row in after["acceptance"]["records"] if row["drafter"] == "draft_model"]
+    (record,) = records
+    rate = told.num_accepted_tokens / told.num_drafts
+    assert record["num_rounds"] == pytest.approx(min(told.num_drafts, MOST_TAUGHT), rel=0.1)
+    assert record["tokens"] / record["num_rounds"] == pytest.approx(1 + rate, rel=0.1)
+
+
+def test_rounds_that_a_drafter_really_drafted_are_not_taught_again() -> None:
+    of = backend()
+    controller = of.loaded.controller
+    reply(of, request("draft_model"))
+    before = {row["drafter"]: row for row in controller.snapshot()["acceptance"]["records"]}
+    assert judged(of, request("draft_model"))["draft_model"].num_output_tokens == LENGTH
+    after = {row["drafter"]: row for row in controller.snapshot()["acceptance"]["records"]}
+    assert after["draft_model"] == before["draft_model"] and "ngram" in after
 
 
 # -- the log and the page ---------------------------------------------------------------------

@@ -19,6 +19,7 @@ import pytest
 
 from localspec.core.backend import Chunk, Description, Message, Request
 from localspec.core.errors import ContextOverflow, EngineLost, MemoryShortage
+from localspec.core.hindsight import Hindsight
 from localspec.remote import child
 from localspec.remote.wire import Opening
 from tests.kit.fakes import FIVE_WORDS, REPLY, FakeBackend, Script
@@ -29,6 +30,7 @@ Report = Callable[[str], None]
 # What a message asks of `playing`, beside the deeds of Playing.
 HI, SLOW, LONG = "hi", "slow", "long"
 CONTEXT_LENGTH = 9000
+JUDGED = Hindsight("ngram", 9, 2, 4, 3, None, None)
 PHRASES = tuple(f"Measuring {number}" for number in range(20))
 
 
@@ -125,6 +127,7 @@ def playing(report: Report, notes: Path | None = None, **script: Any) -> Playing
         "reply": lambda asked: "word " * 3000 if asked.messages[-1].content == LONG else REPLY,
         "round_s": lambda asked: 0.05 if asked.messages[-1].content == SLOW else 0.001,
         "context_length": CONTEXT_LENGTH,
+        "hindsight": (JUDGED,),
         "calibration": PHRASES,
         "calibration_step_s": 0.05,
     }

@@ -35,6 +35,7 @@ from localspec.remote.child import ChildBackend
 from tests.kit.engines import (
     CONTEXT_LENGTH,
     HI,
+    JUDGED,
     LONG,
     PHRASES,
     SLOW,
@@ -137,6 +138,7 @@ def test_description_snapshot_and_counts_cross(shared: Shared) -> None:
     asked = Request(messages)
     assert shared.backend.prompt_tokens(asked) == here.prompt_tokens(asked)
     assert set(shared.backend.snapshot()) == {"num_rounds"}
+    assert list(shared.backend.review(asked, threading.Event())) == [JUDGED]
 
 
 def test_replies_run_beside_each_other_and_calls_that_need_no_engine_between(

@@ -28,6 +28,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--against", metavar="FILE", help="compare with the output of an earlier run with --json"
     )
+    parser.add_argument(
+        "--reviews",
+        action="store_true",
+        help="judge the drafters by each turn once it is over, as the app does in idle time",
+    )
     flags = parser.parse_args(arguments)
     try:
         before = None if flags.against is None else read_result(flags.against)
@@ -36,6 +41,7 @@ def main(arguments: list[str]) -> int:
             flags.seeds,
             flags.worlds,
             lambda phrase: print(phrase, file=sys.stderr, flush=True),
+            flags.reviews,
         )
         comparison = [] if before is None else compared(before, result)
     except ConfigError as error:

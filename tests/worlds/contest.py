@@ -70,9 +70,11 @@ def run_contest(
     num_seeds: int,
     names: Sequence[str],
     report: Callable[[str], None],
+    reviews: bool = False,
 ) -> dict[str, Any]:
     """Play the worlds of seeds 0 to `num_seeds` - 1 whose name contains one of `names`, or all
-    worlds without names. Raises ConfigError before anything is played."""
+    worlds without names. reviews: see play_adaptive. Raises ConfigError before anything is
+    played."""
     worlds = [(seed, world) for seed in range(num_seeds) for world in all_worlds(seed)]
     chosen = [
         (seed, world)
@@ -85,7 +87,7 @@ def run_contest(
     for _, world in chosen:
         for policy in policies:
             _check(policy, world)
-    played = [_play_all(world, policies, seed, report) for seed, world in chosen]
+    played = [_play_all(world, policies, seed, report, reviews) for seed, world in chosen]
     return {
         "num_seeds": num_seeds,
         "worlds": played,
@@ -130,7 +132,11 @@ def _comparison(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def _play_all(
-    world: World, policies: Sequence[str], seed: int, report: Callable[[str], None]
+    world: World,
+    policies: Sequence[str],
+    seed: int,
+    report: Callable[[str], None],
+    reviews: bool,
 ) -> dict[str, Any]:
     """Return the rows of one world."""
     arms = FixedArms(world)
@@ -141,7 +147,7 @@ def _play_all(
     }
     best = max(rates, key=lambda name: rates[name])
     rows = [
-        _row(name, _play(world, name, seed), rates[OFF], rates[best])
+        _row(name, _play(world, name, seed, reviews), rates[OFF], rates[best])
         for name in dict.fromkeys(policies)
     ]
     ratios = ", ".join(f"{row['policy']} {row['ratio_to_best_fixed']:.3f}" for row in rows)
@@ -158,11 +164,11 @@ def _play_all(
     }
 
 
-def _play(world: World, name: str, seed: int) -> Played:
+def _play(world: World, name: str, seed: int, reviews: bool) -> Played:
     drafter, at, length = name.partition("@")
     if drafter == OFF or at:
         return play_fixed(world, drafter, int(length) if at else 0)
-    return play_adaptive(world, drafter, seed, charges_host=True)
+    return play_adaptive(world, drafter, seed, charges_host=True, reviews=reviews)
 
 
 def _check(name: str, world: World) -> None:

@@ -11,6 +11,7 @@ functions in what the policy is asked (plan, keep_drafting, observe) are counted
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from cProfile import Profile
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ import torch
 from localspec.controller.acceptance import Acceptance
 from localspec.controller.controller import Controller
 from localspec.controller.costs import MAX_DRAFT_TOKENS, Costs
+from localspec.controller.hindsight import WrittenReply, judge
 from localspec.controller.policy import policy_of
 from localspec.core.decoding import (
     OFF,
@@ -164,15 +166,48 @@ def play_fixed(world: World, drafter: str, length: int) -> Played:
     return game.result()
 
 
-def play_adaptive(world: World, requested: str, seed: int, charges_host: bool = False) -> Played:
+def play_adaptive(
+    world: World,
+    requested: str,
+    seed: int,
+    charges_host: bool = False,
+    reviews: bool = False,
+) -> Played:
     """requested: AUTO, or a drafter whose length the controller chooses. charges_host: whether
-    planning and learning are counted, and added to the rounds."""
+    planning and learning are counted, and added to the rounds. reviews: whether the drafters that
+    drafted little of a turn are judged by it in hindsight, which takes no time here."""
     readers = readers_of(world)
     controller = controller_of(world, readers)
     game = Game(world, readers, Random(seed), charges_host)
     for turn in world.turns:
-        game.turn(turn, policy_of(controller, game.sampling, requested, None, kind=turn.workload))
+        num_before = len(game.steps)
+        policy = policy_of(controller, game.sampling, requested, None, kind=turn.workload)
+        written = game.turn(turn, policy)
+        if reviews:
+            review(controller, readers, written, turn.workload, game.steps[num_before:])
     return game.result()
+
+
+def review(
+    controller: Controller,
+    readers: Mapping[str, WorldDrafter],
+    written: Sequence,
+    kind: str,
+    steps: list[Step],
+) -> None:
+    """Teach what each drafter would have had accepted of this turn, as the backend does it."""
+    if written.tokens[-1] == END:  # a world has no place for it: it comes with the last token
+        written.tokens.pop()
+    rounds_at = defaultdict[str, set[int]](set)
+    for step in steps:
+        rounds_at[step.drafter].add(step.context_length)
+    reply = WrittenReply(written, kind, _within_reach, rounds_at)
+    for reader in readers.values():
+        judge(controller, reader, reply)
+
+
+def _within_reach(plan: DraftPlan, sequence: Sequence) -> DraftPlan:
+    return plan.shortened(max(0, sequence.num_remaining - 1))
 
 
 class _Watch:
@@ -225,7 +260,8 @@ class Game:
         self.sampling = SamplingParams(temperature=world.temperature)
         self._ms = 0.0
 
-    def turn(self, turn: Stretch, policy: Policy) -> None:
+    def turn(self, turn: Stretch, policy: Policy) -> Sequence:
+        """Play a turn; return what was written."""
         # No two prompts begin alike: what a drafter has read of one is of no use for another.
         prompt = (END + 1 + turn.start, *(RIGHT,) * (turn.prompt_length - 1))
         max_tokens = self._world.max_tokens or turn.length
@@ -238,6 +274,7 @@ class Game:
         self._read.clear()
         while sequence.finish_reason is None:
             self.round(sequence, policy)
+        return sequence
 
     def result(self) -> Played:
         steps, host_ms = self.steps, self._watch.ms
@@ -256,7 +293,7 @@ class Game:
         context = len(sequence.tokens) - 1
         watch, before_ms = self._watch, self._watch.ms
         plan = watch.timed(policy.plan, sequence)
-        plan = plan.shortened(max(0, sequence.num_remaining - 1))
+        plan = _within_reach(plan, sequence)
         if plan.keep_drafting is not None:
             plan = replace(plan, keep_drafting=partial(watch.timed, plan.keep_drafting))
         proposal = Proposal()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from localspec.controller.acceptance import Situation
 from localspec.controller.controller import Controller
 from localspec.controller.costs import Costs
 from localspec.controller.policy import policy_of
@@ -25,6 +26,7 @@ from tests.worlds.made_up import (
     contest_worlds,
     first_starts,
     is_long,
+    many_ways,
     misjudged,
     stationary,
     summaries,
@@ -38,6 +40,7 @@ from tests.worlds.play import (
     play_adaptive,
     play_fixed,
     readers_of,
+    review,
 )
 from tests.worlds.world import Stretch, Track, World
 
@@ -295,3 +298,31 @@ def test_a_controller_that_always_drafts_is_seen_to_lose(monkeypatch: pytest.Mon
     monkeypatch.setattr(Controller, "option", hopeful)
     off = play_fixed(found, OFF, 0).tokens_per_second
     assert play_adaptive(found, "auto", 0).tokens_per_second < 0.9 * off
+
+
+def test_a_review_teaches_the_acceptance_of_a_drafter_that_never_drafted() -> None:
+    found = stationary("flat", 0.8, 0)
+    readers = readers_of(found)
+    controller = controller_of(found, readers)
+    game = Game(found, readers, Random(0))
+    turn = found.turns[0]
+    written = game.turn(turn, policy_of(controller, game.sampling, OFF, None))
+    costs = controller.costs.snapshot()
+    review(controller, readers, written, turn.workload, game.steps)
+    (rate, *_) = controller.acceptance.rates(MODEL, "model", Situation(0))
+    assert rate == pytest.approx(0.8, abs=0.15)
+    assert controller.costs.snapshot() == costs
+
+
+@pytest.mark.slow
+def test_reviews_find_the_best_of_many_drafters_sooner_and_keep_trying_bad_ones() -> None:
+    many, turns = many_ways(0, 11, "flat", 20.0, 120), turning("steep", 0)
+    without, found = (
+        [
+            play_adaptive(each, "auto", 0, reviews=reviews).tokens_per_second
+            for each in (many, turns)
+        ]
+        for reviews in (False, True)
+    )
+    assert found[0] > 1.1 * without[0]
+    assert found[1] > 0.98 * without[1], "it believes for ever that the drafter is bad"
