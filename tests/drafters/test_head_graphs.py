@@ -9,16 +9,18 @@ from functools import cache
 from typing import Any
 
 import pytest
+import torch
 
 from localspec.core.decoding import DraftPlan, Growth, Proposal, SamplingParams
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
 from localspec.forward.decoder import Decoder
+from localspec.forward.graphs import CudaGraphPool
 from tests.kit.assistants import shared_keys
 from tests.kit.families import small
 from tests.kit.random_heads import head_for
 from tests.kit.tiny import VOCAB_SIZE, tiny_llama, turn_of, with_plain_cache
-from tests.kit.tracing import StalePool, TracingPool
+from tests.kit.tracing import NO_GPU, StalePool, TracingPool, on_gpu
 
 HEADS = tuple(name for name, info in REGISTRY.items() if info.needs == "head")
 CHAINS = ("mtp", "assistant", "block")
@@ -194,3 +196,26 @@ def test_graphs_of_another_kind_of_sampling_are_made_once_it_was_asked_for() -> 
         assert pool.num_replays == num_replays
         assert graphs.has_missing is (num_replays == 0)
         assert len([*graphs.capture()]) == (num_replays == 0)
+
+
+# -- with a GPU -------------------------------------------------------------------------------
+
+
+@NO_GPU
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["mtp", "eagle", "medusa", "block"])
+def test_real_graphs_draft_what_the_work_as_it_is_drafts(name: str) -> None:
+    found = list[list[tuple[int, ...]]]()
+    for is_captured in (True, False):
+        target = on_gpu(torch.float32, CAPACITY)
+        pool = CudaGraphPool(target.device, 2**30) if is_captured else None
+        parts = Parts(target, heads={name: head_for(name, llama)}, pool=pool)
+        drafter = drafter_class(name).build(parts)
+        for graphs in drafter.captures:
+            graphs.want(SAMPLINGS["cut"])
+            assert bool([*graphs.capture()]) is is_captured and graphs.notice is None
+        found += [
+            [each.tokens for each in rounds(drafter, target, sampling, DraftPlan(name, LENGTH))]
+            for sampling in (SAMPLINGS["greedy"], SAMPLINGS["cut"])
+        ]
+    assert found[:2] == found[2:]
