@@ -116,7 +116,7 @@ def gather(
     heads, odd = heads_of(source)
     used_by = [place] if draft is None else [place, draft.place]
     counted = replies if draft or heads else None
-    vocabulary = vocabulary_of_log(counted, template, target, used_by)
+    vocabulary = vocabulary_of_log(counted, template, target, used_by, report)
     if draft is not None and (model := narrowed(draft.model, vocabulary)) is not draft.model:
         draft = draft._replace(model=model)
         return_memory(draft.place.device)  # of the other rows

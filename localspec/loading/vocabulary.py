@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from localspec.chat.template import ChatTemplate
+from localspec.core.backend import Report
 from localspec.core.decoding import Drafter
 from localspec.drafters.registry import DrafterInfo
 from localspec.loading.fitting import SPENT_ON_SPEED
@@ -31,6 +32,7 @@ def vocabulary_of_log(
     template: ChatTemplate,
     target: LanguageModel,
     places: Sequence[Place],
+    report: Report,
 ) -> DraftVocabulary:
     """Return the tokens that drafters choose among, by the replies of the log, None for no log.
     places: of target and draft."""
@@ -39,6 +41,7 @@ def vocabulary_of_log(
 
     if replies is None or (why := refusal_of_size(target.vocab_size)):
         return DraftVocabulary(reason="" if replies is None else why)
+    report("counting the tokens of earlier replies")
     choice = chosen(template.encoded_texts(replies), template.added_ids, target.vocab_size)
     log.info("drafts choose among %s tokens. %s", len(choice.ids) or "all", choice.reason)
     hardware = {place.device: place.hardware for place in places}

@@ -38,7 +38,7 @@ MAX_SNIPPETS = 500
 PROMPT = "system_prompt"
 TEXTS = (PROMPT, "stop")  # the fields of the settings that are texts of the person's
 MAX_EARLIER_CHARACTERS = 400_000  # about 100,000 tokens
-# Of replies whose tokens are counted: about 500,000 tokens, which are encoded in a second.
+# Of replies whose tokens are counted: about 500,000 tokens. To encode them took a busy core 3 s.
 MAX_REPLY_CHARACTERS = 2_000_000
 MOST_REPLIES = 20_000  # that are looked through for them, the newest
 
