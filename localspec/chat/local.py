@@ -1,9 +1,8 @@
 """The backend over the local engine: a conversation in, text out.
 
-It renders and tokenises the conversation, refuses one that does not fit before the first chunk,
-turns rounds of tokens into text without half characters, ends at stop strings, and keeps the turn's
-statistics. When memory runs out it unloads the drafters. As many turns as there are slots are
-decoded together, others wait; `candidates` and `calibrate` need the engine alone.
+It renders and tokenises the conversation, refuses one that does not fit before the first chunk, and
+turns rounds of tokens into text. When memory runs out it unloads the drafters. As many turns as
+there are slots are decoded together; `candidates` and `calibrate` need the engine alone.
 """
 
 from __future__ import annotations
@@ -238,6 +237,7 @@ class LocalBackend:
         try:
             sequence = self._sequence(slot, turn)
             yield from self._read(slot, turn, sequence)
+            slot.tell_kept(sequence)
             yield from self._decode(slot, turn, sequence, joules)
         except (LocalspecError, RuntimeError, MemoryError) as error:
             fault = fault_of(error)

@@ -54,6 +54,13 @@ class Slot:
         if chat is not None and store is not None:
             store.welcome(chat)
 
+    def tell_kept(self, sequence: Sequence) -> None:
+        """Tell the controller what drafters need not read of a text, though it saw no reading."""
+        for name, drafter in self.engine.drafters.items():
+            if (num_kept := getattr(drafter, "num_kept", None)) is not None:
+                tokens = sequence.tokens[:-1]
+                self.controller.catch_up.know(name, sequence, num_kept(tokens))
+
     def serves(self, drafter: str) -> bool:
         return drafter in (AUTO, OFF) or drafter in self.engine.drafters
 

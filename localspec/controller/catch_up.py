@@ -65,6 +65,12 @@ class CatchUp:
         self._num_read[self._reader(drafter)] = context + 1
         return missed
 
+    def know(self, drafter: str, sequence: Sequence, num_tokens: int) -> None:
+        """A drafter need not read so many tokens of a sequence: it has kept them."""
+        reader = self._shared.get(drafter, drafter)
+        self.num_missed(drafter, sequence, 0)
+        self._num_read[reader] = max(self._num_read.get(reader, 0), num_tokens)
+
     def observe(self, drafter: str, num_missed: int, extra_ms: float) -> None:
         """A round has read so many tokens, in so much more than its steps take."""
         if num_missed:

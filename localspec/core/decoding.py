@@ -1,9 +1,7 @@
 """The types that the engine and the drafters share, and the protocols between them.
 
-Contract: frozen dataclasses, complete when built, and protocols. Imports nothing heavy (no torch,
-no gradio), so that every wing may import it. Names carry their units; unknown is None, never 0.
-
-Not here: algorithms; the types of a turn for the page and the log (backend).
+Frozen dataclasses, complete when built, and protocols. Imports nothing heavy (no torch, no gradio),
+so that every wing may import it. Names carry their units; unknown is None, never 0.
 """
 
 from __future__ import annotations
@@ -293,7 +291,8 @@ class Step:
     before it. policy_ms: planning, and learning once the engine yields the round; a part of
     verify_ms. signal: what the drafter knew before drafting (see Drafter.signal). plain_ms: plain
     decoding for the same tokens, known after a turn that drafted. others: in the same forward.
-    num_filled_tokens: draft tokens that `filler` appended to the drafter's own."""
+    num_filled_tokens: draft tokens that `filler` appended to the drafter's own. reading_ms: a part
+    of draft_ms, in which the drafter read what it had missed of the text."""
 
     drafter: str
     num_draft_tokens: int
@@ -311,6 +310,7 @@ class Step:
     others: Others = ALONE
     num_filled_tokens: int = 0
     filler: str | None = None
+    reading_ms: float = 0.0
 
     @property
     def round_ms(self) -> float:

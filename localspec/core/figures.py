@@ -60,6 +60,7 @@ FIGURES = (
     Figure("exact", "exact", EVERYWHERE),
     Figure("reason", "reason", EVERYWHERE),
     Figure("drafted_by", "guesses by drafter"),
+    Figure("reading_by", "reading for guesses by drafter, ms"),
 )
 
 

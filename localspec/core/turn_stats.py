@@ -52,7 +52,8 @@ class TurnStats(DecodeCounts):
     own tokens or from its text encoded again; None for one from the start. num_thinking_tokens,
     thinking_ms: output tokens of the thought, and its rounds. untold: names of fields that a server
     did not tell; what stands in them means nothing. num_reused_tokens: of the prompt, those that
-    were read before; num_disk_tokens: of these, those that came from the disk.
+    were read before; num_disk_tokens: of these, those that came from the disk. reading_by: ms in
+    which each drafter read the text before it could guess.
     """
 
     num_prompt_tokens: int
@@ -75,14 +76,17 @@ class TurnStats(DecodeCounts):
     num_thinking_tokens: int = 0
     thinking_ms: float = 0.0
     drafted_by: Mapping[str, int] = field(default_factory=dict)
+    reading_by: Mapping[str, float] = field(default_factory=dict)
     untold: frozenset[str] = frozenset()
 
     def plus(self, step: Step) -> TurnStats:
         drafted = step.num_draft_tokens
-        counts = dict(self.drafted_by)
+        counts, reading = dict(self.drafted_by), dict(self.reading_by)
         if drafted:
             for name, guesses in guesses_of(step).items():
                 counts[name] = counts.get(name, 0) + guesses.num_draft_tokens
+        if step.reading_ms:
+            reading[step.drafter] = reading.get(step.drafter, 0.0) + step.reading_ms
         return replace(
             self,
             num_output_tokens=self.num_output_tokens + step.num_output_tokens,
@@ -95,6 +99,7 @@ class TurnStats(DecodeCounts):
             decode_ms=self.decode_ms + step.round_ms,
             off=None if drafted else self.off,
             drafted_by=counts,
+            reading_by=reading,
         )
 
     def explained(self, step: Step, reason: str) -> TurnStats:

@@ -66,6 +66,13 @@ class DraftModelDrafter(Stepwise, DrafterBase):
     def caches(self) -> tuple[KVCache, ...]:
         return (self.model.cache,)
 
+    def num_kept(self, tokens: list[int]) -> int:
+        """Return how many tokens of a text it need not read."""
+        cache = self.model.cache
+        part = read_part(tokens, cache.shape.capacity)
+        num_kept = 0 if cache.prefixes is None else cache.prefixes.num_kept(cache, part)
+        return len(tokens) - len(part) + num_kept
+
     @property
     def memory_bytes(self) -> int:
         held = 0 if self.chunks is None else self.chunks.buffer_bytes

@@ -90,11 +90,19 @@ class Stepwise(ABC):
         return drafted_alone(self.steps(sequence, plan))
 
 
-def with_waits(
+class DraftTimes(NamedTuple):
+    """Parts of the time of a draft, in ms. waited: for the drafts of others. reading: of a text
+    that the drafter had missed; 0 on a GPU, which is only asked then, and nothing waits for it."""
+
+    waited: float = 0.0
+    reading: float = 0.0
+
+
+def with_times(
     steps: Generator[Pass, torch.Tensor, Result],
-) -> Generator[Pass, Forwarded, tuple[Result, float]]:
-    """What the steps of a draft give, and the ms that were not its own."""
-    waited_ms = 0.0
+) -> Generator[Pass, Forwarded, tuple[Result, DraftTimes]]:
+    """What the steps of a draft give, and where its time went."""
+    waited_ms = reading_ms = 0.0
     with closing(steps):
         try:
             part = next(steps)
@@ -102,16 +110,19 @@ def with_waits(
                 if isinstance(part, Ready):
                     part = steps.send(part.result)
                     continue
+                asked_s = perf_counter()
                 logits, others = yield replace(part, is_draft=True)
                 waited_ms += others.took_ms
+                if part.is_reading and logits.device.type == "cpu":
+                    reading_ms += 1000.0 * (perf_counter() - asked_s) - others.took_ms
                 part = steps.send(logits)
         except StopIteration as end:
-            return end.value, waited_ms
+            return end.value, DraftTimes(waited_ms, reading_ms)
 
 
 def drafted_alone(steps: Generator[Pass, torch.Tensor, Result]) -> Result:
     """Drive the steps of a draft to their end."""
-    return alone(with_waits(steps))[0]
+    return alone(with_times(steps))[0]
 
 
 class _Member(Generic[Item]):

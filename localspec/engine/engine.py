@@ -44,7 +44,7 @@ from localspec.core.filling import Filler, filled
 from localspec.core.grammar import Grammar
 from localspec.core.speculation import num_checked
 from localspec.core.thought import ThoughtLimit
-from localspec.engine.batch import Forwarded, Stepwise, alone, with_waits
+from localspec.engine.batch import DraftTimes, Forwarded, Stepwise, alone, with_times
 from localspec.engine.lenient import allowed
 from localspec.engine.noise import GumbelNoise
 from localspec.engine.sampling import choices, masked, scores
@@ -177,18 +177,18 @@ class Engine:
         started = perf_counter()
         plan = self.within_reach(policy.plan(sequence), sequence)
         planned = perf_counter()
-        proposal, waited_ms, drafted = Proposal(), 0.0, planned
+        proposal, drafting, drafted = Proposal(), DraftTimes(), planned
         if plan.drafter != OFF and plan.num_draft_tokens > 0:
-            proposal, waited_ms = yield from self._propose(sequence, plan)
+            proposal, drafting = yield from self._propose(sequence, plan)
             drafted = perf_counter()
         self.target.cache.rollback(base)  # erases anything a self-draft wrote
         logits, others = yield self._rows(sequence, proposal)
         if others.num_sequences:
-            others = others._replace(took_ms=others.took_ms + waited_ms)
+            others = others._replace(took_ms=others.took_ms + drafting.waited)
         sequence.others = others
         verdict = self._judge(sequence, proposal, logits)
         kept = self._commit(sequence, base, proposal, verdict)
-        times = _Times(started, planned, drafted, perf_counter(), waited_ms)
+        times = _Times(started, planned, drafted, perf_counter(), drafting)
         step = replace(
             _measured(plan, proposal, verdict, kept, times, base), others=sequence.others
         )
@@ -234,14 +234,14 @@ class Engine:
 
     def _propose(
         self, sequence: Sequence, plan: DraftPlan
-    ) -> Generator[Pass, Forwarded, tuple[Proposal, float]]:
-        """The proposal, and the ms in which others drafted."""
-        drafter, waited_ms = self.drafters[plan.drafter], 0.0
+    ) -> Generator[Pass, Forwarded, tuple[Proposal, DraftTimes]]:
+        """The proposal, and where the time of the draft went."""
+        drafter, times = self.drafters[plan.drafter], DraftTimes()
         if isinstance(drafter, Stepwise):
-            proposal, waited_ms = yield from with_waits(drafter.steps(sequence, plan))
+            proposal, times = yield from with_times(drafter.steps(sequence, plan))
         else:
             proposal = drafter.propose(sequence, plan)
-        return self._filled(sequence, plan, proposal), waited_ms
+        return self._filled(sequence, plan, proposal), times
 
     def _filled(self, sequence: Sequence, plan: DraftPlan, proposal: Proposal) -> Proposal:
         """The proposal with what the plan lets a filler append to a chain."""
@@ -285,13 +285,13 @@ class Engine:
 
 
 class _Times(NamedTuple):
-    """Moments of one round, in seconds. waited_ms: for the drafts of others, while it drafted."""
+    """Moments of one round, in seconds. drafting: parts of the time in which it drafted."""
 
     started: float
     planned: float
     drafted: float
     ended: float
-    waited_ms: float
+    drafting: DraftTimes
 
 
 def _measured(
@@ -304,8 +304,8 @@ def _measured(
         num_draft_tokens=len(proposal.tokens),
         num_accepted_tokens=num_accepted,
         num_output_tokens=len(kept),
-        draft_ms=1000.0 * (times.drafted - times.planned) - times.waited_ms,
-        verify_ms=1000.0 * (times.ended - times.drafted) + plan_ms + times.waited_ms,
+        draft_ms=1000.0 * (times.drafted - times.planned) - times.drafting.waited,
+        verify_ms=1000.0 * (times.ended - times.drafted) + plan_ms + times.drafting.waited,
         context_length=base,
         is_probe=plan.is_probe and (bool(proposal.tokens) or plan.drafter == OFF),
         signal=plan.signal,
@@ -314,6 +314,7 @@ def _measured(
         policy_ms=plan_ms,
         num_filled_tokens=0 if fill is None else len(fill.draft.tokens),
         filler=None if fill is None else fill.drafter,
+        reading_ms=times.drafting.reading,
     )
 
 

@@ -91,7 +91,7 @@ class KVCache:
         rings = self.key_values.rings
         self._rings = Rings(rings) if rings else None
         memories: tuple[Memory | None, ...] = (self.states, self._rings)
-        self._memories = tuple(memory for memory in memories if memory is not None)
+        self.memories = tuple(memory for memory in memories if memory is not None)
         self._snapshots = Snapshots()
         self._branch: int | None = None  # where the text that is read leaves the one before
         self.prefixes: Prefixes | None = None
@@ -147,7 +147,7 @@ class KVCache:
     @property
     def earliest(self) -> int:
         """The shortest length that it can return to without a token being read again."""
-        if not self._memories:
+        if not self.memories:
             return 0
         reach = self._reach
         return reach[0] if self.length in reach else self.length
@@ -155,7 +155,7 @@ class KVCache:
     @property
     def most_rows(self) -> int:
         """Rows of one forward that can all be taken back without a token being read again."""
-        return min([self.shape.capacity, *(memory.most_rows for memory in self._memories)])
+        return min([self.shape.capacity, *(memory.most_rows for memory in self.memories)])
 
     def reuse(self, tokens: Sequence[int]) -> int:
         """Shorten to the longest prefix of `tokens` that is held, here or in `prefixes`; returns
@@ -179,8 +179,8 @@ class KVCache:
         much of it stands here, and after how much this cache can go on. Returns both anew."""
         rows = prefixes.rows(self, tokens[: self.shape.capacity])
         known = max(shared, rows[-1].end if rows else 0)
-        copies = prefixes.copies(self, tokens[:known]) if self._memories else None
-        end = copies.end if copies else 0 if self._memories else known
+        copies = prefixes.copies(self, tokens[:known]) if self.memories else None
+        end = copies.end if copies else 0 if self.memories else known
         if end - length < LEAST_SHARED:
             return known, length
         start = shared if self.piece is None else min(shared, self._num_whole)
@@ -194,7 +194,7 @@ class KVCache:
             return known, min(end, reached)
         if reached < end:
             return known, held
-        saved = prefixes.put_copies(self._memories, copies.key)
+        saved = prefixes.put_copies(self.memories, copies.key)
         if saved is None:
             self.tokens = []
             return known, 0
@@ -209,8 +209,8 @@ class KVCache:
 
     def hold(self) -> None:
         """Hold what later texts may go on from: copies of what exists at few lengths only."""
-        if self.tokens and self._memories and not self.is_rerun and self.length in self._reach:
-            copies = [memory.saved(self.length) for memory in self._memories]
+        if self.tokens and self.memories and not self.is_rerun and self.length in self._reach:
+            copies = [memory.saved(self.length) for memory in self.memories]
             self._snapshots.add(self.tokens, copies)
 
     def unread(self) -> list[int]:
@@ -224,7 +224,7 @@ class KVCache:
     @property
     def _reach(self) -> range:
         """The lengths that every memory can go to without a snapshot."""
-        reaches = [memory.reach for memory in self._memories]
+        reaches = [memory.reach for memory in self.memories]
         return range(max(each.start for each in reaches), min(each.stop for each in reaches))
 
     # what `prefixes` ask
@@ -264,7 +264,7 @@ class KVCache:
 
     def _held_length(self, length: int) -> int:
         """The longest prefix of the first `length` tokens after which every layer can go on."""
-        if not self._memories or length in self._reach:
+        if not self.memories or length in self._reach:
             return length
         nearest = self._snapshots.longest(self.tokens[:length])
         reach = self._reach
@@ -272,11 +272,11 @@ class KVCache:
 
     def _go_to(self, length: int) -> None:
         """Bring every memory to the tokens that are held, of which there are so many."""
-        if not self._memories or length in self._reach:
+        if not self.memories or length in self._reach:
             return
         copies = self._snapshots.at(self.tokens)
         assert copies is not None or not length, "`unread` went before"
-        for place, memory in enumerate(self._memories):
+        for place, memory in enumerate(self.memories):
             if copies is None:
                 memory.clear()
             else:
@@ -367,7 +367,7 @@ class KVCache:
 
     def _hold_seldom(self, end: int, num_rows: int) -> None:
         """Hold a long prompt every SNAPSHOT_EVERY tokens, and where it leaves the text before."""
-        is_read = self._memories and num_rows > WIDEST
+        is_read = self.memories and num_rows > WIDEST
         is_long = is_read and end - self._snapshots.longest(self.tokens) >= SNAPSHOT_EVERY
         if is_long or end == self._branch:
             self.hold()

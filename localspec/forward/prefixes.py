@@ -38,6 +38,7 @@ class Kept(Protocol):
 
     tokens: list[int]
     device: torch.device
+    memories: tuple[Memory, ...]
 
     @property
     def num_savable(self) -> int:
@@ -102,6 +103,12 @@ class Prefixes:
             found.append(Place(key, start, BLOCK))
             parent = key.digest
         return found
+
+    def num_kept(self, cache: Kept, tokens: Sequence[int]) -> int:
+        """Return the length of the longest prefix of a text that a cache can go on from."""
+        known = max(common_prefix_length(cache.tokens, tokens), _end(self.rows(cache, tokens)))
+        copies = self.copies(cache, tokens[:known]) if cache.memories else None
+        return copies.end if copies else 0 if cache.memories else known
 
     def _longest_after(self, parent: bytes, block: tuple[int, ...]) -> tuple[Key, int] | None:
         """Return the entry that shares most with a block, and how many tokens."""
@@ -294,6 +301,10 @@ class Prefixes:
         self.store.drop(key)
         if self.store.files is not None:
             self.store.files.reject(key.file_name, "its numbers do not fit the model")
+
+
+def _end(places: Sequence[Place]) -> int:
+    return places[-1].end if places else 0
 
 
 def _shapes(

@@ -225,7 +225,8 @@ def _records(contents: Contents) -> Iterator[Mapping[str, Any]]:
         steps = [_step_record(step) for step in contents.store.step_rows(turn["turn_id"])]
         tokens = {"token_ids": token_ids, "provenance": provenance}
         drafted_by = counts(turn["drafted_by"])
-        yield {"type": "turn", **turn, "drafted_by": drafted_by, **tokens, "steps": steps}
+        made = {"drafted_by": drafted_by, "reading_by": finite_json_column(turn["reading_by"])}
+        yield {"type": "turn", **turn, **made, **tokens, "steps": steps}
 
 
 def _step_record(step: Mapping[str, Any]) -> dict[str, Any]:

@@ -276,7 +276,12 @@ def stats_row(stats: TurnStats | None) -> dict[str, Any]:
     row = {name: stats.told(name) for name in figure_names()}
     exact = None if row["exact"] is None else int(stats.exact)
     made_by = None if row["drafter"] is None else json.dumps(dict(stats.drafted_by))
-    return {**row, "exact": exact, "drafted_by": made_by}
+    reading_by = None if row["drafter"] is None else json.dumps(rounded(stats.reading_by))
+    return {**row, "exact": exact, "drafted_by": made_by, "reading_by": reading_by}
+
+
+def rounded(times_ms: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(ms, 2) for name, ms in times_ms.items()}
 
 
 def step_row(turn_id: int, n: int, step: Step) -> dict[str, Any]:

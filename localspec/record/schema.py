@@ -89,6 +89,12 @@ def add_filled_drafts(db: Database) -> None:
     db.conn.execute("ALTER TABLE step ADD COLUMN filler TEXT")
 
 
+@MIGRATIONS(name="m027_reading_of_drafters")
+def add_reading_of_drafters(db: Database) -> None:
+    """Add the column for what drafters read before they could guess."""
+    db.conn.execute("ALTER TABLE turn ADD COLUMN reading_by TEXT")
+
+
 def check_version(db: Database) -> None:
     """Raise NewerLog or OlderLog where `MIGRATIONS` cannot bring this file to its tables."""
     applied = applied_migrations(db)

@@ -1,9 +1,10 @@
 """The tables, indexes and view of the log, as one script for a new file.
 
 Tables are STRICT. Unknown is NULL. Times are in ms, sizes in bytes, timestamps in UTC and ISO 8601,
-flags 0 or 1. The columns `token_ids`, `provenance`, `drafted_by`, `signal`, `leniency`, `state` of
-calibration, `children_ids`, `settings` and `text_exact` hold JSON. The names of numbers are those
-of `TurnStats`. The order of the columns is that of the exported files. A log opens in Datasette.
+flags 0 or 1. The columns `token_ids`, `provenance`, `drafted_by`, `reading_by`, `signal`,
+`leniency`, `state` of calibration, `children_ids`, `settings` and `text_exact` hold JSON. The names
+of numbers are those of `TurnStats`. The order of the columns is that of the exported files. A log
+opens in Datasette.
 """
 
 TABLES = """

@@ -256,7 +256,9 @@ def _prompt(stats: TurnStats) -> list[tuple[str, str]]:
     if num_read > 0 and stats.prefill_ms:
         speed = rate(1000 * num_read / stats.prefill_ms)
         said.append(f"{counted(num_read, 'token')} read at {speed} tok/s")
-    return [("Prompt", ", ".join(said))] if said else []
+    rows = [("Prompt", ", ".join(said))] if said else []
+    times = (f"{label_of(name)} {took(ms)}" for name, ms in stats.reading_by.items())
+    return [*rows, ("Reading for guesses", capital(", ".join(times)))] if stats.reading_by else rows
 
 
 def known_words(stats: TurnStats) -> str:

@@ -312,6 +312,14 @@ def test_drafters_that_share_a_model_read_a_text_once() -> None:
     assert catch_up.ms("tree", 50, 1.0) == pytest.approx(100.0)
 
 
+def test_what_a_drafter_has_kept_of_a_text_is_not_missed() -> None:
+    catch_up = CatchUp({"d": "small", "tree": "small"})
+    catch_up.know("tree", TEXT, 90)
+    assert catch_up.num_missed("d", TEXT, 100) == 11
+    catch_up.know("d", TEXT, 40)
+    assert catch_up.num_missed("d", TEXT, 100) == 11, "it knows more already"
+
+
 def test_a_drafter_in_the_targets_cache_has_nothing_to_read() -> None:
     catch_up = CatchUp({"d": "small", "self": IN_TARGET})
     assert catch_up.num_missed("self", TEXT, 100) == catch_up.read("self", TEXT, 100) == 0

@@ -36,6 +36,7 @@ STEPS = (
 STATS = TurnStats(
     num_prompt_tokens=12,
     num_reused_tokens=4,
+    num_disk_tokens=3,
     num_output_tokens=8,
     num_steps=3,
     num_drafts=2,
@@ -48,6 +49,7 @@ STATS = TurnStats(
     reply_ms=56.0,
     reason="measured fastest here",
     drafted_by={"ngram": 4, "draft_model": 3},
+    reading_by={"draft_model": 12.5},
 )
 LENIENT_SETTINGS = replace(SETTINGS, workload="code", leniency='{"rule": "factor", "factor": 2.0}')
 LENIENT_STATS = replace(STATS, exact=False, num_lenient_tokens=2)

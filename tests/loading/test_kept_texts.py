@@ -63,12 +63,14 @@ def test_after_a_restart_target_and_draft_go_on_from_the_disk(
     kept_pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = opened(kept_pair, tmp_path)
-    reply(first, TEXT, "draft_model")
+    assert reply(first, TEXT, "draft_model").stats.reading_by["draft_model"] > 0
     keep(first)
     assert files_in(tmp_path)
     second, fresh = opened(kept_pair, tmp_path), opened(kept_pair, None)
     draft: Any = second.loaded.engine.drafters["draft_model"]
-    sizes = num_rows_read(monkeypatch, draft.model)
+    sizes, known = num_rows_read(monkeypatch, draft.model), dict[str, int]()
+    catch_up = second.loaded.controller.catch_up
+    monkeypatch.setattr(catch_up, "know", lambda name, _, count: known.update({name: count}))
     more = f"{TEXT} and more"
     found, wanted = reply(second, more, "draft_model"), reply(fresh, more, "draft_model")
     assert found.tokens == wanted.tokens
@@ -76,6 +78,7 @@ def test_after_a_restart_target_and_draft_go_on_from_the_disk(
     assert stats.num_reused_tokens == stats.num_disk_tokens
     assert stats.num_prompt_tokens - stats.num_disk_tokens < 40
     assert sum(sizes) < 100, "the draft model reads what is new as well"
+    assert known["draft_model"] == stats.num_disk_tokens, "and the controller knows"
     assert wanted.stats.num_reused_tokens == wanted.stats.num_disk_tokens == 0
 
 

@@ -155,7 +155,8 @@ def test_jsonl_is_the_log_exactly(filled_store: Store, tmp_path: Path) -> None:
     )
     turns = json_records(out, "turn")
     for turn, row in zip(turns, filled_store.turn_rows(), strict=True):
-        assert {**row, "drafted_by": json.loads(row["drafted_by"])}.items() <= turn.items()
+        read = {name: json.loads(row[name]) for name in ("drafted_by", "reading_by")}
+        assert {**row, **read}.items() <= turn.items()
         assert (turn["token_ids"], turn["provenance"]) == filled_store.reply_tokens(
             row["message_id"]
         )

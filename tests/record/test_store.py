@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
@@ -99,6 +100,7 @@ def test_turn_row_has_all_settings_and_numbers_by_name(store: Store) -> None:
         "exact",
         "num_prompt_tokens",
         "num_reused_tokens",
+        "num_disk_tokens",
         "num_output_tokens",
         "num_steps",
         "num_drafts",
@@ -123,6 +125,7 @@ def test_turn_row_has_all_settings_and_numbers_by_name(store: Store) -> None:
     ):
         assert row[name] == getattr(STATS, name), name
     assert row["exact"] is True
+    assert json.loads(row["reading_by"]) == STATS.reading_by
 
 
 def test_tokens_provenance_and_steps_are_kept(store: Store) -> None:

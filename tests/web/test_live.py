@@ -112,6 +112,9 @@ def test_a_reopened_chat_says_what_was_not_read_again() -> None:
     reading = view(stats=known, phase="prefill", num_read_tokens=31_240)
     label = live_state(replace(IDLE, reply=reading))["label"]
     assert "31,204 of 31,260 tokens from disk" in label
+    reading = {"draft_model": 312.0, "eagle": 20.0}
+    told = facts(stats=replace(STATS, reading_by=reading))["Reading for guesses"]
+    assert told == "The small model 312 ms, the EAGLE head 20.0 ms"
     assert facts(stats=replace(STATS, prefill_ms=90.0))["Prompt"] == "9 tokens read at 100 tok/s"
 
 
