@@ -10,9 +10,9 @@ drafters would have got right (controller.hindsight).
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 
 import psutil
@@ -60,7 +60,7 @@ class Reviews:
         self._on_battery = on_battery
         self._clock = clock
         self._newest: _Finished | None = None
-        self._num_judged = Counter[str]()  # Tokens that each drafter was judged by.
+        self._cost_s: dict[str, float] = {}  # What judging took a token, by drafter.
 
     def keep(self, turn: RunningTurn, slot: Slot, sequence: Sequence) -> None:
         """Hold the reply of a turn for a review, in place of the one before."""
@@ -71,24 +71,29 @@ class Reviews:
         self._newest = None
 
     def review(self, asked: Request, cancel: threading.Event) -> Iterator[Hindsight]:
-        """See Backend.review. The drafters that were judged least go first."""
+        """See Backend.review. The cheapest drafters go first. Each may take half of the time that
+        is left, so that a costly one leaves something to those behind it."""
         reply = self._newest
         if reply is None or reply.turn.asked != asked or not _can_be_judged(reply):
             return
-        ends_s = self._clock() + self._budget_ms(reply) / 1000.0
-
-        def goes_on() -> bool:
-            is_current = self._newest is reply and not cancel.is_set()
-            return is_current and self._clock() < ends_s
-
+        end_s = self._clock() + self._budget_ms(reply) / 1000.0
         drafters = reply.slot.engine.drafters
-        for name in sorted(drafters, key=lambda name: self._num_judged[name]):
+        names = sorted(drafters, key=lambda name: self._cost_s.get(name, 0.0))
+        for name in names:
+            begun_s = self._clock()
+            left_s = end_s - begun_s
+            own_end_s = end_s if name == names[-1] else begun_s + left_s / 2.0
+            goes_on = partial(self._goes_on, reply, cancel, own_end_s)
             result = _judged(reply, drafters[name], goes_on) if goes_on() else None
             if result is not None:
-                self._num_judged[name] += result.num_output_tokens
+                self._cost_s[name] = (self._clock() - begun_s) / max(1, result.num_output_tokens)
                 yield result
         if self._newest is reply:
             self._newest = None
+
+    def _goes_on(self, reply: _Finished, cancel: threading.Event, end_s: float) -> bool:
+        is_current = self._newest is reply and not cancel.is_set()
+        return is_current and self._clock() < end_s
 
     def _budget_ms(self, reply: _Finished) -> float:
         is_spared = self._on_battery() or reply.turn.stats.no_speedup == "load_changed"

@@ -8,6 +8,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from localspec.chat.hindsight import Reviews
 from localspec.chat.local import LocalBackend
 from localspec.controller.hindsight import MOST_TAUGHT
 from localspec.core.backend import Request
@@ -141,6 +143,22 @@ def test_a_cancel_ends_a_review_after_the_forward_under_way() -> None:
     results = list(of.review(request(max_tokens=200), cancel))
     assert num_forwards == 1
     assert all(each.drafter != "draft_model" for each in results)
+
+
+def test_a_costly_drafter_leaves_time_to_the_others_and_goes_after_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a clock that moves on by a second each time it is looked at."""
+    ticks = count()
+    monkeypatch.setattr("localspec.chat.local.Reviews", lambda: Reviews(clock=ticks.__next__))
+    of, asked = backend(), request(max_tokens=64)
+    names = list[list[str]]()
+    for _ in range(2):
+        reply_ms = reply(of, asked)[-1].stats.reply_ms
+        monkeypatch.setattr("localspec.chat.hindsight.SHARE", 50_000.0 / reply_ms)
+        results = list(of.review(asked, NEVER))
+        names.append([result.drafter for result in results])
+    assert names == [["ngram", "draft_model"], ["draft_model", "ngram"]]
 
 
 @pytest.mark.parametrize("what", ["SHARE", "SPARED"])
