@@ -99,6 +99,8 @@ class DraftVocabulary:
         if layer is None:
             num_bytes = head.layer.weight_bytes * len(ids) // head.vocab_size
             if not self._has_room(num_bytes, ids.device):
-                raise ModelError(f"there is no room for the {gib(num_bytes)} of those in use.")
+                raise ModelError(
+                    f"There is no room for the rows of those in use, {gib(num_bytes)}."
+                )
             layer = self._taken[head.layer] = head.layer.of_outputs(ids)
         return layer

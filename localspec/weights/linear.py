@@ -73,8 +73,7 @@ class QuantisedLinear:
     def of_outputs(self, places: torch.Tensor) -> Linear:
         """See Linear."""
         raise ModelError(
-            "The output head is kept in a format from which no rows can be taken, so drafts choose "
-            "among all tokens. Load the model with --dtype bf16 to change that."
+            "The format of the output head gives no rows away. Load the model with --dtype bf16."
         )
 
 

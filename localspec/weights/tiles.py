@@ -47,8 +47,8 @@ def rows_of_blocks(
     whole = numbers[: numbers.numel() // num_bytes * num_bytes].view(-1, num_bytes)
     if int(places[-1]) >= num_rows * whole.shape[0]:
         raise ModelError(
-            f"This model's tokens are no multiple of {num_rows}, so no rows can be taken from its "
-            "output head in 4 bits, and drafts choose among all tokens. Load it with --dtype 4-bit."
+            f"An output head of 4 bits whose tokens are no multiple of {num_rows} gives no rows "
+            "away. Load the model with --dtype 4-bit."
         )
     parts = list[torch.Tensor]()
     for some in torch.split(places, max(1, BYTES_AT_ONCE // num_bytes)):

@@ -190,7 +190,7 @@ def test_without_room_for_rows_drafts_choose_among_all_tokens() -> None:
     head = with_cache(tiny_llama()).weights.output
     assert vocabulary.narrowed(head, CPU) is head
     assert asked == [head.layer.weight_bytes // 2]
-    assert vocabulary.note(head).startswith("chooses among all tokens: there is no room")
+    assert vocabulary.note(head).startswith("chooses among all tokens: There is no room")
 
 
 def test_heads_that_borrow_one_layer_share_its_rows() -> None:

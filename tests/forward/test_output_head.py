@@ -8,6 +8,7 @@ import torch
 
 from localspec.forward.output_head import DraftVocabulary, OutputHead
 from localspec.weights.dense import dense_linear
+from localspec.weights.int8 import RoundedRowsLinear
 
 NUM_TOKENS = 128
 ROWS = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
@@ -39,3 +40,12 @@ def test_a_smaller_vocabulary_is_given_whole_blocks_of_its_own_tokens() -> None:
     vocabulary = DraftVocabulary((*range(1, 100), 500))
     part = vocabulary.narrowed(whole(), ROWS.device)
     assert part.ids is not None and part.ids.tolist() == list(range(1, 65))
+
+
+def test_a_layer_that_gives_no_rows_away_stays_whole_and_says_so() -> None:
+    weight = torch.randn(NUM_TOKENS, 64, generator=torch.Generator().manual_seed(0))
+    head = OutputHead(RoundedRowsLinear(weight, None), NUM_TOKENS)
+    vocabulary = DraftVocabulary(range(64))
+    assert vocabulary.narrowed(head, ROWS.device) is head
+    assert "all tokens: The format of the output head gives no rows" in vocabulary.note(head)
+    assert DraftVocabulary().note(head) == ""

@@ -124,5 +124,5 @@ def test_what_cannot_give_its_rows_away_says_so() -> None:
     last = torch.tensor([INT4_ROWS + 1])
     uneven = Int4Linear.of_weight(Grouped.rounded(noise(INT4_ROWS + 32, NUM_IN), 64), None)
     for layer in (RoundedRowsLinear(noise(NUM_OUT, NUM_IN), None), uneven):
-        with pytest.raises(ModelError, match="drafts choose among all tokens"):
+        with pytest.raises(ModelError, match="gives no rows away"):
             layer.of_outputs(last)
