@@ -322,13 +322,15 @@ class Outcome:
     """A finished round, to learn from. verdict: before any cut at end-of-text.
 
     logits: [1 + n, V], the target's, after the root and after every draft token, accepted or not.
-    Valid during the call only: the next forward may write over it.
+    Valid during the call only: the next forward may write over it. choices: the token that the
+    target chooses after each of them, None where its row holds no numbers.
     """
 
     step: Step
     proposal: Proposal
     verdict: Verdict
     logits: torch.Tensor
+    choices: SequenceOf[int | None] = ()
 
 
 class TokenLogprob(NamedTuple):

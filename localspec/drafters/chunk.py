@@ -191,7 +191,7 @@ class ChunkedDraft(FixedDrafts[_Key, StaticChunk]):
         """The tokens that the first step reads."""
         self.want(draft.sequence.sampling)
         self.model.catch_up()
-        pending = [*draft.text, *draft.tokens][self.model.cache.length :]
+        pending = draft.pending(self.model.cache.length)
         if len(pending) > FIRST_WIDTH:
             prefill(self.model, pending[:-1])
             pending = pending[-1:]

@@ -157,8 +157,8 @@ class _Steps:
         if self._model.cache.length < self._base:
             (first,) = wanted
             self._held = self._tree.path(first)
-            text = [*self._text, *self._tree.text(first)]
-            return (yield Rows(self._model, text[self._model.cache.length :], num_logits=1))
+            missing = self._text[self._model.cache.length :]
+            return (yield Rows(self._model, [*missing, *self._tree.text(first)], num_logits=1))
         paths = [self._tree.path(node) for node in wanted]
         self._keep(_common(paths, self._held))
         missing = sorted({node for path in paths for node in path} - set(self._held))

@@ -81,6 +81,11 @@ class Drafting:
         """The same after each of the drafted `texts`: [n, V_draft] -> [n, V]."""
         return chances(logits, self._vocab_size, self.sequence, texts, self.share)
 
+    def pending(self, num_read: int) -> list[int]:
+        """Return the tokens of the text and of the draft behind the first `num_read`."""
+        num_drafted = max(0, num_read - len(self.text))
+        return [*self.text[num_read:], *self.tokens[num_drafted:]]
+
     @property
     def num_unread(self) -> int:
         """How many tokens to make before the host reads them, where a read is a wait."""
@@ -185,7 +190,7 @@ def catch_up(model: LanguageModel, tokens: Several[int]) -> Generator[Pass, torc
 def autoregress(model: LanguageModel, draft: Drafting) -> DraftSteps:
     """Draft until the draft ends, from where the model's cache stands."""
     if not draft.is_full and draft.take_forced():
-        pending = [*draft.text, *draft.tokens][model.cache.length :]
+        pending = draft.pending(model.cache.length)
         logits = yield Rows(model, pending, num_logits=1)  # [1, V_draft]
         yield from draft_on(model, draft, logits[0])
     return draft.proposal()

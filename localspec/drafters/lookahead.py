@@ -156,11 +156,15 @@ class LookaheadDrafter(DrafterBase):
         return self._sent.proposal
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        """Move the window on and fill the pool by the target's argmax after each node."""
+        """Move the window on and fill the pool by what the target finds likeliest after each node:
+        its choice, where it draws none. A drawn token holds for its own place alone."""
         sent, self._sent = self._sent, None
         if sent is None or outcome.proposal is not sent.proposal or not sent.proposal.tokens:
             return
-        best: list[int] = outcome.logits.argmax(dim=-1).tolist()  # [1 + n]
+        if sequence.sampling.temperature == 0.0:
+            best = [token or 0 for token in outcome.choices]  # [1 + n]; a damaged row says nothing
+        else:
+            best = outcome.logits.argmax(dim=-1).tolist()
         self._learn(sent, best)
         moved = zip(sent.columns, sent.leaves, strict=True)
         self._window = tuple((*column[1:], best[leaf + 1]) for column, leaf in moved)

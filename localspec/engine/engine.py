@@ -186,13 +186,13 @@ class Engine:
         if others.num_sequences:
             others = others._replace(took_ms=others.took_ms + drafting.waited)
         sequence.others = others
-        verdict = self._judge(sequence, proposal, logits)
+        verdict, chosen = self._judge(sequence, proposal, logits)
         kept = self._commit(sequence, base, proposal, verdict)
         times = _Times(started, planned, drafted, perf_counter(), drafting)
         step = replace(
             _measured(plan, proposal, verdict, kept, times, base), others=sequence.others
         )
-        outcome = Outcome(step, proposal, verdict, logits)
+        outcome = Outcome(step, proposal, verdict, logits, chosen)
         policy.observe(sequence, outcome)
         if proposal.tokens:
             self.drafters[plan.drafter].observe(sequence, outcome)
@@ -259,14 +259,19 @@ class Engine:
             return Rows(self.target, tokens)
         return Rows(self.target, tokens, [-1, *(parent + 1 for parent in proposal.parents)])
 
-    def _judge(self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
+    def _judge(
+        self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor
+    ) -> tuple[Verdict, list[int | None]]:
+        """The verdict, and the target's choice after the root and after each draft token."""
         rule = sequence.sampling.leniency
-        texts = [(), *proposal.texts]
+        texts = [(), *proposal.texts] if proposal.tokens else [()]
         logits = masked(logits, sequence, texts)
         found = scores(logits, sequence, texts)
+        chosen = choices(found)
         if rule is None or not proposal.tokens:
-            return verify(proposal, choices(found))
-        return verify(proposal, choices(found), allowed(rule, proposal, sequence, logits, found))
+            return verify(proposal, chosen), chosen
+        lenient = allowed(rule, proposal, sequence, logits, found)
+        return verify(proposal, chosen, lenient), chosen
 
     def _commit(
         self, sequence: Sequence, base: int, proposal: Proposal, verdict: Verdict

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from sys import getsizeof
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from localspec.core.decoding import DraftPlan, SamplingParams, Sequence
 from localspec.core.errors import ModelError
+from localspec.core.prefix import common_prefix_length
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import Drafting, autoregress
 from localspec.drafters.parts import Parts
@@ -115,3 +118,17 @@ def test_memory_is_weights_and_cache() -> None:
     drafter = drafter_of()
     held = sum(p.numel() * 4 for p in tiny_llama().parameters())
     assert drafter.memory_bytes >= held + drafter.model.cache.kv_bytes
+
+
+def test_what_a_draft_reads_is_told_without_a_copy_of_the_context() -> None:
+    draft = Drafting(turn_of((1,) * 100_000), DraftPlan("draft_model", 4), 64)
+    draft.add(7, 0.5)
+    held = draft.sequence.tokens[:-1]
+    tracemalloc.start()
+    try:
+        assert draft.pending(99_999) == [1, 7] and draft.pending(100_001) == []
+        assert tracemalloc.get_traced_memory()[1] < 10_000
+        assert common_prefix_length(held, draft.sequence.tokens) == len(held)
+        assert tracemalloc.get_traced_memory()[1] < 1.1 * getsizeof(held), "one copy, not two"
+    finally:
+        tracemalloc.stop()

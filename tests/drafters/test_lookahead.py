@@ -281,3 +281,30 @@ def test_of_a_long_text_the_newest_tokens_are_read(monkeypatch: pytest.MonkeyPat
     pool = Pool()
     pool.read([1, 2, 3, 4, 5, 6])
     assert list(pool.followers((3,))) == [4] and list(pool.followers((2,))) == []
+
+
+def test_a_greedy_round_is_learnt_from_the_choices_that_were_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No second search through the target's rows, and the same replies and drafts."""
+    play(engine_with(LookaheadDrafter()), PROMPT, wanted := Plans(("lookahead", FULL)), 80)
+
+    def searched(*_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("the rows were searched already")
+
+    monkeypatch.setattr(torch.Tensor, "argmax", searched)
+    play(engine_with(LookaheadDrafter()), PROMPT, found := Plans(("lookahead", FULL)), 80)
+    assert [each.tokens for each in found.proposals] == [each.tokens for each in wanted.proposals]
+    assert sum(step.num_accepted_tokens for step in found.steps) > 0
+
+
+def test_a_plain_round_lists_no_drafted_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = list[Proposal]()
+    texts = Proposal.texts.fget
+    monkeypatch.setattr(
+        Proposal, "texts", property(lambda proposal: listed.append(proposal) or texts(proposal))
+    )
+    play(engine_with(LookaheadDrafter()), PROMPT, Plans((OFF, 0)), 6)
+    assert not listed
+    play(engine_with(LookaheadDrafter()), PROMPT, Plans(("lookahead", FULL)), 6)
+    assert listed
