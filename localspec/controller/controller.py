@@ -111,6 +111,7 @@ class Controller:
         observed here. shared: see CatchUp. Raises ValueError, KeyError, TypeError for what is no
         such snapshot."""
         self.drafters = drafters
+        self._fillers = [name for name, each in drafters.items() if isinstance(each, Filler)]
         self.costs = costs
         self.sampled_costs = costs if sampled_costs is None else sampled_costs
         self.acceptance = acceptance
@@ -196,8 +197,7 @@ class Controller:
     ) -> Filling | None:
         """What a filler may append to a chain of this drafter; None without a filler that was
         measured. rate: the going rate, tokens per ms."""
-        fillers = (name for name, each in self.drafters.items() if isinstance(each, Filler))
-        filler = next((name for name in fillers if name in prices.step_ms), None)
+        filler = next((name for name in self._fillers if name in prices.step_ms), None)
         if filler is None:
             return None
         growth = self.growth(filler, prices, bucket, rate)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -248,8 +248,7 @@ class Engine:
         filling = plan.filling
         if filling is None or not proposal.is_chain or not proposal.confidences:
             return proposal
-        filler = self.drafters[filling.drafter]
-        assert isinstance(filler, Filler), "a plan names a filler"
+        filler = cast(Filler, self.drafters[filling.drafter])
         return filled(proposal, plan.drafter, filler.fill(sequence, proposal, filling))
 
     def _rows(self, sequence: Sequence, proposal: Proposal) -> Rows:
