@@ -215,7 +215,7 @@ def test_what_a_drafter_reads_delays_no_round_of_the_others_by_more_than_a_piece
 
     monkeypatch.setattr(batches, "_result_of", noted)
     monkeypatch.setattr(Plans, "plan", plan)
-    prompt = tuple(1 + place % 50 for place in range(200))
+    prompt = tuple(1 + place % 50 for place in range(150))
     together = Batch[Round]()
     short = together.run(steps_of(first, 2, never))
     next(short)
