@@ -97,7 +97,6 @@ class LocalBackend:
         self._slots = (Slot(loaded.engine, loaded.controller), *loaded.beside)
         self._batch = Batch[Chunk]()
         self._measuring: Iterator[str] | None = None  # what a reply has interrupted
-        self._is_measured = False  # in this run, to the end
         self._reviews = Reviews()
         self._texts = TokenTexts(loaded.template)
         self._grammars = Grammars(loaded.template, loaded.engine.target.vocab_size)
@@ -183,16 +182,13 @@ class LocalBackend:
 
         if self._measuring is None:
             self._measuring = calibrate(self._engine, self._controller)
-            if not self._is_measured:  # later calls capture graphs alone
-                for slot in self._slots:
-                    slot.baselines.clear()  # what they were made of is measured anew
         for phrase in self._measuring:
             if cancel.is_set():
                 return
             yield labelled(phrase)
             if cancel.is_set():  # the announced measurement is not begun
                 return
-        self._measuring, self._is_measured = None, True
+        self._measuring = None
 
     def review(self, request: Request, cancel: threading.Event) -> Iterator[Hindsight]:
         return self._reviews.review(request, cancel)
@@ -291,8 +287,8 @@ class LocalBackend:
         with slot.engine.decoding(sequence):
             while turn.goes_on(sequence):
                 found = yield from slot.engine.round(sequence, policy)
-                if threads is not None:
-                    threads.observe(slot.controller.share_of(found.step, request.sampling))
+                if threads is not None and not found.step.others.num_sequences:
+                    threads.observe(slot.controller.load(request.sampling))
                 yield self._chunk(turn, found, sequence, baseline)
         plain_ms = () if baseline is None else baseline.end_turn()
         rest, reason = turn.text.flush(), sequence.finish_reason or "cancelled"

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from localspec.chat.reply_text import ReplyText, Start
 from localspec.controller.acceptance import bucket_of
-from localspec.controller.costs import Costs
 from localspec.controller.plain_baseline import PlainBaseline
 from localspec.core.backend import Request
 from localspec.core.decoding import AUTO, OFF, SamplingParams, Sequence
@@ -38,14 +37,12 @@ FINGERPRINT_LENGTH = 16  # hex digits
 
 @dataclass(eq=False)
 class Slot:
-    """engine, controller: its own. baselines: what its turns are compared with, of greedy rounds
-    and of drawing ones. chat: the logged chat whose text its caches hold, None for a text that is
-    not written."""
+    """engine, controller: its own. chat: the logged chat whose text its caches hold, None for a
+    text that is not written."""
 
     engine: Engine
     controller: Controller
     is_free: bool = True
-    baselines: dict[Costs, PlainBaseline] = field(default_factory=dict)
     chat: int | None = None
 
     def take(self, chat: int | None, store: PrefixStore | None) -> None:
@@ -74,11 +71,7 @@ class Slot:
         """What a turn that begins now is compared with; None until plain decoding was measured."""
         if not self.controller.is_measured(sampling):
             return None
-        costs = self.controller.costs_at(bucket_of(sampling))
-        if costs not in self.baselines:
-            self.baselines[costs] = PlainBaseline(costs)
-        self.baselines[costs].begin_turn()
-        return self.baselines[costs]
+        return PlainBaseline(self.controller.costs_at(bucket_of(sampling)))
 
 
 def keep_read(

@@ -7,8 +7,8 @@ to PRIOR. A second table maps the confidence that a drafter states to the accept
 
 A fully accepted draft is censored: positions behind it were not tried and are not counted. The
 state is plain data without the turn's counts. Restored counts are worth at most PRIOR_ROUNDS
-rounds. Acceptance that ships with the models stands in where nothing was observed here: it is worth
-SHIPPED_ROUNDS rounds of an estimate, and no evidence for it.
+rounds. Acceptance that ships with the models stands in where nothing was observed here, as a state
+that is worth SHIPPED_ROUNDS rounds.
 
 Not here: costs, decisions.
 Source: partial pooling, as in any hierarchical model. The weights minimise the log loss of the next
@@ -26,26 +26,24 @@ from typing import Any, NamedTuple
 from localspec.core import decoding
 from localspec.core.decoding import SamplingParams
 
-MAX_POSITIONS = 16
-PRIOR = 0.5
-# Rounds that the coarser estimate is worth beside the counts of
-PRIOR_WEIGHT = 3.0  # a temperature bucket,
-KIND_WEIGHT = 6.0  # a kind of text,
-TURN_WEIGHT = 16.0  # the turn under way.
-OTHER_KINDS = 2.0  # rounds of evidence that all kinds of text give for one of them, at most
-DISCOUNT = 0.99  # the weight of a round is 0.37 after 100 further rounds,
-TURN_DISCOUNT = 0.98  # and within a turn 0.36 after 50 further rounds of the same drafter
-MOST_FADED = 0.3  # share of the counts that remains after any number of rounds without the drafter
-PRIOR_ROUNDS = 50.0  # that restored counts are worth at most
-SHIPPED_ROUNDS = 6.0  # that shipped counts are worth at most: other texts are accepted otherwise
-LENIENT = 10  # added to the bucket of a lenient turn, since exact turns accept less
-TEMPERATURE_BUCKETS = (0.0, 0.3, 0.6, 0.9, 1.2)
-CONFIDENCE_BINS = 12
-BIN_DISCOUNT = 0.995
+MAX_POSITIONS = 16  # Acceptance is counted for so many positions of a draft.
+PRIOR = 0.5  # The acceptance that is believed where nothing was seen.
+PRIOR_WEIGHT = 3.0  # The rounds that the prior is worth beside those of a temperature bucket.
+KIND_WEIGHT = 6.0  # The rounds that a bucket is worth beside those of one kind of text.
+TURN_WEIGHT = 16.0  # The rounds that a kind of text is worth beside those of the turn under way.
+OTHER_KINDS = 2.0  # The rounds of evidence that all kinds of text give for one of them, at most.
+DISCOUNT = 0.99  # The weight of a round after one more: 0.37 after 100.
+TURN_DISCOUNT = 0.98  # The same within a turn, by the rounds of the same drafter: 0.36 after 50.
+MOST_FADED = 0.3  # The share of counts that remains after any number of rounds without the drafter.
+PRIOR_ROUNDS = 50.0  # Restored counts are worth so many rounds at most.
+SHIPPED_ROUNDS = 6.0  # Shipped counts are worth so many: other texts are accepted otherwise.
+LENIENT = 10  # The bucket of a lenient turn lies so much further on: exact turns accept less.
+TEMPERATURE_BUCKETS = (0.0, 0.3, 0.6, 0.9, 1.2)  # The highest temperature of each bucket.
+CONFIDENCE_BINS = 12  # Confidences are counted in so many bins.
+BIN_DISCOUNT = 0.995  # The weight of a token in its bin after one more.
 ALL_KINDS = ""  # no kind of text was named
 THINKING = "thinking"  # the kind of all thoughts, whatever is asked
-NEW_SUMS = ("silent_steps", "shipped")  # that earlier versions did not count
-SUMS = ("num_rounds", "tokens", "drafted", "steps", *NEW_SUMS)  # of Counts, besides the positions
+SUMS = ("num_rounds", "tokens", "drafted", "steps", "silent_steps")  # The sums in Counts.
 
 
 class Situation(NamedTuple):
@@ -88,8 +86,7 @@ class Counts:
 
     tried, accepted: by position, as far as any draft went. tokens: that the rounds gave. drafted,
     steps: tokens drafted and how often the drafter ran for them. silent_steps: how often it ran and
-    proposed nothing. last_round: the clock at the last observation. shipped: of num_rounds, those
-    that another machine observed."""
+    proposed nothing. last_round: the clock at the last observation."""
 
     discount: float
     tried: list[float] = field(default_factory=_first_position)
@@ -99,7 +96,6 @@ class Counts:
     drafted: float = 0.0
     steps: float = 0.0
     silent_steps: float = 0.0
-    shipped: float = 0.0
     last_round: int = 0
 
     def observe(
@@ -110,7 +106,8 @@ class Counts:
         Old counts fade by all rounds since, whichever drafter they used, so that a rare try can
         change an estimate."""
         age = clock - self.last_round
-        self._scale(self.discount if age <= 1 else max(MOST_FADED, self.discount**age))
+        share = self.discount if age <= 1 else self.discount**age
+        self._scale(share if share > MOST_FADED else MOST_FADED)
         self.last_round = clock
         self.num_rounds += 1.0
         self.tokens += tokens
@@ -119,7 +116,9 @@ class Counts:
             self.steps += steps
         else:
             self.silent_steps += steps
-        reached = min(num_tried, num_accepted + 1, MAX_POSITIONS)
+        reached = num_tried if num_tried <= num_accepted else num_accepted + 1
+        if reached > MAX_POSITIONS:
+            reached = MAX_POSITIONS
         if (missing := reached - len(self.tried)) > 0:
             self.tried += [0.0] * missing
             self.accepted += [0.0] * missing
@@ -141,7 +140,6 @@ class Counts:
         self.drafted *= share
         self.steps *= share
         self.silent_steps *= share
-        self.shipped *= share
 
     def as_row(self) -> dict[str, Any]:
         """Plain data, with every position."""
@@ -158,7 +156,9 @@ class Counts:
         reached = max(1, [*tried, 0.0].index(0.0))
         found = cls(DISCOUNT, tried[:reached], accepted[:reached])
         for name in SUMS:
-            setattr(found, name, _number(row.get(name, 0.0) if name in NEW_SUMS else row[name]))
+            # Version 4 did not count silent steps.
+            value = row.get(name, 0.0) if name == "silent_steps" else row[name]
+            setattr(found, name, _number(value))
         found.cap(PRIOR_ROUNDS)
         return found
 
@@ -168,7 +168,7 @@ UNKNOWN = Counts(1.0)  # never written to
 
 class Estimate(NamedTuple):
     """Of one drafter's drafts. rates: by position, each given that the ones before were accepted.
-    evidence: rounds observed here, fewer the longer ago. levels: the counts of each level, the
+    evidence: rounds observed, fewer the longer ago. levels: the counts of each level, the
     coarsest first, and the rounds that the estimate of the coarser one is worth beside them."""
 
     rates: list[float]
@@ -176,10 +176,7 @@ class Estimate(NamedTuple):
     levels: list[tuple[Counts, float]]
 
 
-class _Key(NamedTuple):
-    drafter: str
-    signal: str
-    situation: Situation
+_Key = tuple[str, str, tuple[int, str]]  # A drafter, a signal, and a situation.
 
 
 class Acceptance:
@@ -195,13 +192,11 @@ class Acceptance:
         self.revisions: dict[str, int] = defaultdict(int)  # drafter -> drafts that were observed
 
     def expect(self, shipped: Acceptance) -> None:
-        """Start from the rates of shipped acceptance where nothing was observed here. How much the
-        rounds of another machine drafted, and gave, says nothing of those here."""
+        """Start from shipped acceptance where nothing was observed here."""
         for key, counts in shipped._counts.items():
             if key not in self._counts and counts.num_rounds > 0.0:
                 counts.cap(SHIPPED_ROUNDS)
-                rounds, tried, accepted = counts.num_rounds, counts.tried, counts.accepted
-                self._counts[key] = Counts(DISCOUNT, tried, accepted, rounds, shipped=rounds)
+                self._counts[key] = counts
         for place, cells in shipped._bins.items():
             self._bins.setdefault(place, cells)
 
@@ -217,8 +212,9 @@ class Acceptance:
 
     def tick(self, kind: str = ALL_KINDS, num_rounds: int = 1) -> None:
         """Count rounds of this kind of text, whichever drafter they used."""
-        for each in {kind, ALL_KINDS}:
-            self._clocks[each] += num_rounds
+        self._clocks[ALL_KINDS] += num_rounds
+        if kind != ALL_KINDS:
+            self._clocks[kind] += num_rounds
 
     def observe(
         self,
@@ -237,15 +233,16 @@ class Acceptance:
         steps = nodes if num_steps is None else num_steps
         tokens = 1 + num_accepted
         self.revisions[drafter] += 1
-        key = _Key(drafter, str(signal), situation)
+        name, (bucket, kind) = str(signal), situation
+        key: _Key = drafter, name, situation
         turn = self._turn.get(key)
         if turn is None:
             turn = self._turn[key] = Counts(TURN_DISCOUNT)
         # A turn is short: nothing in it is long ago.
         turn.observe(num_tried, num_accepted, tokens, nodes, steps, turn.last_round + 1)
-        for each in {Situation(situation.bucket), situation}:
-            clock = self._clocks[each.kind]
-            key = _Key(drafter, str(signal), each)
+        for level in (ALL_KINDS,) if kind == ALL_KINDS else (ALL_KINDS, kind):
+            clock = self._clocks[level]
+            key = drafter, name, (bucket, level)
             counts = self._counts.get(key)
             if counts is None:
                 counts = self._counts[key] = Counts(self._discount, last_round=clock)
@@ -265,14 +262,14 @@ class Acceptance:
 
     def cap(self, drafter: str, situation: Situation, num_rounds: float) -> None:
         """Let what is known of this drafter there be worth at most so many rounds."""
-        for key, counts in self._counts.items():
-            if key.drafter == drafter and key.situation in (situation, Situation(situation.bucket)):
+        for (name, _, place), counts in self._counts.items():
+            if name == drafter and place in (situation, (situation.bucket, ALL_KINDS)):
                 counts.cap(num_rounds)
         self.revisions[drafter] += 1
 
     def is_known(self, bucket: int) -> bool:
         """Whether any counts exist for such temperatures."""
-        return any(key.situation.bucket == bucket for key in self._counts)
+        return any(known == bucket for _, _, (known, _) in self._counts)
 
     def rates(self, drafter: str, signal: Hashable, situation: Situation) -> list[float]:
         """Estimated chance of each position, given that the ones before it were accepted."""
@@ -281,7 +278,7 @@ class Acceptance:
     def estimate(self, drafter: str, signal: Hashable, situation: Situation) -> Estimate:
         """The estimate for such drafts."""
         name, bucket = str(signal), situation.bucket
-        base = self._counts.get(_Key(drafter, name, Situation(bucket)), UNKNOWN)
+        base = self._counts.get((drafter, name, (bucket, ALL_KINDS)), UNKNOWN)
         rates, prior = list[float](), PRIOR
         if base.tried[0] < 5.0:
             prior = self._neighbouring_rate(drafter, name, bucket)
@@ -290,14 +287,14 @@ class Acceptance:
             prior = (accepted + PRIOR_WEIGHT * prior) / (tried + PRIOR_WEIGHT)
             rates.append(prior)
         rates += [prior] * (MAX_POSITIONS - len(rates))
-        levels, evidence = [(base, PRIOR_WEIGHT)], (base.num_rounds - base.shipped) * left
+        levels, evidence = [(base, PRIOR_WEIGHT)], base.num_rounds * left
         if situation.kind != ALL_KINDS:
-            own = self._counts.get(_Key(drafter, name, situation), UNKNOWN)
+            own = self._counts.get((drafter, name, situation), UNKNOWN)
             left = self._left_of(own, situation.kind)
             levels.append((own, KIND_WEIGHT))
             others = OTHER_KINDS * evidence / (evidence + OTHER_KINDS)
-            evidence = (own.num_rounds - own.shipped) * left + others
-        turn = self._turn.get(_Key(drafter, name, situation))
+            evidence = own.num_rounds * left + others
+        turn = self._turn.get((drafter, name, situation))
         if turn is not None:
             levels.append((turn, TURN_WEIGHT))
         for counts, weight in levels[1:]:
@@ -319,10 +316,14 @@ class Acceptance:
         exact turns of all kinds of text."""
         found: dict[str, tuple[float, _Key]] = {}
         for key, counts in self._counts.items():
-            is_general = key.situation.bucket < LENIENT and key.situation.kind == ALL_KINDS
-            if is_general and counts.num_rounds > found.get(key.drafter, (-1.0, key))[0]:
-                found[key.drafter] = counts.num_rounds, key
-        return {name: self.rates(*key) for name, (_, key) in found.items()}
+            drafter, _, (bucket, kind) = key
+            is_general = bucket < LENIENT and kind == ALL_KINDS
+            if is_general and counts.num_rounds > found.get(drafter, (-1.0, key))[0]:
+                found[drafter] = counts.num_rounds, key
+        return {
+            name: self.rates(name, signal, Situation(*place))
+            for name, (_, (_, signal, place)) in found.items()
+        }
 
     def _left_of(self, counts: Counts, kind: str) -> float:
         """The share of these counts that is left after the rounds that passed since."""
@@ -331,7 +332,7 @@ class Acceptance:
     def _neighbouring_rate(self, drafter: str, signal: str, bucket: int) -> float:
         """First-position rate of the nearest temperature that was seen, else PRIOR."""
         for near in (bucket - 1, bucket + 1, bucket - 2, bucket + 2):
-            counts = self._counts.get(_Key(drafter, signal, Situation(near)))
+            counts = self._counts.get((drafter, signal, (near, ALL_KINDS)))
             if counts is not None and counts.tried[0] >= 5.0:
                 return counts.accepted[0] / counts.tried[0]
         return PRIOR
@@ -340,13 +341,13 @@ class Acceptance:
         """Plain JSON data."""
         records = [
             {
-                "drafter": key.drafter,
-                "signal": key.signal,
-                "bucket": key.situation.bucket,
-                "kind": key.situation.kind,
+                "drafter": drafter,
+                "signal": signal,
+                "bucket": bucket,
+                "kind": kind,
                 **counts.as_row(),
             }
-            for key, counts in self._counts.items()
+            for (drafter, signal, (bucket, kind)), counts in self._counts.items()
         ]
         bins = [
             {"drafter": drafter, "bucket": bucket, "cells": cells}
@@ -360,7 +361,7 @@ class Acceptance:
         found = cls()
         for row in state["records"]:
             situation = Situation(int(row["bucket"]), str(row["kind"]))
-            key = _Key(str(row["drafter"]), str(row["signal"]), situation)
+            key = str(row["drafter"]), str(row["signal"]), situation
             found._counts[key] = Counts.from_row(row)
         for row in state["confidence"]:
             cells = [_capped_cell(_number(t), _number(a)) for t, a in row["cells"]]

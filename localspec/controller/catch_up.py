@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from localspec.core.decoding import Sequence
 
 IN_TARGET = "target"  # the word of drafters that read nothing: the target's own cache serves them
-CATCH_UP_GUESS = 0.05  # of a drafter's step, for each token that it has to read
-CATCH_UP_KEPT = 0.7  # weight of the earlier catch-ups
-NEARLY_CAUGHT_UP = 8  # tokens that a draft step reads at no extra cost
+CATCH_UP_GUESS = 0.05  # Reading a token is believed to take this share of a drafter's step.
+CATCH_UP_KEPT = 0.7  # The weight of earlier catch-ups after one more.
+NEARLY_CAUGHT_UP = 8  # A draft step reads so many tokens at no extra cost.
 
 
 class CatchUp:
@@ -43,26 +43,36 @@ class CatchUp:
     def num_missed(self, drafter: str, sequence: Sequence, context: int) -> int:
         """Tokens that the drafter reads first in a round at this context; 0 for so few that a step
         reads them at no extra cost. Of another sequence it keeps what both begin with."""
-        if self._reader(drafter) == IN_TARGET:
+        reader = self._shared.get(drafter, drafter)
+        if reader == IN_TARGET:
             return 0
         if self._sequence is not sequence:
-            before = [] if self._sequence is None else self._sequence.tokens
-            pairs = enumerate(zip(before, sequence.tokens, strict=False))
-            shared = next((place for place, (a, b) in pairs if a != b), len(before))
-            self._num_read = {name: min(read, shared) for name, read in self._num_read.items()}
-            self._sequence = sequence
-        missed = context + 1 - self._num_read.get(self._reader(drafter), 0)
+            self._turn_to(sequence)
+        missed = context + 1 - self._num_read.get(reader, 0)
         return missed if missed > NEARLY_CAUGHT_UP else 0
+
+    def _turn_to(self, sequence: Sequence) -> None:
+        before = [] if self._sequence is None else self._sequence.tokens
+        pairs = enumerate(zip(before, sequence.tokens, strict=False))
+        shared = next((place for place, (a, b) in pairs if a != b), len(before))
+        self._num_read = {name: min(read, shared) for name, read in self._num_read.items()}
+        self._sequence = sequence
 
     def ms(self, drafter: str, num_missed: int, step_ms: float) -> float:
         """What reading so many tokens takes. step_ms: of the drafter."""
-        read_ms, num_tokens = self._sums.get(self._reader(drafter), (CATCH_UP_GUESS * step_ms, 1.0))
+        if not num_missed:
+            return 0.0
+        guess = CATCH_UP_GUESS * step_ms, 1.0
+        read_ms, num_tokens = self._sums.get(self._shared.get(drafter, drafter), guess)
         return num_missed * read_ms / num_tokens
 
     def read(self, drafter: str, sequence: Sequence, context: int) -> int:
         """A round at this context has read what the drafter missed; returns how much it was."""
-        missed = self.num_missed(drafter, sequence, context)
-        self._num_read[self._reader(drafter)] = context + 1
+        missed, reader = (
+            self.num_missed(drafter, sequence, context),
+            self._shared.get(drafter, drafter),
+        )
+        self._num_read[reader] = context + 1
         return missed
 
     def know(self, drafter: str, sequence: Sequence, num_tokens: int) -> None:
@@ -74,11 +84,9 @@ class CatchUp:
     def observe(self, drafter: str, num_missed: int, extra_ms: float) -> None:
         """A round has read so many tokens, in so much more than its steps take."""
         if num_missed:
-            read_ms, num_tokens = self._sums.get(self._reader(drafter), (0.0, 0.0))
-            self._sums[self._reader(drafter)] = (
+            reader = self._shared.get(drafter, drafter)
+            read_ms, num_tokens = self._sums.get(reader, (0.0, 0.0))
+            self._sums[reader] = (
                 CATCH_UP_KEPT * read_ms + max(0.0, extra_ms),
                 CATCH_UP_KEPT * num_tokens + num_missed,
             )
-
-    def _reader(self, drafter: str) -> str:
-        return self._shared.get(drafter, drafter)

@@ -1,9 +1,9 @@
 """What is known of one target on one machine: costs, acceptance, and what trying things has cost.
 
-Contract: `note` takes in a finished round, whichever policy planned it; `learn` enters what was
-noted, a few rounds at a time. `option` gives the present estimate of a drafter. `snapshot` and
-`restore` keep the state over restarts as plain data. States are kept by `identity`, one for each
-combination of models, precision and machine; `measurements` reads them for the planner. No torch.
+Contract: `observe` learns from a finished round, whichever policy planned it. `option` gives the
+present estimate of a drafter. `snapshot` and `restore` keep the state over restarts as plain data.
+States are kept by `identity`, one for each combination of models, precision and machine;
+`measurements` reads them for the planner. No torch.
 
 Not here: the choice of a round (policy), measuring costs (calibrate).
 """
@@ -17,22 +17,22 @@ from dataclasses import replace
 from functools import partial
 from random import Random
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 from localspec.controller.acceptance import LENIENT, Acceptance, Situation, bucket_of
 from localspec.controller.catch_up import CatchUp
-from localspec.controller.cost_snapshot import CostSnapshot
-from localspec.controller.costs import Costs
+from localspec.controller.costs import Costs, was_asked
 from localspec.controller.options import Option, option_of
+from localspec.controller.prices import Prices
 from localspec.core.decoding import (
     OFF,
     Drafter,
     DraftPlan,
     Growth,
+    Outcome,
     Proposal,
     SamplingParams,
     Sequence,
-    Step,
     Verdict,
 )
 from localspec.core.filling import Filler, Filling, own_part
@@ -46,13 +46,12 @@ NO_DRAFT = "no draft"
 # In the name of a combination whose target has its experts in the RAM beside a GPU.
 SPLIT_TARGET = "experts in the RAM"
 
-# In plain rounds, the rounds of decoding without drafting:
-EXPLORED = 0.01  # share of the time that exploration may lose,
-ALLOWANCE = 24.0  # and so much at the start, where no acceptance is known,
-KNOWN_ALLOWANCE = 2.0  # or where it is: one look at plain decoding
-MOST_SAVED = 30.0  # that an unspent budget grows to, and the largest debt
-FIRST_PLAIN_LOOK, LAST_PLAIN_LOOK = 16, 512  # drafted rounds between measurements of a plain round
-MOST_NOTED = 32  # rounds
+EXPLORED = 0.01  # Exploration may lose this share of the time.
+ALLOWANCE = 24.0  # It may lose so many plain rounds at the start, where no acceptance is known.
+KNOWN_ALLOWANCE = 2.0  # It may lose so many where acceptance is known: one look at plain decoding.
+MOST_SAVED = 30.0  # An unspent budget grows to so many plain rounds; a debt is no larger.
+FIRST_PLAIN_LOOK = 16  # Plain decoding is measured again after so many drafted rounds.
+LAST_PLAIN_LOOK = 512  # It is measured ever more rarely, but after so many drafted rounds at last.
 
 
 class Budget:
@@ -67,7 +66,8 @@ class Budget:
 
     def earn(self, passed: float) -> None:
         """Time passed, of which exploration may lose a share."""
-        self.explored(EXPLORED * passed)
+        if self.saved < MOST_SAVED:
+            self.saved += EXPLORED * passed
 
     def explored(self, gained: float) -> None:
         """A round explored and gained so much over the best choice known, mostly less than 0. A
@@ -81,17 +81,6 @@ class Budget:
 
     def look_at_plain(self) -> None:
         self.num_drafted, self._look_after = 0, min(LAST_PLAIN_LOOK, 2 * self._look_after)
-
-
-class Lesson(NamedTuple):
-    """A finished round. num_quiet: rounds before it that taught nothing. It holds no logits, so it
-    can be kept until it is entered."""
-
-    plan: DraftPlan
-    step: Step
-    proposal: Proposal
-    verdict: Verdict
-    num_quiet: int = 0
 
 
 class Controller:
@@ -111,7 +100,7 @@ class Controller:
         observed here. shared: see CatchUp. Raises ValueError, KeyError, TypeError for what is no
         such snapshot."""
         self.drafters = drafters
-        self._fillers = [name for name, each in drafters.items() if isinstance(each, Filler)]
+        self._fillers = _fillers(drafters)
         self.costs = costs
         self.sampled_costs = costs if sampled_costs is None else sampled_costs
         self.acceptance = acceptance
@@ -119,30 +108,26 @@ class Controller:
         self.shared = shared
         self.catch_up = CatchUp(shared)
         self.random = Random(0)
-        self.weighing_ms, self.asking_ms = 0.2, 0.02  # what a plan takes; guesses at first
         self.signals: dict[str, set[Hashable]] = {}  # that each drafter ever gave
         self.second_looks = Counter[str]()  # rounds at drafters that their costs rule out
         self._expected = None if shipped is None else Acceptance.restored(shipped)
         self._budgets: dict[int, Budget] = {}
-        self._num_plain = 0  # plain rounds since the last draft, or since the turn began
-        self._noted = list[tuple[Situation, int, Lesson]]()
 
     def beside(self, drafters: Mapping[str, Drafter]) -> Controller:
         """The controller of a sequence that is decoded beside this one's, with drafters of its own.
         All that is learnt is shared; the turn under way is not. Ask after `restore`."""
         found = copy(self)
-        found.drafters = drafters
+        found.drafters, found._fillers = drafters, _fillers(drafters)
         found.acceptance, found.catch_up = self.acceptance.beside(), self.catch_up.beside()
-        found._num_plain, found._noted = 0, []
         return found
 
     def begin_turn(self) -> None:
-        self.learn()
         if self._expected is not None:
             self.acceptance.expect(self._expected)
             self._expected = None
         self.acceptance.begin_turn()
-        self._num_plain = 0
+        self.costs.begin_turn()
+        self.sampled_costs.begin_turn()
 
     def costs_at(self, bucket: int) -> Costs:
         """The costs of rounds in this temperature bucket: drawing tokens takes time as well."""
@@ -156,6 +141,10 @@ class Controller:
         """Whether something that such a turn may choose was never measured here."""
         costs = self.costs_at(bucket_of(sampling))
         return not (costs.is_measured and all(map(costs.knows, self.drafters)))
+
+    def load(self, sampling: SamplingParams) -> float:
+        """How many times its measured cost such a round takes now."""
+        return self.costs_at(bucket_of(sampling)).load.value
 
     def budget(self, bucket: int) -> Budget:
         """Where acceptance is known, drafting may begin at once, but a plain round is due: the
@@ -171,7 +160,7 @@ class Controller:
         name: str,
         signal: Hashable,
         situation: Situation,
-        prices: CostSnapshot,
+        prices: Prices,
         fixed_length: int | None = None,
         first_length: int | None = None,
     ) -> Option | None:
@@ -185,16 +174,14 @@ class Controller:
             drafter.block_length,
         )  # fmt: skip
 
-    def growth(self, drafter: str, prices: CostSnapshot, bucket: int, rate: float) -> Growth:
+    def growth(self, drafter: str, prices: Prices, bucket: int, rate: float) -> Growth:
         """What a tree of this drafter may spend at the going rate, tokens per ms. A node's price is
         what its place in the forward takes."""
         nodes = tuple(rate * ms for ms in prices.place_ms)
         chance = partial(self.acceptance.chance, drafter, bucket)
         return Growth(chance, nodes, rate * prices.step_ms[drafter], rate * prices.jump_ms)
 
-    def filling(
-        self, drafter: str, prices: CostSnapshot, bucket: int, rate: float
-    ) -> Filling | None:
+    def filling(self, drafter: str, prices: Prices, bucket: int, rate: float) -> Filling | None:
         """What a filler may append to a chain of this drafter; None without a filler that was
         measured. rate: the going rate, tokens per ms."""
         filler = next((name for name in self._fillers if name in prices.step_ms), None)
@@ -204,61 +191,46 @@ class Controller:
         own_chance = partial(self.acceptance.chance, drafter, bucket)
         return Filling(filler, len(growth.node_prices), own_chance, growth)
 
-    def note(self, situation: Situation, sequence: Sequence, lesson: Lesson) -> None:
-        """A round of this sequence is finished; `learn` enters it, here once many are noted."""
-        num_missed, step = 0, lesson.step
-        if lesson.plan.drafter != OFF and was_asked(step):
-            num_missed = self.catch_up.read(lesson.plan.drafter, sequence, step.context_length)
-        self._noted.append((situation, num_missed, lesson))
-        if len(self._noted) >= MOST_NOTED:
-            self.learn()
-
-    def learn(self) -> None:
-        """Enter all that was noted, in its order."""
-        for each in self._noted:
-            self._enter(*each)
-        self._noted.clear()
-
-    def _enter(self, situation: Situation, num_missed: int, lesson: Lesson) -> None:
-        """num_missed: tokens that the drafter read in this round."""
-        plan, step = lesson.plan, lesson.step
-        self.acceptance.tick(situation.kind, 1 + lesson.num_quiet)
+    def observe(
+        self, situation: Situation, sequence: Sequence, plan: DraftPlan, outcome: Outcome
+    ) -> None:
+        """Learn from a finished round of this sequence."""
+        step = outcome.step
+        self.acceptance.tick(situation.kind)
         costs = self.costs_at(situation.bucket)
-        if step.others.num_sequences:
-            costs.observe_shared(step)
-        elif self._shows_its_cost(step, costs):
-            costs.observe(step.num_draft_tokens + 1, step.context_length, step.verify_ms)
-        if plan.drafter == OFF or not was_asked(step):
+        was_drafting = plan.drafter != OFF and was_asked(step)
+        num_missed, num_steps = 0, outcome.proposal.num_draft_steps if step.num_draft_tokens else 1
+        if was_drafting:
+            num_missed = self.catch_up.read(plan.drafter, sequence, step.context_length)
+            known_ms = costs.draft_ms(plan.drafter, num_steps, step.context_length, step.others)
+            usual_ms = known_ms or step.draft_ms
+            self.catch_up.observe(plan.drafter, num_missed, step.draft_ms - usual_ms)
+        observe = costs.observe_shared if step.others.num_sequences else costs.observe
+        observe(step, num_steps if step.num_draft_tokens and not num_missed else None)
+        if not was_drafting:
             return
-        num_steps = lesson.proposal.num_draft_steps if step.num_draft_tokens else 1
-        known_ms = costs.draft_ms(plan.drafter, num_steps, step.context_length, step.others)
-        usual_ms = known_ms or step.draft_ms
-        self.catch_up.observe(plan.drafter, num_missed, step.draft_ms - usual_ms)
         if step.num_draft_tokens:
-            if not num_missed:
-                costs.observe_draft(plan.drafter, num_steps, step)
-            self._learn_acceptance(situation, lesson)
+            self._learn_acceptance(situation, outcome)
         else:  # one token, and the cost of asking
             steps = 1.0 if num_missed else step.draft_ms / usual_ms
             self.acceptance.observe(
                 plan.drafter, plan.signal, situation, 0, 0, num_nodes=0.0, num_steps=steps
             )
 
-    def _learn_acceptance(self, situation: Situation, lesson: Lesson) -> None:
+    def _learn_acceptance(self, situation: Situation, outcome: Outcome) -> None:
         """Learn of the drafter's own tokens as if its draft had ended with them. Where all of them
         were accepted, what a filler appended is a draft of the filler's from there."""
-        step, verdict, fill = lesson.step, lesson.verdict, lesson.proposal.fill
-        own = own_part(lesson.proposal)
-        num_own = len(own.tokens)
-        own_path = tuple(node for node in verdict.path if node < num_own)
-        self.observe_acceptance(
-            situation, step.drafter, step.signal, own, replace(verdict, path=own_path)
-        )
-        if fill is not None and len(own_path) == num_own:
-            path = tuple(node - num_own for node in verdict.path[num_own:])
-            self.observe_acceptance(
-                situation, fill.drafter, fill.signal, fill.draft, replace(verdict, path=path)
-            )
+        step, verdict, fill = outcome.step, outcome.verdict, outcome.proposal.fill
+        own, path = outcome.proposal, verdict.path
+        if fill is not None:
+            own = own_part(outcome.proposal)
+            path = tuple(node for node in path if node < len(own.tokens))
+            verdict = replace(verdict, path=path)
+        self.observe_acceptance(situation, step.drafter, step.signal, own, verdict)
+        if fill is not None and len(path) == len(own.tokens):
+            path = tuple(node - len(path) for node in outcome.verdict.path[len(path) :])
+            verdict = replace(verdict, path=path)
+            self.observe_acceptance(situation, fill.drafter, fill.signal, fill.draft, verdict)
 
     def observe_acceptance(
         self,
@@ -287,29 +259,7 @@ class Controller:
                 drafter, situation.bucket, proposal.confidences, taken
             )
 
-    def _shows_its_cost(self, step: Step, costs: Costs) -> bool:
-        """Whether a round shows what its width costs. The first plain round after a draft is
-        slower than those after it, because the target's weights are no longer in the processor's
-        caches: it shows something only where it was even so faster than believed."""
-        if was_asked(step):
-            self._num_plain = 0
-        else:
-            self._num_plain += 1
-        if step.num_draft_tokens or self._num_plain > 1:
-            return True
-        believed_ms = costs.plain_ms(step.context_length)
-        return believed_ms is not None and step.verify_ms < believed_ms
-
-    def share_of(self, step: Step, sampling: SamplingParams) -> float | None:
-        """What checking took of what was measured; None beside others, or where nothing was."""
-        costs = self.costs_at(bucket_of(sampling))
-        measured_ms = costs.measured_ms(1 + step.num_draft_tokens, step.context_length)
-        if not measured_ms or step.others.num_sequences:
-            return None
-        return step.verify_ms / measured_ms
-
     def snapshot(self) -> dict[str, Any]:
-        self.learn()
         return {
             "version": STATE_VERSION,
             "costs": self.costs.snapshot(),
@@ -331,9 +281,8 @@ class Controller:
         return True
 
 
-def was_asked(step: Step) -> bool:
-    """Whether a drafter had to say what it drafts, or that it has nothing to draft."""
-    return step.num_draft_tokens > 0 or step.draft_ms > 0.0
+def _fillers(drafters: Mapping[str, Drafter]) -> list[str]:
+    return [name for name, drafter in drafters.items() if isinstance(drafter, Filler)]
 
 
 def judged(proposal: Proposal, verdict: Verdict) -> list[bool | None]:

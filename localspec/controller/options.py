@@ -1,12 +1,11 @@
 """What may be chosen for a round: its expected rate, the plans without a draft, and the words that
 give a plan's reason.
 
-Contract: an `Option` is one drafter with one signal at its best length; `option_of` makes it from
-the estimate of its acceptance and the cost of its rounds. The `why_` functions say a plan for a
-person. What a draft is expected to gain is no part of it, since the rounds that follow may
-contradict it: what was gained is measured. Pure.
-
-Not here: which option is taken (policy).
+An `Option` is one drafter with one signal; `option_of` makes it from the estimate of its acceptance
+and the prices of its rounds. What it is believed to give depends on how far from its mean the
+acceptance is taken: at the mean, at the low quantile that a choice counts on, or at a draw. What a
+draft is expected to gain is no part of a plan's words, since the rounds that follow may contradict
+it: what was gained is measured.
 """
 
 from __future__ import annotations
@@ -14,21 +13,20 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from random import Random
+from itertools import accumulate
+from operator import mul
 
 from localspec.controller.acceptance import PRIOR_WEIGHT, Estimate
-from localspec.controller.cost_snapshot import CostSnapshot
 from localspec.controller.costs import MAX_DRAFT_TOKENS
+from localspec.controller.prices import Prices
 from localspec.core.decoding import OFF, DraftPlan
 from localspec.core.off_code import OffCode
-from localspec.core.speculation import NEGLIGIBLE, best_length, expected_tokens
+from localspec.core.speculation import expected_tokens
 from localspec.core.units import compared, counted
 
-MARGIN = 0.15  # share of the rate of an untried option that is not counted on
-PROOF = 4.0  # rounds of evidence that halve it
-DRAW_SHARPNESS = 0.5  # share of the evidence in a draw: acceptance differs from turn to turn
-USUAL_NODES = 4  # of a drafter that shapes its drafts, until its rounds have shown it
-UNKNOWN_STEPS = 0.25  # of such a drafter, a token
+USUAL_NODES = 4  # The tokens of a drafter that shapes its drafts, until its rounds have shown it.
+SHARPNESS = 0.5  # The posterior counts this share of the evidence: turns differ from each other.
+UNKNOWN_STEPS = 0.25  # The steps of such a drafter for a token, until its rounds have shown it.
 
 PAUSED = "Drafting paused: not measured enough yet to know that it helps."
 PLAIN_FIRST = DraftPlan(OFF, 0, reason="The first token waits for no drafter to read the prompt.")
@@ -37,66 +35,69 @@ PLAIN_LOOK = DraftPlan(OFF, 0, True, "A round without drafting, to keep its cost
 
 @dataclass(frozen=True)
 class Option:
-    """num_draft_tokens: its length; of a drafter that shapes its drafts, the most it may draft.
-    rate: expected tokens per ms. rates: acceptance by position. evidence: rounds behind it.
-    round_ms[γ]: cost of its rounds. ceiling: tokens per ms if every draft token were accepted.
-    length: the γ of `model_rate`, which `rate` corrects by what its rounds really gave. is_free:
-    whether the controller chooses γ."""
+    """rate: expected tokens per ms in quiet, at its best length. num_draft_tokens: that length; of
+    a drafter that shapes its drafts, the most it may draft. first_rate: acceptance of the first
+    position, log_first_rate: its logarithm, deviation: its standard deviation. survivals[γ - 1]:
+    chance that γ draft tokens are accepted. round_ms[γ]: price of its rounds. ceiling: tokens per
+    ms if every draft token were accepted. scale: tokens that its rounds really gave to those
+    expected by position. length: the γ of `rate`. fixed: the only length there is, or that is
+    judged; None where the controller chooses γ."""
 
     drafter: str
     signal: Hashable
-    num_draft_tokens: int
     rate: float
-    rates: list[float]
-    evidence: float
-    round_ms: list[float]
+    num_draft_tokens: int
+    first_rate: float
+    log_first_rate: float
+    deviation: float
+    survivals: Sequence[float]
+    round_ms: Sequence[float]
     ceiling: float
+    scale: float
     length: int
-    model_rate: float
-    is_free: bool
+    fixed: int | None
 
-    @property
-    def sure_rate(self) -> float:
-        """The rate less a margin that shrinks with the evidence."""
-        return self.rate * (1.0 - MARGIN * PROOF / (PROOF + self.evidence))
-
-    def drawn(self, random: Random) -> tuple[float, int]:
-        """(rate, length) for an acceptance drawn from the posterior. The draw is of the first
-        position; the others follow it as powers: r ** (log drawn / log mean)."""
-        mean = min(0.99, max(0.01, self.rates[0]))
-        weight = DRAW_SHARPNESS * self.evidence + PRIOR_WEIGHT
-        found = random.betavariate(mean * weight, (1.0 - mean) * weight)
-        power = math.log(min(0.999, max(0.001, found))) / math.log(mean)
-        rates, survival = list[float](), 1.0
-        for rate in self.rates:
-            rates.append(min(0.999, rate) ** power)
-            survival *= rates[-1]
-            if survival < NEGLIGIBLE:
-                break
-        if self.is_free:
-            length, rate = best_length(rates, self.round_ms)
-        else:
-            length = self.length
-            rate = expected_tokens(rates, length) / self.round_ms[length]
-        return self.rate * rate / self.model_rate, length
+    def at(self, deviations: float) -> tuple[float, int]:
+        """Return (rate, length) where the first position's acceptance lies so many standard
+        deviations from its mean. The other positions follow it as powers."""
+        first = self.first_rate + deviations * self.deviation
+        first = 0.001 if first < 0.001 else 0.999 if first > 0.999 else first
+        power = math.log(first) / self.log_first_rate
+        rate, length = _best(self.survivals, self.round_ms, power, self.fixed)
+        return self.scale * rate, length
 
     def tokens(self, length: int) -> float:
         """Expected of a round of this length."""
-        return self.rate / self.model_rate * expected_tokens(self.rates, length)
+        return self.scale * (1.0 + sum(self.survivals[:length]))
+
+
+def _best(
+    survivals: Sequence[float], round_ms: Sequence[float], power: float, fixed: int | None
+) -> tuple[float, int]:
+    """Return the highest rate over all lengths and its length, or that of the fixed length."""
+    best, best_rate, expected = 1, 0.0, 1.0
+    for length, survival in enumerate(survivals, 1):
+        expected += survival**power
+        if fixed is None:
+            if expected > best_rate * round_ms[length]:
+                best, best_rate = length, expected / round_ms[length]
+        elif length == fixed:
+            return expected / round_ms[length], length
+    return best_rate, best
 
 
 def option_of(
     drafter: str,
     signal: Hashable,
-    prices: CostSnapshot,
+    prices: Prices,
     belief: Estimate,
     shapes_itself: bool,
     fixed_length: int | None = None,
     first_length: int | None = None,
     block_length: int | None = None,
 ) -> Option:
-    """The drafter at its best length, or at the one asked for. first_length: the length of a chain
-    before its first round. block_length: see core.decoding.Drafter."""
+    """Return the drafter at its best length, or at the one asked for. first_length: the length of a
+    chain before its first round. block_length: see core.decoding.Drafter."""
     rates, evidence, levels = belief
     counts = levels[0][0]
     steps_a_token = UNKNOWN_STEPS if shapes_itself else 1.0
@@ -105,28 +106,29 @@ def option_of(
     if block_length is not None:  # one step, which `rounds` charges for any draft
         steps_a_token = 0.0
     most = min(MAX_DRAFT_TOKENS, block_length or MAX_DRAFT_TOKENS)
+    survivals = tuple(accumulate(rates[:most], mul))
     round_ms, ceiling = prices.rounds(drafter, round(steps_a_token, 2), most)
+    fixed = USUAL_NODES if shapes_itself else None
     if fixed_length is not None:
-        length = min(fixed_length, most)
-    else:
-        length = USUAL_NODES if shapes_itself else best_length(rates, round_ms)[0]
-    model_rate = expected_tokens(rates, length) / round_ms[length]
-    rate, num_draft_tokens = model_rate, fixed_length or length
+        fixed = min(fixed_length, most)
+    model_rate, length = _best(survivals, round_ms, 1.0, fixed)
+    scale, num_draft_tokens = 1.0, fixed_length or length
     if fixed_length is None:
-        rate = _observed_rate(drafter, prices, belief, length, steps_a_token)
+        scale = _observed_rate(drafter, prices, belief, length, steps_a_token) / model_rate
         if shapes_itself:
             num_draft_tokens = MAX_DRAFT_TOKENS
         elif first_length is not None and evidence == 0.0:
             num_draft_tokens = min(first_length, most)
-    is_free = fixed_length is None and not shapes_itself
+    first = min(0.99, max(0.01, rates[0]))
+    deviation = math.sqrt(first * (1.0 - first) / (1.0 + PRIOR_WEIGHT + SHARPNESS * evidence))
     return Option(
-        drafter, signal, num_draft_tokens, rate, rates, evidence, round_ms, ceiling, length,
-        model_rate, is_free,
+        drafter, signal, scale * model_rate, num_draft_tokens, first, math.log(first), deviation,
+        survivals, round_ms, ceiling, scale, length, fixed,
     )  # fmt: skip
 
 
 def _observed_rate(
-    drafter: str, prices: CostSnapshot, belief: Estimate, length: int, steps_a_token: float
+    drafter: str, prices: Prices, belief: Estimate, length: int, steps_a_token: float
 ) -> float:
     """Tokens per ms of the drafter's own rounds; where they are few, of the expected round.
 
@@ -135,8 +137,8 @@ def _observed_rate(
     tokens, drafted = expected_tokens(belief.rates, length), float(length)
     steps = max(1.0, steps_a_token * length)
     for counts, weight in belief.levels:
-        if (own_rounds := counts.num_rounds - counts.shipped) > 0.0:
-            total = own_rounds + weight
+        if counts.num_rounds > 0.0:
+            total = counts.num_rounds + weight
             tokens = (counts.tokens + weight * tokens) / total
             drafted = (counts.drafted + weight * drafted) / total
             steps = (counts.steps + counts.silent_steps + weight * steps) / total
@@ -165,17 +167,16 @@ def _off(code: OffCode, why: str) -> DraftPlan:
     return DraftPlan(OFF, 0, reason=f"Off: {why}", off=code)
 
 
-def why_drafting(option: Option, shapes_itself: bool, is_chosen: bool) -> str:
+def why_drafting(option: Option, shapes_itself: bool, is_chosen: bool, is_trial: bool) -> str:
     """shapes_itself: the drafter decides how much it drafts. is_chosen: a person named it."""
-    about = "" if shapes_itself else f", about {counted(option.num_draft_tokens, 'token')} a round"
+    tokens = counted(option.num_draft_tokens, "token")
+    if is_trial:
+        about = "" if shapes_itself else f" with {tokens} a round"
+        return f"Trying {option.drafter}{about}: little is known of it here, and it may be faster."
     if is_chosen:
+        about = "" if shapes_itself else f", about {tokens} a round"
         return f"Drafting with {option.drafter}{about}, as you chose."
     return f"Drafting with {option.drafter}, the best bet so far."
-
-
-def why_exploring(option: Option, length: int, shapes_itself: bool) -> str:
-    about = "" if shapes_itself else f" with {counted(length, 'token')} a round"
-    return f"Trying {option.drafter}{about}: little is known of it here, and it may be faster."
 
 
 def why_unmeasured(drafter: str) -> str:

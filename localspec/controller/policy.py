@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from localspec.controller.acceptance import ALL_KINDS, Situation, bucket_of, situation_in
 from localspec.controller.adaptive_policy import AdaptivePolicy
-from localspec.controller.controller import Controller, Lesson
+from localspec.controller.controller import Controller
 from localspec.core.decoding import AUTO, OFF, DraftPlan, Outcome, Policy, SamplingParams, Sequence
 
 
@@ -56,5 +56,4 @@ class FixedPolicy:
         return self._plan
 
     def observe(self, sequence: Sequence, outcome: Outcome) -> None:
-        lesson = Lesson(self._plan, outcome.step, outcome.proposal, outcome.verdict)
-        self._controller.note(self._situation, sequence, lesson)
+        self._controller.observe(self._situation, sequence, self._plan, outcome)

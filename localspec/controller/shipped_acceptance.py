@@ -23,7 +23,7 @@ from localspec.core.files import read_json, replacing
 
 VERSION = 2
 INVALID = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
-DIGITS = 2  # of a count of rounds: finer would be noise
+DIGITS = 2  # Counts of rounds are kept with so many digits: finer would be noise.
 
 
 @dataclass(frozen=True)

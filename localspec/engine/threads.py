@@ -5,7 +5,7 @@ slow. `choose_threads` times a step of the loaded model with torch's own number 
 keeps torch's own unless another is better by MARGIN. All cores are used only where all but one
 would be slower by MARGIN, and beside a page, which is drawn while a reply is written, by WORTH_ALL.
 
-`Threads.observe` gets the time of each round of a reply as a share of the measured time. Every
+`Threads.observe` gets the load after each round of a reply, of the last rounds together. Every
 ROUNDS rounds another number is tried for as many: the next smaller one where rounds took SLOW times
 the measured time, else the next larger one. It stays where it is better by the factor above. The
 number that was left is tried again after RETRY_S, and after twice as long each time that it is no
@@ -18,7 +18,7 @@ times as fast as one in quiet; the first four replies in a browser on the same c
 tokens/s with both and at 365 with one (medians of three starts each, in turns), the very first one
 at 46 to 94 and at 348 to 385.
 
-Not here: what a round took when it was measured (controller.costs).
+Not here: the load (controller.load).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MARGIN = 1.15
 WORTH_ALL = 1.6
 TIMED_STEPS = 7
 MOST_SECONDS = 1.0  # for one candidate: a large model is timed by fewer steps
-ROUNDS = 8
+ROUNDS = 8  # More than the rounds that a load is the mean of.
 SLOW = 1.5
 RETRY_S, LONGEST_RETRY_S = 60.0, 480.0
 
@@ -49,40 +49,37 @@ class Threads:
         self._numbers = candidates(most)
         self._worth = worth
         self._clock = clock
-        self._shares = list[float]()
-        self._before: tuple[int, float] | None = None  # the trial under way: number, and its share
+        self._num_rounds = 0  # since the last choice
+        self._before: tuple[int, float] | None = None  # the trial under way: number, and its load
         self._wait_s = dict.fromkeys(self._numbers, RETRY_S)
         self._next_s = dict.fromkeys(self._numbers, clock() + RETRY_S)  # that each may be tried
         torch.set_num_threads(number)
 
-    def observe(self, share: float | None) -> None:
-        """share: time of a round over the measured time; None is not counted."""
-        if share is None:
+    def observe(self, load: float) -> None:
+        """load: how many times its measured cost a round takes now."""
+        self._num_rounds += 1
+        if self._num_rounds < ROUNDS:
             return
-        self._shares.append(share)
-        if len(self._shares) < ROUNDS:
-            return
-        share = median(self._shares)
-        self._shares.clear()
+        self._num_rounds = 0
         if self._before is not None:
-            self._judge(*self._before, share)
+            self._judge(*self._before, load)
         else:
-            self._try_another(share)
+            self._try_another(load)
 
-    def _try_another(self, share: float) -> None:
+    def _try_another(self, load: float) -> None:
         number = torch.get_num_threads()
         fewer = [each for each in self._numbers if each < number]
         more = [each for each in self._numbers if each > number]
-        for other in (*(fewer[:1] if share >= SLOW else ()), *more[-1:]):
+        for other in (*(fewer[:1] if load >= SLOW else ()), *more[-1:]):
             if self._clock() >= self._next_s[other]:
-                self._before = number, share
+                self._before = number, load
                 torch.set_num_threads(other)
                 return
 
-    def _judge(self, before: int, share_before: float, share: float) -> None:
+    def _judge(self, before: int, load_before: float, load: float) -> None:
         number = torch.get_num_threads()
         worth = self._worth if number == self._numbers[0] else MARGIN
-        if share_before >= worth * share:
+        if load_before >= worth * load:
             left, wait_s = before, RETRY_S
         else:
             left, wait_s = number, min(2.0 * self._wait_s[number], LONGEST_RETRY_S)

@@ -81,7 +81,6 @@ def test_without_a_counter_energy_is_unknown(fresh_bench: BenchEngine) -> None:
 def test_an_arm_learns_apart_from_the_others(fresh_bench: BenchEngine) -> None:
     one, other = own_controller(fresh_bench), own_controller(fresh_bench)
     EngineRunner(fresh_bench, one, "draft_model", 3).run(CASE, SamplingParams(), 16)
-    one.learn()
     assert one.acceptance.estimate("draft_model", "model", Situation(0)).evidence > 0
     assert other.acceptance.estimate("draft_model", "model", Situation(0)).evidence == 0
     assert (

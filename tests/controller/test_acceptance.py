@@ -257,10 +257,7 @@ def test_what_was_shipped_is_where_a_first_chat_starts() -> None:
     assert acceptance.rates("d", "s", COLD)[0] > 0.75, "nearer to 0.9 than to the prior, 0.5"
     assert acceptance.is_known(0)
     known = acceptance.estimate("d", "s", COLD)
-    assert known.evidence == 0.0, "nothing was tried here"
-    counts, _ = known.levels[0]
-    assert counts.num_rounds == pytest.approx(SHIPPED_ROUNDS)
-    assert counts.tokens == counts.drafted == counts.steps == 0.0, "that follows from its costs"
+    assert known.evidence == pytest.approx(SHIPPED_ROUNDS), "other texts are accepted otherwise"
 
 
 def test_what_was_learnt_here_stands_before_what_was_shipped() -> None:

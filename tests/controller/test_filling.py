@@ -6,13 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from localspec.controller.acceptance import Situation
-from localspec.controller.controller import Controller, Lesson
+from localspec.controller.controller import Controller
 from localspec.controller.policy import policy_of
 from localspec.core.decoding import (
     AUTO,
     DraftPlan,
+    Outcome,
     Proposal,
     SamplingParams,
     Sequence,
@@ -94,7 +96,8 @@ def learn(controller: Controller, proposal: Proposal, num_accepted: int, drafter
     step = Step(drafter, count, num_accepted, num_accepted + 1, 1.0, 10.0, 2, signal=signal)
     plan = DraftPlan(drafter, count, signal=signal)
     verdict = Verdict(tuple(range(num_accepted)), 1)
-    controller.note(HERE, turn(), Lesson(plan, step, proposal, verdict))
+    outcome = Outcome(step, proposal, verdict, torch.empty(0))
+    controller.observe(HERE, turn(), plan, outcome)
 
 
 @pytest.mark.parametrize("num_accepted", range(6))

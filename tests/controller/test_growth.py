@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from localspec.controller.acceptance import Situation
-from localspec.controller.controller import Controller, Lesson, judged, was_tried_beyond
-from localspec.controller.cost_snapshot import CostSnapshot
+from localspec.controller.controller import Controller, judged, was_tried_beyond
 from localspec.controller.costs import MAX_DRAFT_TOKENS
 from localspec.controller.options import USUAL_NODES
 from localspec.controller.policy import policy_of
+from localspec.controller.prices import Prices
 from localspec.core.decoding import (
     DraftPlan,
     Outcome,
@@ -48,10 +48,7 @@ def turn() -> Sequence:
 
 
 def learn(controller: Controller, outcome: Outcome) -> None:
-    plan = DraftPlan("tree", 4, signal="s")
-    lesson = Lesson(plan, outcome.step, outcome.proposal, outcome.verdict)
-    controller.note(HERE, TEXT, lesson)
-    controller.learn()
+    controller.observe(HERE, TEXT, DraftPlan("tree", 4, signal="s"), outcome)
 
 
 def test_children_of_accepted_tokens_were_judged_and_no_others() -> None:
@@ -78,7 +75,7 @@ def test_a_tree_teaches_by_depth_by_confidence_and_by_steps() -> None:
     assert counts.steps / counts.drafted == pytest.approx(0.5)
 
 
-def prices_of(controller: Controller) -> CostSnapshot:
+def prices_of(controller: Controller) -> Prices:
     found = controller.costs.at(100)
     assert found is not None
     return found

@@ -213,7 +213,7 @@ def test_drafting_that_loses_in_a_turn_ends_there_and_not_in_the_next() -> None:
             policy.observe(sequence, drafted_round(accepted=0, took_ms=15.0))
             num_used += 1
         used.append(num_used)
-    assert 0 < used[0] <= 16 and used[1] > 0
+    assert 0 < used[0] <= 20 and used[1] > 0
 
 
 # -- the rule within a round ------------------------------------------------------------------
@@ -297,15 +297,16 @@ def test_a_temperature_whose_costs_are_not_measured_is_decoded_plainly() -> None
     assert {step.drafter for step in world.steps[-50:]} == {OFF}
 
 
-def test_drafters_are_asked_more_rarely_where_asking_takes_long() -> None:
-    drafter = Alternating(0.5, 0.9)
-    world = World({"d": drafter})
-    world.run(10, COLD)  # its signal is seen to vary
+def test_a_signal_that_changes_is_noticed_in_the_same_round() -> None:
+    """As where a lookup finds a repetition: it is not waited for until options are weighed."""
+    world = World({"d": Alternating(0.5, 0.9)})
+    drafter: Any = world.controller.drafters["d"]
+    world.run(200, COLD)
     drafter.is_silent = True
-    world.controller.weighing_ms = world.controller.asking_ms = 1e9
-    before = drafter.num_asked
-    world.run(320, COLD)
-    assert drafter.num_asked - before < 320 / 2
+    world.run(3, COLD)
+    drafter.is_silent = False
+    world.run(1, COLD)
+    assert [step.drafter for step in world.steps[-4:]] == [OFF, OFF, OFF, "d"]
 
 
 class Declining(Simulated):
@@ -407,7 +408,6 @@ def test_reading_is_no_cost_of_a_drafter_s_step(length: int | None) -> None:
     step = Step("d", 4, 1, 2, 300.0, 11.0, 999, signal="s")
     for _ in range(2):  # the second one really takes so long
         policy.observe(sequence, Outcome(step, chain((5,) * 4), Verdict((0,), 5), torch.empty(0)))
-    world.controller.learn()
     dearer = world.controller.costs.draft_ms("d", 1, 999)
     assert plan.drafter == "d" and dearer is not None and 0.5 < dearer < 0.55
 

@@ -124,7 +124,6 @@ def test_acceptance_in_thoughts_is_learnt_apart() -> None:
     engine.prefill(sequence, threading.Event())
     policy = policy_of(controller, sequence.sampling, "half", 3, kind="code")
     rounds = list(engine.decode(sequence, policy, threading.Event()))
-    controller.learn()
     kinds = {row["kind"]: row for row in controller.snapshot()["acceptance"]["records"]}
     assert {THINKING, "code"} <= set(kinds)
     seen = kinds[THINKING]["num_rounds"] + kinds["code"]["num_rounds"]

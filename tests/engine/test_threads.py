@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 import torch
 
+from localspec.controller.load import Load, Shown
 from localspec.engine.threads import RETRY_S, ROUNDS, Threads, candidates, choose_threads
 
 
@@ -100,7 +101,7 @@ class Machine:
         self.took_s, self.spent = took_s, 0.0
         most = max(took_s)
         self.threads = Threads(most, number or most, worth, clock=lambda: self.spent)
-        self.believed_s = took_s[most]
+        self.believed_s, self.load = took_s[most], Load()
 
     def run(self, num_rounds: int) -> list[int]:
         """The number of threads that each round ran with."""
@@ -109,7 +110,8 @@ class Machine:
     def _round(self) -> int:
         number = torch.get_num_threads()
         self.spent += self.took_s[number]
-        self.threads.observe(self.took_s[number] / self.believed_s)
+        self.load.observe(Shown(1, self.believed_s, self.believed_s, self.took_s[number], True))
+        self.threads.observe(self.load.value)
         return number
 
 

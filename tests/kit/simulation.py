@@ -109,7 +109,6 @@ class World:
             while left > 0 and len(sequence.tokens) < TURN:
                 left -= 1
                 self.game.round(sequence, policy)
-            self.controller.learn()
 
     def share(self, drafter: str, last: int | None = None) -> float:
         """Share of the rounds (the last ones) that this drafter drafted."""

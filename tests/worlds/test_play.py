@@ -287,13 +287,14 @@ def test_acceptance_may_fall_by_the_place_in_a_draft_and_a_machine_slow_down() -
 
 @pytest.mark.slow
 def test_a_controller_that_always_drafts_is_seen_to_lose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The yardstick can tell: with expectations of 16 tokens a round, auto drafts to its loss."""
+    """The yardstick can tell: with expectations of 16 tokens a ms, auto drafts to its loss."""
     found = adversarial("steep", 0)
     found = replace(found, turns=found.turns[: len(found.turns) // 4])
     option = Controller.option
 
     def hopeful(self: Controller, *arguments: Any) -> Any:
-        return replace(option(self, *arguments), rate=16.0)
+        believed: Any = option(self, *arguments)
+        return replace(believed, rate=16.0, scale=16.0 / believed.rate)
 
     monkeypatch.setattr(Controller, "option", hopeful)
     off = play_fixed(found, OFF, 0).tokens_per_second

@@ -1,10 +1,4 @@
-"""All costs of a round at one moment, so that those compared with each other are consistent.
-
-Contract: made by `Costs.at`; a function of the costs that it is given. What several sequences share
-is in them already.
-
-Not here: how costs are learnt (costs), what is chosen by them (options).
-"""
+"""What rounds cost at one context, so that costs compared with each other are consistent."""
 
 from __future__ import annotations
 
@@ -13,19 +7,20 @@ from collections.abc import Mapping
 from functools import cached_property
 
 
-class CostSnapshot:
-    """All costs at one context. verify_ms[γ]: a round of γ draft tokens without drafting, for γ of
-    0 to MAX_DRAFT_TOKENS. step_ms: one step of each drafter that was measured.
+class Prices:
+    """Costs of rounds in quiet at one context, in ms; a load multiplies them all alike.
 
-    jump_ms: what a draft of any size takes besides its places; place_ms[i]: what place i takes.
-    Together they are the convex curve below verify_ms, which it touches where stopping can be best:
-    between two widths of one kernel a place is free, and none is worth stopping at."""
+    verify_ms[γ]: a round of γ draft tokens without drafting, for γ of 0 to MAX_DRAFT_TOKENS.
+    step_ms: one step of each drafter that was measured. jump_ms: what a draft of any size takes
+    besides its places; place_ms[i]: what place i takes. Together these two are the convex curve
+    below verify_ms, which it touches where stopping can be best: between two widths of one kernel a
+    place is free, and none is worth stopping at."""
 
     def __init__(self, verify_ms: tuple[float, ...], step_ms: Mapping[str, float]) -> None:
         self.verify_ms = verify_ms
         self.step_ms = step_ms
         self.plain_ms = verify_ms[0]
-        self._rounds: dict[tuple[str, float, int], tuple[list[float], float]] = {}
+        self._rounds: dict[tuple[str, float, int | None], tuple[list[float], float]] = {}
 
     @property
     def jump_ms(self) -> float:
@@ -52,15 +47,14 @@ class CostSnapshot:
     def rounds(
         self, drafter: str, steps_a_token: float, most: int | None = None
     ) -> tuple[list[float], float]:
-        """The round with 0, 1, … `most` draft tokens, None for MAX_DRAFT_TOKENS, at least one step
-        for a draft; and tokens per ms if every draft token were accepted."""
-        most = len(self.verify_ms) - 1 if most is None else most
+        """Return the cost of a round with 0, 1, … `most` draft tokens, None for MAX_DRAFT_TOKENS,
+        with at least one step for a draft; and tokens per ms if every draft token were accepted."""
         key = drafter, steps_a_token, most
         if key not in self._rounds:
-            step_ms = self.step_ms[drafter]
+            step_ms, end = self.step_ms[drafter], None if most is None else most + 1
             round_ms = [
                 ms + step_ms * (max(1.0, steps_a_token * length) if length else 0.0)
-                for length, ms in enumerate(self.verify_ms[: most + 1])
+                for length, ms in enumerate(self.verify_ms[:end])
             ]
             ceiling = max((n + 1) / ms for n, ms in enumerate(round_ms) if n)
             self._rounds[key] = round_ms, ceiling
