@@ -22,7 +22,7 @@ from localspec.chat.jobs import Task
 from localspec.chat.journal import OpenConversation, PendingTurn
 from localspec.chat.log_service import LogService
 from localspec.chat.off_reasons import off_now
-from localspec.chat.rolling import fewest_left_out
+from localspec.chat.rolling import SPARE_SHARE, fewest_left_out
 from localspec.chat.titles import Titles, title_of, title_of_copy
 from localspec.chat.turn import (
     Reply,
@@ -331,8 +331,8 @@ class ChatService(LogService):
         shown = self.messages_before(reply)
         reply.settings = applicable(reply.settings, self.lifecycle.loaded)
         if self.when_full(reply.handle) == "roll":
-            fewest = fewest_left_out(self.lifecycle, reply.settings, shown, reply.pending)
-            if fewest is not None:
+            place = (self.lifecycle, reply.settings, shown, reply.pending)
+            if (fewest := fewest_left_out(*place, SPARE_SHARE)) is not None:
                 reply.settings = replace(reply.settings, num_left_out=fewest)
         return owned(request_of(reply.settings, shown, reply.pending))
 

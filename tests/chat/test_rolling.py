@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,25 @@ def test_a_message_that_waits_until_the_context_is_full_follows_what_the_chat_de
     asked = [message.content for message in backend.requests[-1].messages]
     assert asked[0] == "second" and asked[-1] == "third"
     assert [row["num_left_out"] for row in service.turn_rows()] == [0, 0, 2]
+    close(service)
+
+
+def test_a_rolling_chat_frees_room_for_several_messages_at_once(tmp_path: Path) -> None:
+    """What stands behind the messages that are left out is read again, so that happens seldom."""
+    service, _ = open_service(
+        tmp_path, Script(reply="word " * 20, round_s=0.001, context_length=300)
+    )
+    settings = ReplySettings(max_tokens=20)
+    handle = ended(service, service.submit(None, "first", settings)).handle
+    service.decide(handle, "roll")
+    left_out = list[int]()
+    for number in range(16):
+        last = left_out[-1] if left_out else 0
+        kept = ReplySettings(max_tokens=20, num_left_out=last)  # as a page asks
+        reply = ended(service, service.submit(handle, f"message {number}", kept))
+        left_out.append(reply.settings.num_left_out)
+    changes = sum(left != right for left, right in pairwise(left_out))
+    assert left_out[-1] > 0 and changes <= 3
     close(service)
 
 

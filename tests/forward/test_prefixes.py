@@ -124,7 +124,7 @@ def test_a_reopened_chat_reads_what_is_new_and_says_the_same(
     if is_restart:
         model = decoder(family, Prefixes(store_of(tmp_path), family), dtype)
     else:
-        prefill(model, (*TEXT[::-1][:70], 5))  # another chat takes the place
+        prefill(model, (*TEXT[::-1][: len(text)], 5))  # another chat takes the place
     sizes = num_rows_read(monkeypatch, model)
     prompt = (*text, 5, 9, 8, 7)
     assert prefill(model, prompt) == len(text)
@@ -170,12 +170,12 @@ def test_with_one_width_whole_pieces_alone_are_brought_back(
         OneWidthDecoder(decoder("llama", prefixes, make=like_a_card), TracingPool()) for _ in "ab"
     ]
     prefill(models[0], (*TEXT[:80], 5))
-    for token in TEXT[80:88]:
+    for token in TEXT[80:100]:
         models[0].forward([token])
     saved(models[0])
-    assert prefill(models[1], (*TEXT[:88], 5)) == 64
+    assert prefill(models[1], (*TEXT[:100], 5)) == 64
     fresh = OneWidthDecoder(decoder("llama", make=like_a_card), TracingPool())
-    prefill(fresh, (*TEXT[:88], 5))
+    prefill(fresh, (*TEXT[:100], 5))
     assert torch.equal(models[1].forward([5]), fresh.forward([5]))
 
 
@@ -433,6 +433,7 @@ def test_a_chat_keeps_few_copies_of_states_on_the_disk(tmp_path: Path) -> None:
         saved(model, CHAT)
     copies = [path for path in files_in(tmp_path) if path.name.startswith("copies")]
     assert len(copies) == 4
+    assert len(files_in(tmp_path)) - len(copies) == 5, "a longer rest takes the place of a shorter"
     assert num_restored(tmp_path, TEXT[:80], "qwen3_5") == 80
 
 
