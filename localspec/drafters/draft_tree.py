@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from collections.abc import Sequence as Several
+from copy import copy
 from typing import Self
 
 import torch
@@ -81,8 +82,9 @@ class DraftTreeDrafter(DraftModelDrafter):
         return () if self.chunks is None else (self.chunks,)
 
     def review(self, sequence: Sequence) -> ReviewSteps | None:
-        """See core.hindsight. One pass does not tell what the model says beside the text."""
-        return itself(self)
+        """See core.hindsight. One pass does not tell what the model says beside the text. A copy
+        answers: how many steps a tree takes at once follows the trees before it."""
+        return itself(copy(self))
 
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         size = plan.shortened(self.room_after(sequence)).num_draft_tokens

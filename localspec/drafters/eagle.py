@@ -13,6 +13,8 @@ Source: EAGLE (arXiv 2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840).
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 
 from localspec.core.decoding import DraftPlan, Proposal, Sequence
@@ -60,8 +62,9 @@ class EagleDrafter(HeadDrafter[ChainHead, Beams]):
         return Beams(self._head, self._features, target.vocab_size, target.device, pool)
 
     def review(self, sequence: Sequence) -> ReviewSteps | None:
-        """See core.hindsight. The target's states of the reply are still held."""
-        return itself(self)
+        """See core.hindsight. The target's states of the reply are still held. A copy answers: how
+        many steps a tree takes at once follows the trees before it, and those are no real ones."""
+        return itself(copy(self))
 
     def steps(self, sequence: Sequence, plan: DraftPlan) -> DraftSteps:
         if self.signal(sequence) is None or plan.num_draft_tokens < 1:

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from localspec.controller.hindsight import foretold
 from localspec.core.decoding import DraftPlan, Growth, Proposal, SamplingParams
 from localspec.drafters.parts import Parts
 from localspec.drafters.registry import REGISTRY, drafter_class
+from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CudaGraphPool
 from tests.kit.assistants import shared_keys
 from tests.kit.families import small
 from tests.kit.random_heads import head_for
-from tests.kit.tiny import VOCAB_SIZE, tiny_llama, turn_of, with_plain_cache
+from tests.kit.tiny import VOCAB_SIZE, Plans, play, tiny_llama, turn_of, with_plain_cache
 from tests.kit.tracing import NO_GPU, StalePool, TracingPool, on_gpu
 
 HEADS = tuple(name for name, info in REGISTRY.items() if info.needs == "head")
@@ -219,3 +221,23 @@ def test_real_graphs_draft_what_the_work_as_it_is_drafts(name: str) -> None:
             for sampling in (SAMPLINGS["greedy"], SAMPLINGS["cut"])
         ]
     assert found[:2] == found[2:]
+
+
+@pytest.mark.slow
+def test_a_review_does_not_change_the_drafts_after_it() -> None:
+    """A tree that is read whole is sized by the trees before it."""
+    after = []
+    for is_reviewed in (False, True):
+        drafter, target = captured("eagle", TracingPool())
+        target.cache.rollback(0)
+        engine, plan = Engine(target, {"eagle": drafter}), ("eagle", 4)
+        sequence = play(engine, (5, 9, 12, 5, 9), Plans(("off", 0)), 30)
+        if is_reviewed:
+            with pytest.raises(StopIteration) as end:
+                next(drafter.review(sequence))
+            rounds = foretold(Plans(plan), end.value.value, sequence, engine.within_reach)
+            assert sum(each.num_accepted_tokens for each in rounds) > 0
+        policy = Plans(plan)
+        play(engine, (7, 8, 9, 7, 8), policy, 30)
+        after.append([(each.tokens, each.num_draft_steps) for each in policy.proposals])
+    assert after[0] == after[1]
