@@ -40,6 +40,8 @@ from localspec.forward.load import load_model
 from localspec.forward.model import PREFILL_CHUNK, CausalLM, kv_shape
 from localspec.forward.one_width import OneWidthDecoder
 from localspec.forward.output_head import DraftVocabulary
+from localspec.forward.prefix_store import PrefixStore
+from localspec.forward.prefixes import Prefixes
 from localspec.machine.config_shapes import shape_from_config
 from localspec.machine.folder_shapes import shape_from_folder
 from localspec.machine.gguf_models import opened_gguf
@@ -428,6 +430,22 @@ def test_windows_of_a_long_prompt_are_put_by_and_brought_back_without_a_wait() -
         target.forward([4])
         assert sum(traffic.reads.values()) == -(-2100 // PREFILL_CHUNK)
         assert not traffic.uploads
+
+
+@pytest.mark.slow
+def test_a_text_is_kept_without_a_wait() -> None:
+    """Rows, states and windows, so that a round that follows waits for none of it."""
+    with fake_card() as traffic:
+        for model, length in ((hybrid_on_card(), 48), (with_rings_on_card(1000), 700)):
+            model.cache.prefixes = Prefixes(PrefixStore(2**30), "a model")
+            for first in range(0, length, PREFILL_CHUNK):
+                model.forward([3] * min(PREFILL_CHUNK, length - first), num_logits=1)
+            model.cache.hold()
+            traffic.clear()
+            assert list(model.cache.prefixes.save(model.cache))
+            assert model.cache.prefixes.store.nbytes > 0
+            model.forward([4])
+            assert not traffic.reads and not traffic.uploads
 
 
 class Launches(TorchDispatchMode):
