@@ -218,10 +218,16 @@ def test_ways_of_drafting_are_listed_with_reasons_and_the_list_closes_when_it_is
 
 
 def test_the_panel_belongs_to_the_chat_and_leaves_a_narrow_page_by_escape(
-    settings_page: Visit,
+    settings_page: Visit, site: Site
 ) -> None:
     page = settings_page
     panel = page.page.locator("#ls-settings .sidebar-content")
+    kept = page.page.locator("#ls-kept-limit")
+    until(lambda: kept.input_value() == "4")
+    kept.fill("2.5")
+    kept.press("Tab")
+    until(lambda: site.service.kept_chats.gigabytes == 2.5)
+    assert page.page.locator("#ls-kept-now").inner_text() == "Now 0 MiB."
     page.page.get_by_role("tab", name="Stats").click()
     panel.wait_for(state="hidden")
     page.page.get_by_role("tab", name="Chat", exact=True).click()
