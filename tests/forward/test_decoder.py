@@ -111,7 +111,8 @@ def test_the_text_part_of_a_model_that_sees_images() -> None:
 def test_hidden_states_are_those_of_transformers() -> None:
     module = small("llama")
     native = with_cache(module, 64)
-    kept = native.run(TEXT, keep=(0, 1, -1)).hidden
+    native.forward(TEXT)
+    kept = native.look_back(len(TEXT), keep=(0, 1, -1)).hidden
     with torch.no_grad():
         states = module(torch.tensor([TEXT]), output_hidden_states=True).hidden_states
     assert sorted(kept) == [-1, 0, 1]

@@ -317,7 +317,7 @@ def test_a_review_teaches_the_acceptance_of_a_drafter_that_never_drafted() -> No
 
 @pytest.mark.slow
 def test_reviews_find_the_best_of_many_drafters_sooner_and_keep_trying_bad_ones() -> None:
-    many, turns = many_ways(0, 11, "flat", 20.0, 120), turning("steep", 0)
+    many, turns = many_ways(0, 11, "flat", 20.0, 24), turning("steep", 0)
     without, found = (
         [
             play_adaptive(each, "auto", 0, reviews=reviews).tokens_per_second
@@ -325,5 +325,5 @@ def test_reviews_find_the_best_of_many_drafters_sooner_and_keep_trying_bad_ones(
         ]
         for reviews in (False, True)
     )
-    assert found[0] > 1.1 * without[0]
+    assert found[0] > 1.03 * without[0]
     assert found[1] > 0.98 * without[1], "it believes for ever that the drafter is bad"
