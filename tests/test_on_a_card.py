@@ -276,7 +276,8 @@ class WatchedPool(UncapturedPool):
 
 @pytest.mark.slow
 def test_every_graph_body_stays_on_the_card() -> None:
-    with patch.object(chunk, "SIZES", (1, 2)), fake_card() as traffic:  # longer ones go on alike
+    # Longer pieces go on alike.
+    with patch.object(chunk, "DRAFT_SIZES", (1, 2)), fake_card() as traffic:
         pool = WatchedPool(traffic)
         target, draft = on_card(1), on_card(1)
         target.follow([0, -1])
@@ -353,7 +354,7 @@ def hybrid_on_card(num_layers: int = 4, capacity: int = 96, family: str = "qwen3
 @pytest.mark.parametrize("family", WITH_STATES)
 def test_every_graph_body_of_a_model_with_states_stays_on_the_card(family: str) -> None:
     few = patch.multiple(graphs, COARSE_WIDTHS=(1, WIDEST), FINE_WIDTHS=())
-    with few, patch.object(chunk, "SIZES", (2,)), fake_card() as traffic:
+    with few, patch.object(chunk, "DRAFT_SIZES", (2,)), fake_card() as traffic:
         pool, decoder = WatchedPool(traffic), hybrid_on_card(family=family)
         assert decoder.is_capturable
         step, chunks = CapturedDecoder(decoder, pool), ChunkedDraft(decoder, VOCAB_SIZE, pool)
@@ -401,7 +402,7 @@ def with_rings_on_card(capacity: int) -> Decoder:
 @pytest.mark.slow
 def test_every_graph_body_of_a_model_with_rings_stays_on_the_card() -> None:
     few = patch.multiple(graphs, COARSE_WIDTHS=(1, WIDEST), FINE_WIDTHS=())
-    with few, patch.object(chunk, "SIZES", (2,)), fake_card() as traffic:
+    with few, patch.object(chunk, "DRAFT_SIZES", (2,)), fake_card() as traffic:
         pool, decoder = WatchedPool(traffic), with_rings_on_card(1000)
         step = CapturedDecoder(decoder, pool)
         chunks = ChunkedDraft(decoder, decoder.vocab_size, pool)

@@ -28,11 +28,11 @@ from localspec.drafters.drafting import Drafting, Level, level_of
 from localspec.drafters.fixed import Buffers, Cuts, FixedDrafts, FixedWork, cuts_of
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import GraphPool, buckets
+from localspec.forward.heads.fixed import DRAFT_SIZES
 from localspec.forward.model import prefill
 from localspec.forward.restoring import undisturbed
 from localspec.forward.static import Window, windows
 
-SIZES = (1, 2, 4, 8)  # any length is a sum of these
 FIRST_WIDTH = 2  # after a full acceptance the draft has two tokens to read
 NUM_NUMBERS = 5  # the first step's ids, its start, which of its rows is the last, settled tokens
 
@@ -124,8 +124,8 @@ class ChunkedDraft(FixedDrafts[_Key, StaticChunk]):
         pool: GraphPool,
         num_children: int = 1,
     ) -> None:
-        shape = (2, max(SIZES), min(num_children, target_vocab_size))
-        super().__init__(pool, target_vocab_size, model.device, shape, max(SIZES))
+        shape = (2, max(DRAFT_SIZES), min(num_children, target_vocab_size))
+        super().__init__(pool, target_vocab_size, model.device, shape, max(DRAFT_SIZES))
         self._windows = cache(windows)
         self.model = model  # may change; the graphs of each model that drafted are kept
 
@@ -135,7 +135,7 @@ class ChunkedDraft(FixedDrafts[_Key, StaticChunk]):
             _Key(self.model, cuts, bucket, size)
             for cuts in self.cuts
             for bucket in buckets(self.model.cache.shape.capacity)
-            for size in SIZES
+            for size in DRAFT_SIZES
             if size + FIRST_WIDTH <= bucket
         ]
 
@@ -219,7 +219,7 @@ class ChunkedDraft(FixedDrafts[_Key, StaticChunk]):
         self.model.cache.claim(num_rows, num_padding=1)  # the first step of a chunk has two rows
         num_settled = self.model.cache.num_settled
         self.set_seen(cuts, [*sequence.tokens, *draft.tokens])
-        for size in sizes_of(count, SIZES):
+        for size in sizes_of(count, DRAFT_SIZES):
             ready = self.ready(_Key(self.model, cuts, self._bucket(draft), size))
             self.set_noise(sequence, done, size)
             newest = found[-1][0, -1, :1] if found else None

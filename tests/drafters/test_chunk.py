@@ -18,7 +18,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from localspec.core import decoding
 from localspec.core.decoding import DraftPlan, Proposal, SamplingParams, Sequence, Step
-from localspec.drafters.chunk import SIZES, ChunkedDraft
+from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.draft_model import DraftModelDrafter
 from localspec.drafters.drafting import Drafting, autoregress
 from localspec.drafters.fixed import Cuts, cuts_of
@@ -27,6 +27,7 @@ from localspec.engine.batch import drafted_alone
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.graphs import CapturedDecoder, CudaGraphPool
+from localspec.forward.heads.fixed import DRAFT_SIZES
 from localspec.loading.capture import capturable
 from tests.kit.hybrids import TEXT
 from tests.kit.hybrids import module as hybrid
@@ -264,11 +265,11 @@ def test_the_end_of_the_context_is_left_to_the_caller() -> None:
 @pytest.mark.slow
 def test_a_kind_of_sampling_that_was_asked_for_is_captured_next_time() -> None:
     draft = chunked()
-    assert draft.buffer_bytes == max(SIZES) * VOCAB_SIZE * 4
+    assert draft.buffer_bytes == max(DRAFT_SIZES) * VOCAB_SIZE * 4
     assert not draft.has_missing
     check_equal(draft, SAMPLINGS["all"], DraftPlan("d", 4))
     assert draft.has_missing
-    assert len(list(draft.capture())) == len(SIZES) and not draft.has_missing
+    assert len(list(draft.capture())) == len(DRAFT_SIZES) and not draft.has_missing
     check_equal(draft, SAMPLINGS["all"], DraftPlan("d", 4))
 
 

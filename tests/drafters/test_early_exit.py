@@ -12,7 +12,7 @@ import torch
 
 from localspec.core.decoding import OFF, DraftPlan, SamplingParams, Sequence
 from localspec.core.errors import ModelError
-from localspec.drafters.chunk import SIZES, ChunkedDraft
+from localspec.drafters.chunk import ChunkedDraft
 from localspec.drafters.drafting import HEAD_SHARE
 from localspec.drafters.early_exit import (
     FIRST_TURNS,
@@ -28,6 +28,7 @@ from localspec.drafters.parts import Parts
 from localspec.engine.engine import Engine
 from localspec.forward.decoder import Decoder
 from localspec.forward.features import LAST
+from localspec.forward.heads.fixed import DRAFT_SIZES
 from tests.drafters.stages import assert_chosen
 from tests.kit.tiny import (
     GREEDY,
@@ -175,7 +176,7 @@ def test_an_exit_that_is_changed_to_is_captured_and_each_keeps_its_graphs() -> N
         drafter.propose(prefilled_turn(target), DraftPlan(NAME, 2))
         assert (drafter.depth, pool.num_replays) == (depth, 1)
         assert not graphs.has_missing and graphs.notice is None
-    assert made == [len(SIZES), len(SIZES), 0, 0]
+    assert made == [len(DRAFT_SIZES), len(DRAFT_SIZES), 0, 0]
 
 
 def prefilled_turn(target: Decoder) -> Sequence:
